@@ -1,0 +1,44 @@
+# `make demo` and `make test` are all a newcomer needs: each makes .venv, installs what is missing
+# and does its job. The second run starts in seconds. `make help` lists the rest.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+
+.PHONY: help demo test lint benchmark docs clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | expand -t 12
+
+demo: $(VENV)/.ready  ## decompose a sample smear into stains; the pictures go to demo/
+	$(BIN)/napari-beerlanet demo --out demo
+
+test: lint  ## lint, types, manifest, then the tests
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.ready  ## ruff, mypy (strict on core), npe2 validate
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/npe2 validate --imports src/napari_beerlanet/napari.yaml
+
+benchmark: $(VENV)/.benchmark-ready  ## speed and memory against the dense version
+	$(BIN)/python benchmarks/decompose.py
+
+docs: $(VENV)/.ready  ## the Python reference as web pages in site/
+	@sh scripts/environment.sh $(PYTHON) $(VENV) docs
+	$(BIN)/pdoc --docformat numpy --math -o site napari_beerlanet
+
+clean:  ## remove .venv, caches and everything the commands wrote
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist site demo
+	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+# __init__.py, too, because the installed version number comes from it.
+$(VENV)/.ready: pyproject.toml src/napari_beerlanet/__init__.py scripts/environment.sh scripts/system-libraries.sh
+	@sh scripts/system-libraries.sh $(PYTHON)
+	@sh scripts/environment.sh $(PYTHON) $(VENV) all,test
+	@touch $@
+
+$(VENV)/.benchmark-ready: $(VENV)/.ready
+	@sh scripts/environment.sh $(PYTHON) $(VENV) benchmark
+	@touch $@

@@ -1,0 +1,1 @@
+"""How the synthetic samples are drawn, stained and photographed."""

@@ -1,0 +1,1 @@
+"""The science. Nothing below this package imports qtpy, napari or magicgui."""

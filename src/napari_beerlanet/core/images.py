@@ -1,0 +1,130 @@
+"""Any array to checked RGB, intensity to ln intensity and back, pixel values to columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Domain = Literal["log", "intensity"]
+
+ACCEPTED = (
+    "Accepted are RGB or RGBA images of shape (height, width, 3 or 4) as uint8, uint16, "
+    "or float with values from 0 to 1."
+)
+FLOAT_FLOOR = 1.0 / 255.0
+_ROUNDING = 1e-6  # what resizing or dividing by 255 in float32 may add to 1
+
+
+class ImageError(ValueError):
+    """An array that is no image we can decompose; the message says why and what is accepted."""
+
+
+@dataclass(frozen=True)
+class RGBImage:
+    """A checked image.
+
+    `pixels` is (H, W, 3 or 4), uint8, uint16 or float in [0, 1]; a fourth channel is alpha.
+    """
+
+    pixels: npt.NDArray[Any]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(H, W)."""
+        return self.pixels.shape[0], self.pixels.shape[1]
+
+    @property
+    def white(self) -> float:
+        """The value of full intensity: 255, 65535 or 1."""
+        return white_level(self.pixels.dtype)
+
+    @property
+    def flat(self) -> npt.NDArray[Any]:
+        """(H·W, 3 or 4), C-contiguous; a view where the pixels already are."""
+        return np.ascontiguousarray(self.pixels).reshape(-1, self.pixels.shape[2])
+
+
+def check_rgb(image: Any) -> RGBImage:
+    """The image as `RGBImage`, or an `ImageError` of one sentence that names what was given."""
+    if isinstance(image, RGBImage):
+        return image
+    if isinstance(image, (str, bytes)) or image is None or not hasattr(image, "__array__"):
+        raise ImageError(f"Expected an image array, got {_kind(image)}. {ACCEPTED}")
+    pixels = np.asarray(image)
+    given = f"an array of shape {pixels.shape} and type {pixels.dtype}"
+    if pixels.ndim != 3 or pixels.shape[2] not in (3, 4):
+        raise ImageError(f"Not an RGB image: {given}{_shape_hint(pixels)}. {ACCEPTED}")
+    if pixels.size == 0:
+        raise ImageError(f"An empty image: {given}. {ACCEPTED}")
+    if pixels.dtype.kind == "f" and pixels.dtype.itemsize <= 8:
+        return RGBImage(_checked_floats(pixels, given))
+    if pixels.dtype not in (np.uint8, np.uint16):
+        raise ImageError(f"Unsupported type of values: {given}. {ACCEPTED}")
+    if not pixels.dtype.isnative:
+        pixels = pixels.astype(pixels.dtype.newbyteorder("="))
+    return RGBImage(pixels)
+
+
+def white_level(dtype: npt.DTypeLike) -> float:
+    """The value of full intensity for a dtype: its maximum for integers, 1 for floats."""
+    dtype = np.dtype(dtype)
+    return float(np.iinfo(dtype).max) if dtype.kind in "ui" else 1.0
+
+
+def intensity_floor(dtype: npt.DTypeLike) -> float:
+    """One grey level as a fraction of full intensity; floats count as 8-bit (1/255)."""
+    dtype = np.dtype(dtype)
+    return 1.0 / white_level(dtype) if dtype.kind in "ui" else FLOAT_FLOOR
+
+
+def to_columns(values: npt.NDArray[Any], domain: Domain) -> npt.NDArray[np.float64]:
+    """Pixel values (n, ≥3) to X (3, n) float64: ln of the intensity, or the intensity itself."""
+    scaled = np.ascontiguousarray(values[:, :3].T, dtype=np.float64)
+    scaled /= white_level(values.dtype)
+    if domain == "log":
+        np.maximum(scaled, intensity_floor(values.dtype), out=scaled)
+        np.log(scaled, out=scaled)
+    return scaled
+
+
+def from_columns(X: npt.NDArray[Any], domain: Domain, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """X (3, n) to pixel values (n, 3) of `dtype`: the inverse of `to_columns`, clipped."""
+    intensity = np.exp(X) if domain == "log" else X
+    values = np.clip(intensity.T, 0.0, 1.0) * white_level(dtype)
+    return (np.rint(values) if np.dtype(dtype).kind in "ui" else values).astype(dtype)
+
+
+def _checked_floats(pixels: npt.NDArray[Any], given: str) -> npt.NDArray[Any]:
+    low, high = float(pixels[..., :3].min()), float(pixels[..., :3].max())
+    if not np.isfinite(pixels).all():
+        raise ImageError(f"The image has NaN or infinite values: {given}. {ACCEPTED}")
+    if low < 0 or high > 1 + _ROUNDING:
+        hint = (
+            "if they are 0 to 255, pass image.astype(np.uint8) or image / 255"
+            if low >= 0 and high <= 255
+            else "rescale or clip them to 0 to 1 first"
+        )
+        raise ImageError(
+            f"Float values from {low:.4g} to {high:.4g} do not say what full light is: {given}; "
+            f"{hint}. {ACCEPTED}"
+        )
+    return pixels if high <= 1 else np.minimum(pixels, 1)
+
+
+def _shape_hint(pixels: npt.NDArray[Any]) -> str:
+    if pixels.ndim == 2:
+        return " (a grey image has no colours to take apart)"
+    if pixels.ndim == 3 and pixels.shape[0] in (3, 4):
+        return " (channels come last: use np.moveaxis(image, 0, -1))"
+    if pixels.ndim > 3 and pixels.shape[-1] in (3, 4):
+        return " (a stack: pass one plane at a time)"
+    return ""
+
+
+def _kind(thing: Any) -> str:
+    if isinstance(thing, (str, bytes)):
+        return f"the text {thing!r:.60}"
+    return f"{type(thing).__name__}"

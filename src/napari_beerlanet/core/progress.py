@@ -1,0 +1,34 @@
+"""How long-running work tells its caller how far it is, and how the caller stops it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+class Cancelled(Exception):
+    """Raised by a `report` callback to stop the work; nothing half-done is returned."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One report: `done` of `total` steps, and what is being done in a few words."""
+
+    done: int
+    total: int
+    message: str = ""
+
+    @property
+    def fraction(self) -> float:
+        """Between 0 and 1."""
+        return min(self.done / self.total, 1.0) if self.total > 0 else 0.0
+
+
+Report = Callable[[Progress], None]
+"""Called from the thread that does the work. Raise `Cancelled` in it to stop."""
+
+
+def tell(report: Report | None, done: int, total: int, message: str = "") -> None:
+    """Pass a `Progress` to `report`, if there is one."""
+    if report is not None:
+        report(Progress(done, total, message))

@@ -1,0 +1,176 @@
+"""From an image to a fit: K steps of Algorithm 1, or the converged solution.
+
+Either way the fit says what densities any colour has, so that pixels, palettes and tiles that the
+solver never saw are all treated alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from . import auto
+from .beerlanet import unroll
+from .columns import StoredColumns, StreamedColumns, apply_maps
+from .converge import Cells, cells_of, converge, densities_of
+from .device import pick_device
+from .images import Domain, RGBImage, to_columns
+from .palette import Palette, palette_of
+from .progress import Report, tell
+from .threads import slices
+
+Array = npt.NDArray[np.float64]
+
+BLOCK = 1 << 17
+"""Pixels that blockwise work takes at a time."""
+
+_STORED = 1 << 24  # densities that a dense solve keeps in memory: 128 MB as float64
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What there is to solve: `pixels` (p, 3 or 4) or, where there is one, their palette."""
+
+    image: RGBImage
+    pixels: npt.NDArray[Any]
+    palette: Palette | None
+    start: Array
+    domain: Domain
+    reference_pixels: float | None
+    report: Report | None
+
+    def cells(self) -> Cells:
+        """Weighted colours in levels for `converge`: the palette's, or 8-bit bins of pixels."""
+        if self.palette is not None and self.palette.dtype == np.uint8:
+            codes, w = self.palette.codes, self.palette.counts.astype(np.float64)
+            X = to_columns(self.palette.colours, self.domain)
+        else:
+            codes, X, w = self._bins()
+        if self.reference_pixels is not None:
+            w = w * (self.reference_pixels / w.sum())
+        return cells_of(codes, X, w)
+
+    def _bins(self) -> tuple[npt.NDArray[Any], Array, Array]:
+        """Pixels joined where they agree to 8 bits: codes (u,), mean X (3, u), weights (u,)."""
+        bins = palette_of(_to_bytes(self.pixels))
+        total = np.zeros((3, len(bins)))
+        for part in slices(len(self.pixels), BLOCK):
+            rows = bins.rows(_to_bytes(self.pixels[part]))
+            X = to_columns(self.pixels[part], self.domain) * _weights(self.pixels[part])
+            for k in range(3):
+                total[k] += np.bincount(rows, X[k], len(bins))
+        seen = bins.counts > 0
+        w = bins.counts[seen].astype(np.float64)
+        return bins.codes[seen], total[:, seen] / w, w
+
+
+@dataclass(frozen=True)
+class Fit:
+    """x₀, S, the objective, λ, γ; ‖dᵢ‖₁; D of the palette's colours; D of any columns."""
+
+    background: Array
+    spectra: Array
+    objective: Array
+    penalties: tuple[float, float]
+    mass: Array
+    table: Array | None
+    columns_to_densities: Callable[[Array], Array]
+
+
+def solve_converged(
+    problem: Problem, lam: float | None, gamma: float | None, *, find_rank: bool
+) -> Fit:
+    cells = problem.cells()
+    begin = None
+    if lam is None and find_rank:
+        blocks = auto.block_means(problem.image.pixels, problem.domain)
+        begin = auto.choose(cells, blocks, problem.start, lam, gamma, problem.report)
+        used = begin.lam, begin.gamma
+    else:
+        used = auto.penalties(cells, lam, gamma)
+    found = converge(cells, problem.start, *used, start=begin, report=problem.report)
+
+    def columns_to_densities(X: Array) -> Array:
+        return densities_of(X, found, cells.w)
+
+    exact = problem.palette is not None and len(cells.w) == len(problem.palette)
+    return Fit(
+        found.background,
+        found.spectra,
+        found.objective,
+        used,
+        found.densities @ cells.w,
+        found.densities if exact else None,
+        columns_to_densities,
+    )
+
+
+def solve_unrolled(
+    problem: Problem,
+    lam: float | None,
+    gamma: float | None,
+    iterations: int,
+    unit_spectra: bool,
+    device: str | torch.device,
+) -> Fit:
+    if lam is None or gamma is None:
+        lam, gamma = auto.penalties(problem.cells(), lam, gamma)
+    columns = _columns(problem, device)
+    where = columns.X.device if isinstance(columns, StoredColumns) else torch.device("cpu")
+    settings = (torch.tensor(v, dtype=torch.float64, device=where) for v in (lam, gamma))
+    S = torch.tensor(problem.start, dtype=torch.float64, device=where)
+    with torch.no_grad():
+        done = unroll([columns], S, *settings, iterations=iterations, unit_spectra=unit_spectra)
+    scale = done.scale[0].cpu().numpy()
+    maps = [tuple(t[0].cpu().numpy() for t in affine) for affine in done.maps]
+
+    def columns_to_densities(X: Array) -> Array:
+        return apply_maps(X, np.zeros(X.shape[1]), maps)[0] * scale[:, None]
+
+    table = None
+    if problem.palette is not None and isinstance(columns, StoredColumns):
+        table = columns.D.cpu().numpy() * scale[:, None]
+    background, S, m = (t[0].cpu().numpy() for t in (done.background, done.spectra, done.sums.m))
+    objective = done.objective[0].cpu().numpy()
+    return Fit(background, S, objective, (lam, gamma), m, table, columns_to_densities)
+
+
+def _columns(problem: Problem, device: str | torch.device) -> Any:
+    """The palette's colours or the pixels as columns, in memory if they fit, else streamed."""
+    palette, pixels = problem.palette, problem.pixels
+    where = torch.device("cpu") if palette is not None and device == "auto" else pick_device(device)
+    if where.type == "mps":  # has no float64
+        where = torch.device("cpu")
+    if palette is not None:
+        X, w = to_columns(palette.colours, problem.domain), palette.counts.astype(np.float64)
+    elif len(pixels) * problem.start.shape[1] <= _STORED:
+        X, w = to_columns(pixels, problem.domain), _weights(pixels)
+    else:
+
+        def blocks() -> Iterator[tuple[Array, Array]]:
+            for part in slices(len(pixels), BLOCK):
+                tell(problem.report, 1, 3, "finding stains")
+                yield to_columns(pixels[part], problem.domain), _weights(pixels[part])
+
+        total = float(sum(_weights(pixels[part]).sum() for part in slices(len(pixels), BLOCK)))
+        scale = 1.0 if problem.reference_pixels is None else problem.reference_pixels / total
+        return StreamedColumns(blocks, scale)
+    tensors = (torch.from_numpy(a).to(where) for a in (X, w))
+    return StoredColumns(*tensors, problem.reference_pixels)
+
+
+def _weights(pixels: npt.NDArray[Any]) -> Array:
+    if pixels.shape[1] == 4:
+        return (pixels[:, 3] > 0).astype(np.float64)
+    return np.ones(len(pixels))
+
+
+def _to_bytes(pixels: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    if pixels.dtype == np.uint16:
+        return ((pixels.astype(np.uint32) * 255 + 32767) // 65535).astype(np.uint8)
+    return np.rint(pixels * 255).astype(np.uint8)
