@@ -49,7 +49,7 @@ RED_CELL_MICROMETRES = 7.2
 NUCLEUS_MICROMETRES = 8.5
 
 # Directions of optical density in RGB, and light. Smears: near what BCCD and thin malaria smears
-# show, the red cells a little redder. Sections: Macenko's reference H&E, Ruifrok and Johnston's DAB.
+# show, red cells a little redder. Sections: Macenko's reference H&E, Ruifrok and Johnston's DAB.
 SMEAR_DYES = {"haemoglobin": (0.29, 0.70, 0.65), "nuclear dye": (0.60, 0.78, 0.15)}
 SECTION_DYES = {
     "haematoxylin": (0.5626, 0.7201, 0.4062),

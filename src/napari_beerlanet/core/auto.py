@@ -73,7 +73,7 @@ def penalties(
 def choose_rank(blocks: Array, S: Array, report: Report | None = None) -> int:
     """How many stains the columns `blocks` (c, n) need, from 1 to min(c, r)."""
     cells = Cells(blocks, np.ones(blocks.shape[1]))
-    most = min(S.shape)
+    most: int = min(S.shape)
     error = []
     for rank in range(1, most + 1):
         tell(report, rank - 1, most, "counting stains")

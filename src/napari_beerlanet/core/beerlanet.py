@@ -28,7 +28,7 @@ class Unrolled:
     spectra: Tensor
     scale: Tensor
     sums: Sums
-    objective: Tensor  # (N, K)
+    objective: Tensor  # (N, K), or (N, 0) where it was not tracked
     maps: list[AffineMap] = field(default_factory=list)  # K of them, batched
 
 
@@ -40,8 +40,12 @@ def unroll(
     *,
     iterations: int,
     unit_spectra: bool,
+    track: bool = False,
 ) -> Unrolled:
-    """Algorithm 1 on a batch of images, all started from S (c, r). D stays with the columns."""
+    """Algorithm 1 on a batch of images, all started from S (c, r). D stays with the columns.
+
+    `track` computes the objective after each iteration.
+    """
     c, r = S.shape
     weight, mean, spread = (torch.stack(t) for t in zip(*(i.totals() for i in images), strict=True))
     S = S.expand(len(images), c, r)
@@ -61,9 +65,11 @@ def unroll(
             norm = _norms(S)
             S, a, sums = ratio(S, norm[:, None]), a * norm, _scaled(sums, norm)
         m = sums.m
-        objective.append(_objective(S, x0, sums, weight, mean, spread, lam, gamma))
+        if track:
+            objective.append(_objective(S, x0, sums, weight, mean, spread, lam, gamma))
     assert a is not None
-    return Unrolled(x0, S, a, sums, torch.stack(objective, 1), maps)
+    values = torch.stack(objective, 1) if track else S.new_empty((len(images), 0))
+    return Unrolled(x0, S, a, sums, values, maps)
 
 
 def _density_map(

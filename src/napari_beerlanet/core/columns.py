@@ -68,9 +68,18 @@ class StoredColumns:
 
     def totals(self) -> Totals:
         """See `Columns`."""
-        weight = self.w.sum()
-        mean = ratio(self.X @ self.w, weight)
-        return Totals(weight, mean, ((self.X - mean[:, None]) ** 2 @ self.w).sum())
+        if _by_kernels(self.X):
+            # Torch would wake all its threads for this little, and wait for them.
+            X, w = _numpy(self.X), _numpy(self.w)
+            weight = w.sum()
+            mean = (X * w).sum(1) / weight if weight > 0 else np.zeros(len(X))
+            spread = ((X - mean[:, None]) ** 2 * w).sum()
+            return Totals(
+                *(torch.as_tensor(t, dtype=torch.float64) for t in (weight, mean, spread))
+            )
+        total = self.w.sum()
+        centre = ratio(self.X @ self.w, total)
+        return Totals(total, centre, ((self.X - centre[:, None]) ** 2 @ self.w).sum())
 
     def step(self, affine: AffineMap) -> Sums:
         """See `Columns`."""
@@ -135,9 +144,13 @@ def density_step(
     X: Tensor, w: Tensor, D: Tensor, M: Tensor, N: Tensor, b: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """max(0, Mᵀ D + Nᵀ X + b) and its sums G, P, m: by kernels on the CPU, by torch elsewhere."""
-    if X.device.type == "cpu" and X.dtype == torch.float64 and not X.requires_grad:
-        return _KernelStep.apply(X, w, D, M, N, b)  # type: ignore[no-untyped-call, no-any-return]
+    if _by_kernels(X):
+        return _KernelStep.apply(X, w, D, M, N, b)  # type: ignore[no-any-return]
     return plain_density_step(X, w, D, M, N, b)
+
+
+def _by_kernels(X: Tensor) -> bool:
+    return X.device.type == "cpu" and X.dtype == torch.float64 and not X.requires_grad
 
 
 def plain_density_step(
@@ -153,16 +166,17 @@ class _KernelStep(torch.autograd.Function):
     """`density_step` by kernels, with its gradient written out: it stores D and nothing else."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, X: Tensor, w: Tensor, D: Tensor, M: Tensor, N: Tensor, b: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         out, sums = kernel_step(*(_numpy(t) for t in (X, w, D, M, N, b)))
         result = torch.from_numpy(out)
         ctx.save_for_backward(X, w, D, M, result)
-        return result, *(torch.from_numpy(s) for s in sums)
+        G, P, m = (torch.from_numpy(s) for s in sums)
+        return result, G, P, m
 
     @staticmethod
-    def backward(  # type: ignore[override]
+    def backward(
         ctx: Any, g_out: Tensor, gG: Tensor, gP: Tensor, gm: Tensor
     ) -> tuple[Tensor | None, ...]:
         X, w, D, M, out = (_numpy(t) for t in ctx.saved_tensors)

@@ -71,7 +71,7 @@ class Decomposition:
         strongest = self.spectra.max(axis=0)
         scale = np.divide(_DISPLAY_OD, strongest, where=strongest > 0, out=np.zeros_like(strongest))
         seen = np.exp(-(self.spectra * scale).T)
-        return np.rint(255 * seen).astype(np.uint8)
+        return np.asarray(np.rint(255 * seen), dtype=np.uint8)
 
     def reconstruct(self, components: Sequence[int] | None = None) -> npt.NDArray[Any]:
         """(H, W, 3) in the input's dtype, from all components or from those named by index."""

@@ -94,7 +94,9 @@ def from_columns(X: npt.NDArray[Any], domain: Domain, dtype: npt.DTypeLike) -> n
     """X (3, n) to pixel values (n, 3) of `dtype`: the inverse of `to_columns`, clipped."""
     intensity = np.exp(X) if domain == "log" else X
     values = np.clip(intensity.T, 0.0, 1.0) * white_level(dtype)
-    return (np.rint(values) if np.dtype(dtype).kind in "ui" else values).astype(dtype)
+    if np.dtype(dtype).kind in "ui":
+        np.rint(values, out=values)
+    return np.asarray(values, dtype=dtype)
 
 
 def _checked_floats(pixels: npt.NDArray[Any], given: str) -> npt.NDArray[Any]:

@@ -58,7 +58,10 @@ def count_codes(codes, counts, touched):
 
 @njit(cache=True, nogil=True)
 def distinct(counts, touched):
-    """Codes with a count, ascending, and their counts: (u,) uint32, (u,) int64."""
+    """Codes with a count, ascending, and their counts: (u,) uint32, (u,) int64.
+
+    Leaves both tables zero, ready for the next image.
+    """
     total = 0
     for group in range(touched.shape[0]):
         if touched[group]:
@@ -73,7 +76,9 @@ def distinct(counts, touched):
                 if counts[code] > 0:
                     codes[k] = code
                     found[k] = counts[code]
+                    counts[code] = 0
                     k += 1
+            touched[group] = 0
     return codes, found
 
 

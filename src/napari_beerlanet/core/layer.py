@@ -46,7 +46,8 @@ def default_spectra(components: int, channels: int = 3) -> npt.NDArray[np.float6
         radius = np.sqrt(1 - height**2)
         filling = (radius * np.cos(turn * np.pi / 2), radius * np.sin(turn * np.pi / 2), height)
         columns = np.vstack([list(_DYES.values()), np.stack(filling, 1)])[:components]
-    return (columns / np.linalg.norm(columns, axis=1, keepdims=True)).T
+    unit: npt.NDArray[np.float64] = columns / np.linalg.norm(columns, axis=1, keepdims=True)
+    return unit.T
 
 
 class BeerLaNet(nn.Module):
@@ -246,7 +247,7 @@ def _spread(table: Tensor, rows: Tensor | None) -> Tensor:
     if rows is None:
         return table.float()
     if table.device.type == "cpu":
-        return _LookUp.apply(table, rows)  # type: ignore[no-untyped-call, no-any-return]
+        return _LookUp.apply(table, rows)  # type: ignore[no-any-return]
     return table.float()[:, rows]
 
 
@@ -254,7 +255,7 @@ class _LookUp(torch.autograd.Function):
     """Densities of pixels from densities of colours; its gradient is a scatter-add."""
 
     @staticmethod
-    def forward(ctx: Any, table: Tensor, rows: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, table: Tensor, rows: Tensor) -> Tensor:
         ctx.save_for_backward(rows)
         ctx.colours = table.shape[1]
         entries = np.ascontiguousarray(table.detach().numpy().T, dtype=np.float32)
@@ -269,7 +270,7 @@ class _LookUp(torch.autograd.Function):
         return torch.from_numpy(planes)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (rows,) = ctx.saved_tensors
         index, planes = rows.numpy(), np.ascontiguousarray(gradient.numpy())
 

@@ -7,6 +7,7 @@ tiles of a slide are counted one by one, in any order and on any machine, and me
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -185,9 +186,7 @@ def decode(codes: npt.NDArray[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
 
 def count_codes(codes: npt.NDArray[np.uint32]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
     """Distinct Morton codes, ascending, and their counts."""
-    counts, touched = _tables()
-    kernels.count_codes(codes, counts, touched)
-    return kernels.distinct(counts, touched)  # type: ignore[no-any-return]
+    return _with_tables(lambda *tables: kernels.count_codes(codes, *tables))
 
 
 def rows_of(codes: npt.NDArray[np.uint32], distinct: npt.NDArray[np.uint32]) -> npt.NDArray[Any]:
@@ -214,14 +213,28 @@ def _count(pixels: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.i
 
 
 def _count_bytes(pixels: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-    counts, touched = _tables()
-    kernels.count_pixels(pixels, pixels.shape[1] == 4, counts, touched)
-    return kernels.distinct(counts, touched)  # type: ignore[no-any-return]
+    has_alpha = pixels.shape[1] == 4
+    return _with_tables(lambda *tables: kernels.count_pixels(pixels, has_alpha, *tables))
 
 
-def _tables() -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8]]:
-    # Zeroed by the system page by page as they are touched, so a small image stays cheap.
-    return np.zeros(kernels.CODES, np.uint32), np.zeros(kernels.CODES >> 6, np.uint8)
+_spare: list[tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8]]] = []
+
+
+def _with_tables(count: Callable[..., None]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+    """Count into a zeroed table of all colours and read it out.
+
+    Tables are kept for the next image: only pages that were ever touched take memory, and not
+    having to get them from the system again halves the time of a small image.
+    """
+    try:
+        tables = _spare.pop()
+    except IndexError:
+        tables = np.zeros(kernels.CODES, np.uint32), np.zeros(kernels.CODES >> 6, np.uint8)
+    count(*tables)
+    found = kernels.distinct(*tables)
+    if len(_spare) < _COUNT_TABLES:
+        _spare.append(tables)
+    return found  # type: ignore[no-any-return]
 
 
 def _code_type(dtype: np.dtype[Any]) -> type[np.unsignedinteger[Any]]:

@@ -16,7 +16,7 @@ import torch
 
 from . import auto
 from .beerlanet import unroll
-from .columns import StoredColumns, StreamedColumns, apply_maps
+from .columns import Columns, StoredColumns, StreamedColumns, apply_maps
 from .converge import Cells, cells_of, converge, densities_of
 from .device import pick_device
 from .images import Domain, RGBImage, to_columns
@@ -85,6 +85,7 @@ class Fit:
 def solve_converged(
     problem: Problem, lam: float | None, gamma: float | None, *, find_rank: bool
 ) -> Fit:
+    """The objective\'s minimum; the number of stains is chosen if `find_rank` and no λ is given."""
     cells = problem.cells()
     begin = None
     if lam is None and find_rank:
@@ -118,6 +119,7 @@ def solve_unrolled(
     unit_spectra: bool,
     device: str | torch.device,
 ) -> Fit:
+    """K steps of Algorithm 1."""
     if lam is None or gamma is None:
         lam, gamma = auto.penalties(problem.cells(), lam, gamma)
     columns = _columns(problem, device)
@@ -125,31 +127,38 @@ def solve_unrolled(
     settings = (torch.tensor(v, dtype=torch.float64, device=where) for v in (lam, gamma))
     S = torch.tensor(problem.start, dtype=torch.float64, device=where)
     with torch.no_grad():
-        done = unroll([columns], S, *settings, iterations=iterations, unit_spectra=unit_spectra)
+        done = unroll(
+            [columns], S, *settings, iterations=iterations, unit_spectra=unit_spectra, track=True
+        )
     scale = done.scale[0].cpu().numpy()
-    maps = [tuple(t[0].cpu().numpy() for t in affine) for affine in done.maps]
+    maps = [
+        (affine.M[0].cpu().numpy(), affine.N[0].cpu().numpy(), affine.b[0].cpu().numpy())
+        for affine in done.maps
+    ]
 
     def columns_to_densities(X: Array) -> Array:
-        return apply_maps(X, np.zeros(X.shape[1]), maps)[0] * scale[:, None]
+        D, _ = apply_maps(X, np.zeros(X.shape[1]), maps)
+        D *= scale[:, None]
+        return D
 
     table = None
     if problem.palette is not None and isinstance(columns, StoredColumns):
         table = columns.D.cpu().numpy() * scale[:, None]
-    background, S, m = (t[0].cpu().numpy() for t in (done.background, done.spectra, done.sums.m))
-    objective = done.objective[0].cpu().numpy()
-    return Fit(background, S, objective, (lam, gamma), m, table, columns_to_densities)
+    ends = (done.background, done.spectra, done.objective, done.sums.m)
+    background, found, objective, m = (t[0].cpu().numpy() for t in ends)
+    return Fit(background, found, objective, (lam, gamma), m, table, columns_to_densities)
 
 
-def _columns(problem: Problem, device: str | torch.device) -> Any:
+def _columns(problem: Problem, device: str | torch.device) -> Columns:
     """The palette's colours or the pixels as columns, in memory if they fit, else streamed."""
     palette, pixels = problem.palette, problem.pixels
     where = torch.device("cpu") if palette is not None and device == "auto" else pick_device(device)
     if where.type == "mps":  # has no float64
         where = torch.device("cpu")
     if palette is not None:
-        X, w = to_columns(palette.colours, problem.domain), palette.counts.astype(np.float64)
+        values, weights = to_columns(palette.colours, problem.domain), palette.counts.astype(float)
     elif len(pixels) * problem.start.shape[1] <= _STORED:
-        X, w = to_columns(pixels, problem.domain), _weights(pixels)
+        values, weights = to_columns(pixels, problem.domain), _weights(pixels)
     else:
 
         def blocks() -> Iterator[tuple[Array, Array]]:
@@ -160,8 +169,8 @@ def _columns(problem: Problem, device: str | torch.device) -> Any:
         total = float(sum(_weights(pixels[part]).sum() for part in slices(len(pixels), BLOCK)))
         scale = 1.0 if problem.reference_pixels is None else problem.reference_pixels / total
         return StreamedColumns(blocks, scale)
-    tensors = (torch.from_numpy(a).to(where) for a in (X, w))
-    return StoredColumns(*tensors, problem.reference_pixels)
+    X, w = (torch.from_numpy(a).to(where) for a in (values, weights))
+    return StoredColumns(X, w, problem.reference_pixels)
 
 
 def _weights(pixels: npt.NDArray[Any]) -> Array:
@@ -173,4 +182,4 @@ def _weights(pixels: npt.NDArray[Any]) -> Array:
 def _to_bytes(pixels: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     if pixels.dtype == np.uint16:
         return ((pixels.astype(np.uint32) * 255 + 32767) // 65535).astype(np.uint8)
-    return np.rint(pixels * 255).astype(np.uint8)
+    return np.asarray(np.rint(pixels * 255), dtype=np.uint8)
