@@ -24,7 +24,7 @@ from scipy.optimize import linear_sum_assignment
 
 from .converge import Array, Cells, Solution, converge
 from .images import Domain, to_columns
-from .progress import Report, tell
+from .progress import Report, tell, within
 
 KAPPA, RHO = 0.01, 1e-3
 """Ends of the path: what a density and what a component is shrunk by, in OD."""
@@ -53,11 +53,12 @@ def choose(
     """
     while cells.coarser is not None:
         cells = cells.coarser
-    rank = choose_rank(blocks, S, report)
+    rank = choose_rank(blocks, S, within(report, 0, 0.7))
     kappa = min(KAPPA, _FAINT * _spread(cells))
     best = _best_fit(cells, S, rank, (*_PATH, (RHO, kappa)))
     end = penalties(cells, lam, gamma, kappa)
-    return _placed(converge(cells, best.spectra, *end, start=best, report=report), S)
+    last = within(report, 0.7, 1)
+    return _placed(converge(cells, best.spectra, *end, start=best, report=last), S)
 
 
 def penalties(

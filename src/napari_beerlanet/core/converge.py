@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import sweeps
-from .progress import Report, tell
+from .progress import Report, tell, within
 from .threads import run_all, slices
 
 Array = npt.NDArray[np.float64]
@@ -87,9 +87,9 @@ def converge(
         begin = start or _blank(cells, S)
     else:
         assert cells.parent is not None
-        above = converge(
-            cells.coarser, S, lam, gamma, start=start, tolerance=tolerance / 30, report=report
-        )
+        coarse = tolerance / 30  # cheap there, and what is slow to converge is not left for here
+        first, report = within(report, 0, 0.5), within(report, 0.5, 1)
+        above = converge(cells.coarser, S, lam, gamma, start=start, tolerance=coarse, report=first)
         begin = replace(above, densities=np.ascontiguousarray(above.densities[:, cells.parent]))
     return _Sweeper(cells, begin, lam, gamma).run(tolerance, report)
 

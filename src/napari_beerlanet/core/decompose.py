@@ -13,7 +13,7 @@ import numpy.typing as npt
 from .images import Domain, ImageError, RGBImage, check_rgb, from_columns, to_columns
 from .layer import check_solver, check_spectra
 from .palette import palette_of, palette_pays
-from .progress import Report, tell
+from .progress import Report, tell, within
 from .solve import BLOCK, Fit, Problem, solve_converged, solve_unrolled
 from .threads import run_all, slices
 
@@ -172,19 +172,20 @@ def decompose(
         raise ImageError("Every pixel of the image is fully transparent.")
     if method == "palette" and pixels.dtype.kind == "f":
         raise ImageError('method="palette" takes uint8 or uint16 images; use "auto" or "dense".')
-    tell(report, 0, 3, "counting colours")
+    tell(report, 0, 1, "counting colours")
     palette = None
     if method == "palette" or (method == "auto" and palette_pays(pixels)):
         palette = palette_of(pixels)
-    problem = Problem(image, pixels, palette, start, domain, reference_pixels, report)
-    tell(report, 1, 3, "finding stains")
+    solving = within(report, 0.1, 0.7)
+    problem = Problem(image, pixels, palette, start, domain, reference_pixels, solving)
+    tell(solving, 0, 1, "finding stains")
     if iterations == "converge":
         fit = solve_converged(problem, *given, find_rank=spectra is None)
     else:
         fit = solve_unrolled(problem, *given, int(iterations), unit_spectra, device)
-    tell(report, 2, 3, "writing densities")
+    tell(solving, 1, 1, "writing densities")
     result = _finish(problem, fit)
-    tell(report, 3, 3, "done")
+    tell(report, 1, 1, "done")
     return result
 
 

@@ -28,6 +28,21 @@ Report = Callable[[Progress], None]
 """Called from the thread that does the work. Raise `Cancelled` in it to stop."""
 
 
+_FINE = 1000
+
+
+def within(report: Report | None, start: float, stop: float) -> Report | None:
+    """A report for a part of the work: its 0 … 1 becomes `start` … `stop` of the whole."""
+    if report is None:
+        return None
+
+    def part(progress: Progress) -> None:
+        fraction = start + (stop - start) * progress.fraction
+        report(Progress(round(_FINE * fraction), _FINE, progress.message))
+
+    return part
+
+
 def tell(report: Report | None, done: int, total: int, message: str = "") -> None:
     """Pass a `Progress` to `report`, if there is one."""
     if report is not None:

@@ -21,7 +21,7 @@ from .converge import Cells, cells_of, converge, densities_of
 from .device import pick_device
 from .images import Domain, RGBImage, to_columns
 from .palette import Palette, palette_of
-from .progress import Report, tell
+from .progress import Report, tell, within
 from .threads import slices
 
 Array = npt.NDArray[np.float64]
@@ -85,16 +85,18 @@ class Fit:
 def solve_converged(
     problem: Problem, lam: float | None, gamma: float | None, *, find_rank: bool
 ) -> Fit:
-    """The objective\'s minimum; the number of stains is chosen if `find_rank` and no λ is given."""
+    """The objective's minimum; the number of stains is chosen if `find_rank` and no λ is given."""
     cells = problem.cells()
     begin = None
     if lam is None and find_rank:
         blocks = auto.block_means(problem.image.pixels, problem.domain)
-        begin = auto.choose(cells, blocks, problem.start, lam, gamma, problem.report)
+        first = within(problem.report, 0, 0.5)
+        begin = auto.choose(cells, blocks, problem.start, lam, gamma, first)
         used = begin.lam, begin.gamma
     else:
         used = auto.penalties(cells, lam, gamma)
-    found = converge(cells, problem.start, *used, start=begin, report=problem.report)
+    last = within(problem.report, 0.5, 1)
+    found = converge(cells, problem.start, *used, start=begin, report=last)
 
     def columns_to_densities(X: Array) -> Array:
         return densities_of(X, found, cells.w)
@@ -122,7 +124,7 @@ def solve_unrolled(
     """K steps of Algorithm 1."""
     if lam is None or gamma is None:
         lam, gamma = auto.penalties(problem.cells(), lam, gamma)
-    columns = _columns(problem, device)
+    columns = _columns(problem, iterations, device)
     where = columns.X.device if isinstance(columns, StoredColumns) else torch.device("cpu")
     settings = (torch.tensor(v, dtype=torch.float64, device=where) for v in (lam, gamma))
     S = torch.tensor(problem.start, dtype=torch.float64, device=where)
@@ -149,7 +151,7 @@ def solve_unrolled(
     return Fit(background, found, objective, (lam, gamma), m, table, columns_to_densities)
 
 
-def _columns(problem: Problem, device: str | torch.device) -> Columns:
+def _columns(problem: Problem, iterations: int, device: str | torch.device) -> Columns:
     """The palette's colours or the pixels as columns, in memory if they fit, else streamed."""
     palette, pixels = problem.palette, problem.pixels
     where = torch.device("cpu") if palette is not None and device == "auto" else pick_device(device)
@@ -160,17 +162,27 @@ def _columns(problem: Problem, device: str | torch.device) -> Columns:
     elif len(pixels) * problem.start.shape[1] <= _STORED:
         values, weights = to_columns(pixels, problem.domain), _weights(pixels)
     else:
-
-        def blocks() -> Iterator[tuple[Array, Array]]:
-            for part in slices(len(pixels), BLOCK):
-                tell(problem.report, 1, 3, "finding stains")
-                yield to_columns(pixels[part], problem.domain), _weights(pixels[part])
-
-        total = float(sum(_weights(pixels[part]).sum() for part in slices(len(pixels), BLOCK)))
-        scale = 1.0 if problem.reference_pixels is None else problem.reference_pixels / total
-        return StreamedColumns(blocks, scale)
+        return _streamed(problem, iterations)
     X, w = (torch.from_numpy(a).to(where) for a in (values, weights))
     return StoredColumns(X, w, problem.reference_pixels)
+
+
+def _streamed(problem: Problem, iterations: int) -> StreamedColumns:
+    pixels = problem.pixels
+    parts = slices(len(pixels), BLOCK)
+    visits, done = len(parts) * (3 + iterations), 0  # three passes are for the sums of X
+
+    def blocks() -> Iterator[tuple[Array, Array]]:
+        nonlocal done
+        for part in parts:
+            tell(problem.report, done, visits, "finding stains")
+            done += 1
+            yield to_columns(pixels[part], problem.domain), _weights(pixels[part])
+
+    scale = 1.0
+    if problem.reference_pixels is not None:
+        scale = problem.reference_pixels / sum(_weights(pixels[part]).sum() for part in parts)
+    return StreamedColumns(blocks, float(scale))
 
 
 def _weights(pixels: npt.NDArray[Any]) -> Array:
@@ -180,6 +192,13 @@ def _weights(pixels: npt.NDArray[Any]) -> Array:
 
 
 def _to_bytes(pixels: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """8-bit colours of (n, 3 or 4) pixels; alpha becomes all or nothing, as it weighs."""
     if pixels.dtype == np.uint16:
-        return ((pixels.astype(np.uint32) * 255 + 32767) // 65535).astype(np.uint8)
-    return np.asarray(np.rint(pixels * 255), dtype=np.uint8)
+        values = ((pixels.astype(np.uint32) * 255 + 32767) // 65535).astype(np.uint8)
+    elif pixels.dtype == np.uint8:
+        return pixels
+    else:
+        values = np.asarray(np.rint(pixels * 255), dtype=np.uint8)
+    if pixels.shape[1] == 4:
+        values[:, 3] = np.where(pixels[:, 3] > 0, 255, 0)
+    return values
