@@ -1,9 +1,11 @@
 """λ, γ and the number of stains, chosen from the image.
 
-In units of optical density (OD) the penalty has two parts: κ = λγ is what every density is
-shrunk by, and ρ = λ/√W (W the total weight) the shrinkage of a whole component. Spectra of real
-fields come out well at κ = 0.01 OD: with less the cone of spectra opens towards noise, with more
-faint stain is taken for glass. ρ stays a tenth of it, so that a rare stain lives.
+In units of optical density (OD) the penalty has two parts: κ = λγ is what every density is shrunk
+by, and ρ = λ/√W (W the total weight) the shrinkage of a whole component. No one pair serves both
+halves of the answer. A strong κ holds the cone of spectra tight about the colours that are there,
+but takes faint stain for glass; a weak one finds the glass and leaves densities unshrunk, but lets
+the cone open towards noise. So spectra are fitted at the strong end and background and densities at
+the weak end, each with the other held, in turn.
 
 Colours in c channels cannot tell more than c stains apart, so ranks 1 … c are fitted, each along
 a path of falling penalty, each step started from the last, from every choice of so many among the
@@ -26,49 +28,65 @@ from .converge import Array, Cells, Solution, converge
 from .images import Domain, to_columns
 from .progress import Report, tell, within
 
-KAPPA, RHO = 0.01, 1e-3
-"""Ends of the path: what a density and what a component is shrunk by, in OD."""
+Strength = tuple[float, float]
+"""(ρ, κ) in OD."""
 
-_PATH = ((0.02, 0.1), (0.01, 0.05), (0.003, 0.02))  # (ρ, κ) on the way
-_RANK_RHO_KAPPA = (1e-3, 0.003)  # little shrinkage, so that residuals show rank and not penalty
+STEPS: Strength = (1e-3, 0.01)
+SPECTRA: Strength = (1e-3, 0.03)
+DENSITIES: Strength = (1e-4, 0.003)
+"""For K steps of Algorithm 1; for the spectra and for the densities of a converged solution."""
+
+_PATH: tuple[Strength, ...] = (
+    (0.02, 0.1),
+    (0.01, 0.05),
+    (0.003, 0.02),
+)
+_RANK: Strength = (1e-3, 0.003)  # little shrinkage, so that residuals show rank and not penalty
 _GAIN = (0.02, 0.03)  # OD that a second and a third stain must explain
-_FAINT = 0.1  # κ at most this share of the image's own OD, so that a pale image is not erased
+_FAINT = 0.3  # κ at most this share of the image's own OD, so that a pale image is not erased
+_TURNS = 2  # of holding the one and solving for the other
 _STARTS = 5  # the first spectra that starts are chosen from
 _BLOCK = 8
 _SAMPLE = 1024
 
 
-def choose(
-    cells: Cells,
-    blocks: Array,
-    S: Array,
-    lam: float | None,
-    gamma: float | None,
-    report: Report | None = None,
-) -> Solution:
-    """Fit with λ, γ (None: chosen) and a rank chosen from the image, on the coarsest cells.
+def find_stains(cells: Cells, blocks: Array, S: Array, report: Report | None = None) -> Solution:
+    """Spectra, background and densities of as many stains as the image needs.
 
     `blocks` (c, n) are columns of block means. The solution has all r columns of S (c, r), in
     S's order: each stain takes the place of the spectrum it resembles most; the rest are zero.
     """
-    while cells.coarser is not None:
-        cells = cells.coarser
-    rank = choose_rank(blocks, S, within(report, 0, 0.7))
-    kappa = min(KAPPA, _FAINT * _spread(cells))
-    best = _best_fit(cells, S, rank, (*_PATH, (RHO, kappa)))
-    end = penalties(cells, lam, gamma, kappa)
-    last = within(report, 0.7, 1)
-    return _placed(converge(cells, best.spectra, *end, start=best, report=last), S)
+    coarse = cells
+    while coarse.coarser is not None:
+        coarse = coarse.coarser
+    rank = choose_rank(blocks, S, within(report, 0, 0.5))
+    strong, weak = (_penalties(coarse, s) for s in (SPECTRA, DENSITIES))
+    stains = _best_fit(coarse, S, rank, (*_PATH, SPECTRA))
+    for _ in range(_TURNS):
+        stains = converge(coarse, stains.spectra, *weak, start=stains, hold="spectra")
+        stains = converge(coarse, stains.spectra, *strong, start=stains, hold="background")
+    last = within(report, 0.5, 1)
+    placed = _placed(stains, S)
+    return converge(cells, S, *weak, start=placed, hold="spectra", report=last)
 
 
-def penalties(
-    cells: Cells, lam: float | None, gamma: float | None, kappa: float | None = None
-) -> tuple[float, float]:
-    """λ and γ where None is given for them: λ = ρ√W, γ = κ/λ."""
-    kappa = min(KAPPA, _FAINT * _spread(cells)) if kappa is None else kappa
-    weight = max(float(cells.w.sum()), np.finfo(float).tiny)
-    lam = RHO * np.sqrt(weight) if lam is None else lam
-    return lam, (kappa / lam if lam > 0 else 0.0) if gamma is None else gamma
+def penalties(cells: Cells, lam: float | None, gamma: float | None) -> tuple[float, float]:
+    """λ and γ for K steps, where None is given for them."""
+    auto_lam, _ = _penalties(cells, STEPS)
+    lam = auto_lam if lam is None else lam
+    if gamma is None:
+        gamma = _kappa(cells, STEPS) / lam if lam > 0 else 0.0
+    return lam, gamma
+
+
+def _penalties(cells: Cells, strength: Strength) -> tuple[float, float]:
+    """λ = ρ√W and γ = κ/λ."""
+    lam = strength[0] * float(np.sqrt(cells.w.sum()))
+    return lam, _kappa(cells, strength) / lam if lam > 0 else 0.0
+
+
+def _kappa(cells: Cells, strength: Strength) -> float:
+    return min(strength[1], _FAINT * _spread(cells))
 
 
 def choose_rank(blocks: Array, S: Array, report: Report | None = None) -> int:
@@ -78,7 +96,7 @@ def choose_rank(blocks: Array, S: Array, report: Report | None = None) -> int:
     error = []
     for rank in range(1, most + 1):
         tell(report, rank - 1, most, "counting stains")
-        fit = _best_fit(cells, S, rank, (*_PATH, _RANK_RHO_KAPPA))
+        fit = _best_fit(cells, S, rank, (*_PATH, _RANK))
         rest = fit.background[:, None] - blocks - fit.spectra @ fit.densities
         error.append(float((rest**2).sum() / blocks.shape[1]))
     for rank in range(1, most):
@@ -110,19 +128,17 @@ def block_means(pixels: npt.NDArray[Any], domain: Domain) -> Array:
     return np.ascontiguousarray(to_columns(values, domain).reshape(3, len(pick), -1).mean(2))
 
 
-def _best_fit(cells: Cells, S: Array, rank: int, path: tuple[tuple[float, float], ...]) -> Solution:
+def _best_fit(cells: Cells, S: Array, rank: int, path: tuple[Strength, ...]) -> Solution:
     starts = combinations(range(min(max(_STARTS, rank), S.shape[1])), rank)
     fits = (_follow(cells, S[:, list(start)], path) for start in starts)
     return min(fits, key=lambda fit: fit.objective[-1])
 
 
-def _follow(cells: Cells, S: Array, path: tuple[tuple[float, float], ...]) -> Solution:
-    """Converge at each (ρ, κ) of the path, starting from the one before."""
+def _follow(cells: Cells, S: Array, path: tuple[Strength, ...]) -> Solution:
+    """Converge at each strength of the path, starting from the one before."""
     solution = None
-    root = np.sqrt(cells.w.sum())
-    for rho, kappa in path:
-        lam = rho * root
-        solution = converge(cells, S, lam, kappa / lam if lam > 0 else 0.0, start=solution)
+    for strength in path:
+        solution = converge(cells, S, *_penalties(cells, strength), start=solution)
     assert solution is not None
     return solution
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,8 @@ from .progress import Report, tell, within
 from .threads import run_all, slices
 
 Array = npt.NDArray[np.float64]
+Hold = Literal["nothing", "spectra", "background"]
+_HELD: tuple[Hold, ...] = get_args(Hold)  # in the order of the kernel's numbers
 
 TOLERANCE = 1e-6
 """Converged: over ten sweeps the objective fell by less than this share of itself."""
@@ -79,19 +81,26 @@ def converge(
     gamma: float,
     *,
     start: Solution | None = None,
+    hold: Hold = "nothing",
     tolerance: float = TOLERANCE,
     report: Report | None = None,
 ) -> Solution:
-    """Minimise the objective from S (c, r), or from `start`, coarse levels first."""
+    """Minimise the objective from S (c, r), or from `start`, coarse levels first.
+
+    `start` is a solution of the coarsest level. `hold` keeps its spectra or its
+    background and solves for the rest.
+    """
     if cells.coarser is None:
         begin = start or _blank(cells, S)
     else:
         assert cells.parent is not None
         coarse = tolerance / 30  # cheap there, and what is slow to converge is not left for here
         first, report = within(report, 0, 0.5), within(report, 0.5, 1)
-        above = converge(cells.coarser, S, lam, gamma, start=start, tolerance=coarse, report=first)
+        above = converge(
+            cells.coarser, S, lam, gamma, start=start, hold=hold, tolerance=coarse, report=first
+        )
         begin = replace(above, densities=np.ascontiguousarray(above.densities[:, cells.parent]))
-    return _Sweeper(cells, begin, lam, gamma).run(tolerance, report)
+    return _Sweeper(cells, begin, lam, gamma, hold).run(tolerance, report)
 
 
 def _blank(cells: Cells, S: Array) -> Solution:
@@ -115,9 +124,10 @@ class _State:
 class _Sweeper:
     """Sweeps over one level of cells: extrapolation, restart, merging."""
 
-    def __init__(self, cells: Cells, start: Solution, lam: float, gamma: float) -> None:
+    def __init__(self, cells: Cells, start: Solution, lam: float, gamma: float, hold: Hold) -> None:
         self.X, self.w = np.ascontiguousarray(cells.X), cells.w
         self.lam, self.gamma = float(lam), float(gamma)
+        self.hold = _HELD.index(hold)
         begin = (start.densities, start.spectra, start.background)
         self.here, self.before, self.next = (_State(*begin) for _ in range(3))
         self.R = np.empty_like(self.X)
@@ -137,7 +147,7 @@ class _Sweeper:
                 momentum = min(1.1 * momentum, _MOMENTUM[1])
             self.before, self.here, self.next = self.here, self.next, self.before
             moving = True
-            if len(values) % _LOOK_BACK == 0:
+            if len(values) % _LOOK_BACK == 0 and self.hold == 0:
                 merged = self._merge(value)
                 value, moving = (value, True) if merged is None else (merged, False)
             values.append(min(value, values[-1]))  # rounding in the last digit is no rise
@@ -162,7 +172,8 @@ class _Sweeper:
 
     def _sweep(self) -> float:
         at = self.next
-        return float(sweeps.sweep(self.w, at.D, self.R, at.S, at.x0, self.lam, self.gamma))
+        penalty = (self.lam, self.gamma, self.hold)
+        return float(sweeps.sweep(self.w, at.D, self.R, at.S, at.x0, *penalty))
 
     def _refresh(self, at: _State) -> None:
         sweeps.residual(self.X, at.D, at.S, at.x0, self.R)

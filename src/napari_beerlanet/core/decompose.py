@@ -150,8 +150,8 @@ def decompose(
     spectra
         (3, r) start values, None for `default_spectra(components)`.
     lam, gamma
-        λ and γ, or "auto" to choose them from the image. With "converge" and no λ given the
-        number of stains is chosen too.
+        λ and γ, or "auto" to choose them from the image. With "converge", both "auto" and no
+        `spectra` given, the number of stains is chosen too: see `core.auto`.
     domain, unit_spectra, reference_pixels
         As for `BeerLaNet`. A converged solution always has unit spectra.
     method

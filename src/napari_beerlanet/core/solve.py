@@ -21,7 +21,7 @@ from .converge import Cells, cells_of, converge, densities_of
 from .device import pick_device
 from .images import Domain, RGBImage, to_columns
 from .palette import Palette, palette_of
-from .progress import Report, tell, within
+from .progress import Report, tell
 from .threads import slices
 
 Array = npt.NDArray[np.float64]
@@ -85,18 +85,14 @@ class Fit:
 def solve_converged(
     problem: Problem, lam: float | None, gamma: float | None, *, find_rank: bool
 ) -> Fit:
-    """The objective's minimum; the number of stains is chosen if `find_rank` and no λ is given."""
+    """The objective's minimum; `find_rank` chooses the number of stains where λ, γ are free."""
     cells = problem.cells()
-    begin = None
-    if lam is None and find_rank:
+    if find_rank and lam is None and gamma is None:
         blocks = auto.block_means(problem.image.pixels, problem.domain)
-        first = within(problem.report, 0, 0.5)
-        begin = auto.choose(cells, blocks, problem.start, lam, gamma, first)
-        used = begin.lam, begin.gamma
+        found = auto.find_stains(cells, blocks, problem.start, problem.report)
     else:
         used = auto.penalties(cells, lam, gamma)
-    last = within(problem.report, 0.5, 1)
-    found = converge(cells, problem.start, *used, start=begin, report=last)
+        found = converge(cells, problem.start, *used, report=problem.report)
 
     def columns_to_densities(X: Array) -> Array:
         return densities_of(X, found, cells.w)
@@ -106,7 +102,7 @@ def solve_converged(
         found.background,
         found.spectra,
         found.objective,
-        used,
+        (found.lam, found.gamma),
         found.densities @ cells.w,
         found.densities if exact else None,
         columns_to_densities,

@@ -44,8 +44,10 @@ def extrapolate(here, before, momentum, out):
 
 
 @njit(cache=True, nogil=True, fastmath=REORDER)
-def sweep(w, D, R, S, x0, lam, gam):
+def sweep(w, D, R, S, x0, lam, gam, hold):
     """Solve for x₀, then for each dᵢ and sᵢ in turn, in place; returns the objective.
+
+    `hold` 1 leaves S as it is, 2 leaves x₀.
 
     w (u,), D (r, u), R (c, u) the residual, kept up to date, S (c, r) and x0 (c,). Live sᵢ end
     with unit norm. Columns are taken in blocks that fit the cache, twice per component: dᵢ needs
@@ -53,7 +55,9 @@ def sweep(w, D, R, S, x0, lam, gam):
     """
     c, u = R.shape
     v = np.empty(u)
-    change, norm, last = _solve_background(w, R, x0), 1.0, -1
+    change, norm, last = np.zeros(c), 1.0, -1
+    if hold != 2:
+        change = _solve_background(w, R, x0)
     penalty = 0.0
     for i in range(D.shape[0]):
         square = 0.0
@@ -75,8 +79,11 @@ def sweep(w, D, R, S, x0, lam, gam):
             d1 += _accept(w, D[i], R, S, i, factor, v, along, start, min(start + BLOCK, u))
         change, norm, last = np.zeros(c), 1.0, i
         if d2 > 0.0:
-            norm = _solve_spectrum(S, i, along, d1, d2, lam, gam, change)
-            penalty += lam * norm * (gam * d1 + np.sqrt(d2))
+            if hold == 1:
+                penalty += lam * size * (gam * d1 + np.sqrt(d2))
+            else:
+                norm = _solve_spectrum(S, i, along, d1, d2, lam, gam, change)
+                penalty += lam * norm * (gam * d1 + np.sqrt(d2))
     fit = 0.0
     for start in range(0, u, BLOCK):
         stop = min(start + BLOCK, u)
