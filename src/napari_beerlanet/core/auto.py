@@ -54,7 +54,8 @@ def find_stains(cells: Cells, blocks: Array, S: Array, report: Report | None = N
     """Spectra, background and densities of as many stains as the image needs.
 
     `blocks` (c, n) are columns of block means. The solution has all r columns of S (c, r), in
-    S's order: each stain takes the place of the spectrum it resembles most; the rest are zero.
+    S's order: each stain takes the place of that of the first five spectra that it resembles most
+    (for the default start: haematoxylin, eosin, DAB, methylene blue, grey); the rest are zero.
     """
     coarse = cells
     while coarse.coarser is not None:
@@ -138,7 +139,7 @@ def _follow(cells: Cells, S: Array, path: tuple[Strength, ...]) -> Solution:
     """Converge at each strength of the path, starting from the one before."""
     solution = None
     for strength in path:
-        solution = converge(cells, S, *_penalties(cells, strength), start=solution)
+        solution = converge(cells, S, *_penalties(cells, strength), start=solution, quick=True)
     assert solution is not None
     return solution
 
@@ -154,7 +155,8 @@ def _placed(solution: Solution, S: Array) -> Solution:
     """The solution with its stains in the places of the most similar columns of S (c, r)."""
     norm = np.linalg.norm(S, axis=0)
     unit = np.divide(S, norm, out=np.zeros_like(S), where=norm > 0)
-    stains, places = linear_sum_assignment(solution.spectra.T @ unit, maximize=True)
+    named = unit[:, : max(_STARTS, solution.spectra.shape[1])]
+    stains, places = linear_sum_assignment(solution.spectra.T @ named, maximize=True)
     spectra = np.zeros_like(S)
     densities = np.zeros((S.shape[1], solution.densities.shape[1]))
     spectra[:, places] = solution.spectra[:, stains]

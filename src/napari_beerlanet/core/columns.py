@@ -8,6 +8,7 @@ scales rows of D, and the solver keeps those scales.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -119,14 +120,25 @@ class StreamedColumns:
 def apply_maps(
     X: Array, w: Array, maps: list[tuple[Array, Array, Array]]
 ) -> tuple[Array, tuple[Array, Array, Array]]:
-    """D (r, u) after a chain of maps (M, N, b) from D = 0, and its last sums.
-
-    This is how a colour that the solver never saw gets its densities.
-    """
+    """D (r, u), unscaled, after a chain of maps (M, N, b) from D = 0, and its last sums."""
     D: Array = np.empty((0, X.shape[1]))
     for M, N, b in maps:
         D, sums = kernel_step(X, w, D, M, N, b)
     return D, sums
+
+
+@dataclass(frozen=True)
+class MapChain:
+    """Densities of any columns after K iterations: their maps in turn, then D's scales (r,)."""
+
+    maps: list[tuple[Array, Array, Array]]
+    scale: Array
+
+    def __call__(self, X: Array) -> Array:
+        """D (r, n) of columns X (c, n)."""
+        D, _ = apply_maps(X, np.zeros(X.shape[1]), self.maps)
+        D *= self.scale[:, None]
+        return D
 
 
 def ratio(a: Tensor, b: Tensor) -> Tensor:

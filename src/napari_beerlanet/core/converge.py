@@ -15,8 +15,11 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from . import sweeps
+from .beerlanet import unroll
+from .columns import StoredColumns
 from .progress import Report, tell, within
 from .threads import run_all, slices
 
@@ -32,6 +35,7 @@ _LOOK_BACK = 10
 _PARALLEL = 0.9999  # cosine from which a merger is tried; it is kept if the objective does not rise
 _MOMENTUM = 0.5, 0.98  # first and largest
 _RUN = 1 << 14
+_FIRST_STEPS = 30
 
 
 @dataclass(frozen=True)
@@ -83,24 +87,56 @@ def converge(
     start: Solution | None = None,
     hold: Hold = "nothing",
     tolerance: float = TOLERANCE,
+    quick: bool = False,
     report: Report | None = None,
 ) -> Solution:
     """Minimise the objective from S (c, r), or from `start`, coarse levels first.
 
     `start` is a solution of the coarsest level. `hold` keeps its spectra or its
     background and solves for the rest.
+    Without a `start` the lowest of three minima is taken: reached by sweeps from S, and by sweeps
+    after some steps of Algorithm 1 with and without unit spectra; `quick` tries the first only.
     """
-    if cells.coarser is None:
-        begin = start or _blank(cells, S)
-    else:
+    if cells.coarser is not None:
         assert cells.parent is not None
-        coarse = tolerance / 30  # cheap there, and what is slow to converge is not left for here
-        first, report = within(report, 0, 0.5), within(report, 0.5, 1)
         above = converge(
-            cells.coarser, S, lam, gamma, start=start, hold=hold, tolerance=coarse, report=first
+            cells.coarser,
+            S,
+            lam,
+            gamma,
+            start=start,
+            hold=hold,
+            tolerance=tolerance / 30,  # cheap there, and what is slow is not left for here
+            quick=quick,
+            report=within(report, 0, 0.5),
         )
-        begin = replace(above, densities=np.ascontiguousarray(above.densities[:, cells.parent]))
-    return _Sweeper(cells, begin, lam, gamma, hold).run(tolerance, report)
+        starts = [replace(above, densities=np.ascontiguousarray(above.densities[:, cells.parent]))]
+        report = within(report, 0.5, 1)
+    elif start is not None or quick:
+        starts = [start or _blank(cells, S)]
+    else:
+        unit, plain = (_after_steps(cells, S, lam, gamma, u) for u in (True, False))
+        starts = [_blank(cells, S), unit, plain]
+    ends = [_Sweeper(cells, s, lam, gamma, hold).run(tolerance, report) for s in starts]
+    return min(ends, key=lambda end: end.objective[-1])
+
+
+def _after_steps(cells: Cells, S: Array, lam: float, gamma: float, unit_spectra: bool) -> Solution:
+    """Where the first steps of Algorithm 1 lead.
+
+    They move all components at once and a little, while a sweep gives the first one all it can
+    take; with a strong penalty that can leave nothing for the rest, and a higher minimum.
+    """
+    X, w, begin = (torch.from_numpy(np.ascontiguousarray(a)) for a in (cells.X, cells.w, S))
+    columns = StoredColumns(X, w)
+    penalty = (torch.tensor(v, dtype=torch.float64) for v in (lam, gamma))
+    with torch.no_grad():
+        done = unroll(
+            [columns], begin, *penalty, iterations=_FIRST_STEPS, unit_spectra=unit_spectra
+        )
+    D = (columns.D * done.scale[0][:, None]).numpy()
+    ends = done.background[0].numpy(), done.spectra[0].numpy()
+    return Solution(*ends, D, np.empty(0), lam, gamma)
 
 
 def _blank(cells: Cells, S: Array) -> Solution:
@@ -199,24 +235,38 @@ class _Sweeper:
         return None
 
 
-def densities_of(X: Array, solution: Solution, weights: Array) -> Array:
-    """D (r, n) of any columns X (c, n) under a solution: what its own colours converged to.
+@dataclass(frozen=True)
+class ColumnSolver:
+    """Densities of any columns under a solution: what its own colours converged to.
 
-    At the minimum the penalty acts on a column as a linear and a quadratic term, whose
-    coefficients follow from λ, γ and the norms of the solution's dᵢ (weighted by `weights`).
+    At the minimum the penalty acts on a column as a linear term `low` (r,) and a quadratic term
+    `curvature` (r,), which follow from λ, γ and the norms of the solution's dᵢ.
     """
-    norm = np.sqrt(solution.densities**2 @ weights)
-    alive = (norm > 0) & (np.linalg.norm(solution.spectra, axis=0) > 0)
-    S = np.where(alive, solution.spectra, 0.0)
-    low = np.full(len(norm), solution.lam * solution.gamma)
-    curvature = np.divide(solution.lam, norm, out=np.zeros_like(norm), where=alive)
-    D = np.empty((S.shape[1], X.shape[1]))
 
-    def work(part: slice) -> None:
-        piece = np.empty((S.shape[1], part.stop - part.start))
-        columns = np.ascontiguousarray(X[:, part])
-        sweeps.solve_columns(columns, solution.background, S, low, curvature, 1e-12, piece)
-        D[:, part] = piece
+    background: Array
+    spectra: Array
+    low: Array
+    curvature: Array
 
-    run_all([lambda part=part: work(part) for part in slices(X.shape[1], _RUN)])  # type: ignore[misc]
-    return D
+    @classmethod
+    def of(cls, solution: Solution, weights: Array) -> ColumnSolver:
+        """The solver of a solution whose columns have these weights (u,)."""
+        norm = np.sqrt(solution.densities**2 @ weights)
+        alive = (norm > 0) & (np.linalg.norm(solution.spectra, axis=0) > 0)
+        low = np.full(len(norm), solution.lam * solution.gamma)
+        curvature = np.divide(solution.lam, norm, out=np.zeros_like(norm), where=alive)
+        return cls(solution.background, np.where(alive, solution.spectra, 0.0), low, curvature)
+
+    def __call__(self, X: Array) -> Array:
+        """D (r, n) of columns X (c, n)."""
+        D = np.empty((self.spectra.shape[1], X.shape[1]))
+
+        def work(part: slice) -> None:
+            piece = np.empty((len(D), part.stop - part.start))
+            columns = np.ascontiguousarray(X[:, part])
+            settings = (self.background, self.spectra, self.low, self.curvature)
+            sweeps.solve_columns(columns, *settings, 1e-12, piece)
+            D[:, part] = piece
+
+        run_all([lambda part=part: work(part) for part in slices(X.shape[1], _RUN)])  # type: ignore[misc]
+        return D

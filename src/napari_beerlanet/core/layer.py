@@ -131,8 +131,14 @@ class BeerLaNet(nn.Module):
             raise ValueError(
                 f"BeerLaNet takes (N, {self.channels}, H, W), not {tuple(images.shape)}."
             )
+        if weights is not None and weights.numel() != images[:, 0].numel():
+            raise ValueError(
+                f"weights {tuple(weights.shape)} do not fit images {tuple(images.shape)}."
+            )
         if images.dtype == torch.uint8:
             images = images.float() / 255
+        if images.numel() == 0:
+            return images.new_zeros((len(images), self.components, *images.shape[2:]))
         with torch.autocast(images.device.type, enabled=False):
             parts = [self._columns(*pair) for pair in zip(images, _each(weights), strict=False)]
             dtype = parts[0][0].X.dtype

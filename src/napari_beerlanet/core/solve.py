@@ -16,8 +16,8 @@ import torch
 
 from . import auto
 from .beerlanet import unroll
-from .columns import Columns, StoredColumns, StreamedColumns, apply_maps
-from .converge import Cells, cells_of, converge, densities_of
+from .columns import Columns, MapChain, StoredColumns, StreamedColumns
+from .converge import Cells, ColumnSolver, cells_of, converge
 from .device import pick_device
 from .images import Domain, RGBImage, to_columns
 from .palette import Palette, palette_of
@@ -94,9 +94,6 @@ def solve_converged(
         used = auto.penalties(cells, lam, gamma)
         found = converge(cells, problem.start, *used, report=problem.report)
 
-    def columns_to_densities(X: Array) -> Array:
-        return densities_of(X, found, cells.w)
-
     exact = problem.palette is not None and len(cells.w) == len(problem.palette)
     return Fit(
         found.background,
@@ -105,7 +102,7 @@ def solve_converged(
         (found.lam, found.gamma),
         found.densities @ cells.w,
         found.densities if exact else None,
-        columns_to_densities,
+        ColumnSolver.of(found, cells.w),
     )
 
 
@@ -133,18 +130,12 @@ def solve_unrolled(
         (affine.M[0].cpu().numpy(), affine.N[0].cpu().numpy(), affine.b[0].cpu().numpy())
         for affine in done.maps
     ]
-
-    def columns_to_densities(X: Array) -> Array:
-        D, _ = apply_maps(X, np.zeros(X.shape[1]), maps)
-        D *= scale[:, None]
-        return D
-
     table = None
     if problem.palette is not None and isinstance(columns, StoredColumns):
         table = columns.D.cpu().numpy() * scale[:, None]
     ends = (done.background, done.spectra, done.objective, done.sums.m)
     background, found, objective, m = (t[0].cpu().numpy() for t in ends)
-    return Fit(background, found, objective, (lam, gamma), m, table, columns_to_densities)
+    return Fit(background, found, objective, (lam, gamma), m, table, MapChain(maps, scale))
 
 
 def _columns(problem: Problem, iterations: int, device: str | torch.device) -> Columns:

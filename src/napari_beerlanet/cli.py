@@ -1,0 +1,153 @@
+"""The command line: the same core without a viewer.
+
+Everything but argparse is imported where it is used, so that ``--help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from napari_beerlanet import __version__, commands
+from napari_beerlanet.commands import PROGRAM, UsageError, say, sentence
+
+INTERRUPTED, TERMINATED = 130, 143
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{PROGRAM}: {message.rstrip('.')}. `{self.prog} --help` says more.\n")
+
+
+class _Terminated(BaseException):
+    """SIGTERM, as an exception, so that what is half-written is taken away."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a file's name may hold what a terminal cannot show
+            stream.reconfigure(errors="backslashreplace")
+    options = _parser().parse_args(arguments)
+    before = signal.signal(signal.SIGTERM, _terminate) if _in_main_thread() else None
+    try:
+        status: int = options.run(options)
+        return status
+    except UsageError as error:
+        say(str(error))
+        return 2
+    except KeyboardInterrupt:
+        say("interrupted; what was finished is kept.")
+        return INTERRUPTED
+    except _Terminated:
+        say("terminated; what was finished is kept.")
+        return TERMINATED
+    except Exception as error:
+        if options.debug:
+            raise
+        say(sentence(error))
+        return 1
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def _terminate(signum: int, frame: Any) -> NoReturn:
+    raise _Terminated
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog=PROGRAM, description="See the stains of microscope images apart.")
+    parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
+    verbs = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
+    _add_decompose(verbs)
+    _add_demo(verbs)
+    return parser
+
+
+def _add_decompose(verbs: Any) -> None:
+    about = "Decompose images into background light, stain colours and stain densities."
+    command = verbs.add_parser(
+        "decompose",
+        help="decompose images into their stains",
+        description=f"{about} For each image NAME this writes NAME.densities.ome.tiff, "
+        "NAME.spectra.json and NAME.preview.png. Images that are done are skipped.",
+    )
+    add = command.add_argument
+    add("images", nargs="+", metavar="IMAGE", help="files, folders, or patterns such as '*.tif'")
+    add("--out", required=True, type=Path, metavar="DIR", help="folder for the results")
+    add("--recursive", action="store_true", help="look into the folders within folders, too")
+    add("--overwrite", action="store_true", help="also redo what is done")
+    add("--format", choices=("ome-tiff", "zarr"), default="ome-tiff", help="of the densities")
+    add("--no-preview", action="store_true", help="write no preview pictures")
+    _add_solver(command.add_argument_group("how to decompose"))
+    add("--quiet", action="store_true", help="say nothing but errors and the summary")
+    _finish(command, commands.decompose)
+
+
+def _add_solver(group: Any) -> None:
+    add = group.add_argument
+    number = {"metavar": "NUMBER", "default": "auto"}
+    add("--components", type=_count, default=8, metavar="R", help="at most so many (default 8)")
+    add(
+        "--iterations",
+        type=lambda text: text if text == "converge" else _count(text),
+        default="converge",
+        metavar="K",
+        help="steps of the algorithm, or 'converge' (default): until nothing changes",
+    )
+    add("--lam", type=_penalty, help="penalty on components (default auto)", **number)
+    add("--gamma", type=_penalty, help="penalty on dense ones (default auto)", **number)
+    add("--domain", choices=("log", "intensity"), default="log", help="log is Beer-Lambert")
+    add("--method", choices=("auto", "palette", "dense"), default="auto", help="how it computes")
+    add("--spectra", type=Path, metavar="FILE.json", help="start from the spectra of a result")
+    add("--device", default="auto", help="auto (default), cpu, cuda:0, mps; not for converge")
+
+
+def _add_demo(verbs: Any) -> None:
+    command = verbs.add_parser(
+        "demo",
+        help="decompose two sample images and show where the results are",
+        description="Make a synthetic blood smear and tissue section and decompose both.",
+    )
+    command.add_argument(
+        "--out", type=Path, default=Path("beerlanet-demo"), metavar="DIR", help="folder to write to"
+    )
+    _finish(command, commands.demo)
+
+
+def _finish(command: argparse.ArgumentParser, run: Any) -> None:
+    command.add_argument("--debug", action="store_true", help="show where an error comes from")
+    command.set_defaults(run=run)
+
+
+def _count(text: str) -> int:
+    value = int(text) if text.isdecimal() else 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"a whole number of at least 1 is needed, not {text!r}")
+    return value
+
+
+def _penalty(text: str) -> float | str:
+    if text == "auto":
+        return text
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"a number of at least 0 or auto is needed, not {text!r}")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

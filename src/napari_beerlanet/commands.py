@@ -1,0 +1,224 @@
+"""What the commands do, once their arguments are read; see `cli`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from napari_beerlanet.core.batch import Folder, Settings
+    from napari_beerlanet.core.decompose import Decomposition
+    from napari_beerlanet.core.inputs import Job
+    from napari_beerlanet.core.progress import Progress
+
+PROGRAM = "napari-beerlanet"
+
+
+class UsageError(Exception):
+    """What was asked for makes no sense; the message is one sentence."""
+
+
+def say(message: str) -> None:
+    """One line to the person at the terminal, not into a pipe."""
+    print(f"{PROGRAM}: {message}", file=sys.stderr, flush=True)
+
+
+def sentence(error: Exception) -> str:
+    """What went wrong, in one line."""
+    if isinstance(error, OSError) and error.strerror:
+        where = f"{error.filename}: " if error.filename is not None else ""
+        return f"{where}{error.strerror.lower()}."
+    if isinstance(error, ValueError) and str(error):
+        return " ".join(str(error).split())
+    if isinstance(error, MemoryError):
+        return "not enough memory."
+    what = " ".join(str(error).split())
+    return f"unexpected {type(error).__name__}: {what} (--debug shows where)."
+
+
+def decompose(options: argparse.Namespace) -> int:
+    """Decompose files into a folder; 0 if all went well, 1 if some failed."""
+    import logging
+
+    from napari_beerlanet.core.batch import Folder
+    from napari_beerlanet.core.inputs import find_images, name_jobs
+
+    # tifffile logs what it finds odd in a file; what matters comes as an exception.
+    logging.getLogger("tifffile").addHandler(logging.NullHandler())
+    settings = _settings(options)
+    folder = Folder(_made(options.out), options.format, not options.no_preview)
+    jobs = name_jobs(list(find_images(options.images, folder.path, options.recursive)))
+    if not jobs:
+        raise UsageError("all files given are results of an earlier run; name images.")
+    with _Run(jobs, folder, settings, options) as run:
+        for job in jobs:
+            if not run.do(job):
+                break
+    return 1 if run.failed else 0
+
+
+class _Run:
+    """Files done one after the other, with a progress bar or, in a log, a line for each."""
+
+    def __init__(
+        self, jobs: list[Job], folder: Folder, settings: Settings, options: argparse.Namespace
+    ) -> None:
+        from tqdm import tqdm
+
+        self.folder, self.settings, self.options = folder, settings, options
+        self.total, self.done, self.skipped, self.failed = len(jobs), 0, 0, 0
+        self.lines = not options.quiet and not sys.stderr.isatty()
+        silent = options.quiet or self.lines
+        self.bar = tqdm(total=len(jobs), unit="image", disable=silent, dynamic_ncols=True)
+
+    def __enter__(self) -> _Run:
+        return self
+
+    def __exit__(self, *why: object) -> None:
+        self.bar.close()
+        if self.done + self.skipped + self.failed:
+            print(f"{self.done} done, {self.skipped} skipped, {self.failed} failed", flush=True)
+
+    def do(self, job: Job) -> bool:
+        """False where it makes no sense to go on."""
+        from napari_beerlanet.core.batch import HOPELESS, decompose_file
+
+        def report(progress: Progress) -> None:
+            self.bar.set_postfix_str(f"{job.source.name}: {progress.message}")
+
+        begun, options = time.perf_counter(), self.options
+        try:
+            outcome = decompose_file(
+                job, self.folder, self.settings, options.device, options.overwrite, report
+            )
+        except Exception as error:
+            self._fail(job, error)
+            return not (isinstance(error, OSError) and error.errno in HOPELESS)
+        if outcome.stains is None:
+            self.skipped += 1
+            self._log(job, "done already, skipped")
+        else:
+            self.done += 1
+            stains = "1 stain" if outcome.stains == 1 else f"{outcome.stains} stains"
+            other = f" as {outcome.name}" if outcome.name != job.source.stem else ""
+            self._log(job, f"{stains}{other}, {time.perf_counter() - begun:.1f} s")
+        self.bar.update()
+        return True
+
+    def _log(self, job: Job, what: str) -> None:
+        if self.lines:
+            number = self.done + self.skipped + self.failed
+            print(f"[{number}/{self.total}] {job.source}: {what}", file=sys.stderr, flush=True)
+
+    def _fail(self, job: Job, error: Exception) -> None:
+        from napari_beerlanet.core.batch import HOPELESS
+
+        self.failed += 1
+        self.bar.clear()
+        if self.options.debug:
+            traceback.print_exception(error)
+        text = sentence(error)
+        if isinstance(error, OSError) and error.errno in HOPELESS:
+            rest = self.total - self.done - self.skipped - self.failed
+            problem = os.strerror(error.errno).lower()
+            text = f"{problem} in {self.folder.path}; stopped with {rest} more to do."
+        say(text if str(job.source) in text else f"{job.source}: {text}")
+        self.bar.update()
+
+
+def _settings(options: argparse.Namespace) -> Settings:
+    """The settings as given, checked once here instead of once for every file."""
+    from napari_beerlanet.core.batch import Settings
+
+    names = ("components", "iterations", "lam", "gamma", "domain", "method")
+    given: dict[str, Any] = {name: getattr(options, name) for name in names}
+    try:
+        if options.device != "auto":
+            from napari_beerlanet.core.device import pick_device
+
+            pick_device(options.device)
+        if options.spectra:
+            from napari_beerlanet.core.results import read_spectra
+
+            spectra = read_spectra(options.spectra)
+            given |= {"spectra": spectra.tolist(), "components": spectra.shape[1]}
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    return Settings(**given)
+
+
+def _made(folder: Path) -> Path:
+    """The folder, there and writable, before the first image costs time."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder}: not a folder, so no results can be written into it.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        reason = f"no results can be written into this folder ({error.strerror})"
+        raise OSError(error.errno, reason, str(folder)) from error
+
+
+def demo(options: argparse.Namespace) -> int:
+    """Decompose a synthetic smear and section, and say what was found and where it is."""
+    from napari_beerlanet.core.batch import Folder, write_results
+
+    folder = Folder(_made(options.out))
+    say(f"decomposing two sample images into {folder.path} ...")
+
+    from PIL import Image
+
+    from napari_beerlanet import sample_data
+    from napari_beerlanet.core.decompose import decompose
+    from napari_beerlanet.core.files import atomic_path
+
+    fields = {
+        "blood-smear": sample_data.blood_smear((768, 1024), seed=11),
+        "tissue-section": sample_data.he_field((768, 1024), seed=2),
+    }
+    for name, field in fields.items():
+        result = decompose(field.image, iterations="converge")
+        picture = folder.path / f"{name}.png"
+        with atomic_path(picture) as unfinished:
+            Image.fromarray(field.image).save(unfinished)
+        size = (field.pixel_size, field.pixel_size)
+        written = write_results(folder, name, result, size, picture.name)
+        print(f"{picture}: stained with {' and '.join(field.stains)}. Found from the image alone:")
+        print("\n".join(_table(result)))
+        print(f"Look at {written[1]}; beside it are the densities and the spectra.\n", flush=True)
+    return 0
+
+
+def _table(result: Decomposition) -> list[str]:
+    """The stains that were found as lines of text, the largest share first."""
+    from napari_beerlanet.core.results import hex_colour, percent
+
+    lines = ["  component  share   absorbs red, green, blue   looks"]
+    for i in sorted(range(len(result.share)), key=lambda k: -result.share[k]):
+        if result.active[i]:
+            absorbs = "  ".join(f"{value:.2f}" for value in result.spectra[:, i])
+            looks = f"{_colour_name(result.colours[i])} {hex_colour(result.colours[i])}"
+            lines.append(
+                f"  OD {i + 1:<6}  {percent(result.share[i]):>5}   {absorbs:<24}   {looks}"
+            )
+    light = "  ".join(f"{value:.2f}" for value in result.light)
+    lines.append(f"  background light: {light} of full red, green, blue")
+    return lines
+
+
+def _colour_name(rgb: Any) -> str:
+    import colorsys
+
+    hue, saturation, _ = colorsys.rgb_to_hsv(*(float(value) / 255 for value in rgb))
+    if saturation < 0.15:
+        return "grey"
+    names = {14: "red", 42: "brown", 70: "olive", 160: "green", 200: "cyan", 245: "blue"}
+    names |= {278: "violet", 320: "purple", 346: "pink", 361: "red"}
+    return next(name for limit, name in names.items() if 360 * hue < limit)

@@ -1,0 +1,152 @@
+"""The compiled loops against NumPy."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from napari_beerlanet.core import kernels
+
+PIXELS = arrays(np.uint8, st.tuples(st.integers(0, 40), st.sampled_from([3, 4])))
+
+
+def morton(pixel):
+    """Bits of R, G and B interleaved, R first, the highest bits first."""
+    bits = "".join(f"{r}{g}{b}" for r, g, b in zip(*(f"{v:08b}" for v in pixel[:3]), strict=True))
+    return int(bits, 2)
+
+
+def tables():
+    return np.zeros(kernels.CODES, np.uint32), np.zeros(kernels.CODES >> 6, np.uint8)
+
+
+def encoded(pixels):
+    codes = np.empty(len(pixels), np.uint32)
+    kernels.encode_pixels(pixels, codes)
+    return codes
+
+
+@given(PIXELS)
+def test_codes_follow_the_morton_curve(pixels):
+    assert encoded(pixels).tolist() == [morton(p) for p in pixels.tolist()]
+
+
+def test_every_colour_has_its_own_code():
+    grey = np.arange(256, dtype=np.uint8)
+    for channel in range(3):
+        pixels = np.full((256, 3), 93, np.uint8)
+        pixels[:, channel] = grey
+        assert len(np.unique(encoded(pixels))) == 256
+    corners = np.array([[0, 0, 0], [255, 255, 255]], np.uint8)
+    assert encoded(corners).tolist() == [0, kernels.CODES - 1]
+
+
+@given(PIXELS, st.booleans())
+def test_count_pixels_is_unique(pixels, skip):
+    skip = skip and pixels.shape[1] == 4
+    counts, touched = tables()
+    kernels.count_pixels(pixels, skip, counts, touched)
+    kept = pixels[pixels[:, 3] > 0] if skip else pixels
+    codes, expected = np.unique(encoded(kept), return_counts=True)
+    found = kernels.distinct(counts, touched)
+    np.testing.assert_array_equal(found[0], codes)
+    np.testing.assert_array_equal(found[1], expected)
+    assert found[0].dtype == np.uint32
+    assert found[1].dtype == np.int64
+
+
+@given(arrays(np.uint32, st.integers(0, 60), elements=st.integers(0, kernels.CODES - 1)))
+def test_count_codes_is_unique(codes):
+    counts, touched = tables()
+    kernels.count_codes(codes, counts, touched)
+    found, numbers = kernels.distinct(counts, touched)
+    expected = np.unique(codes, return_counts=True)
+    np.testing.assert_array_equal(found, expected[0])
+    np.testing.assert_array_equal(numbers, expected[1])
+
+
+COUNTS = st.dictionaries(st.integers(0, 50), st.integers(0, 2**40), max_size=30)
+
+
+@given(COUNTS, COUNTS, st.sampled_from([np.uint32, np.uint64]))
+def test_merge_counts_adds(a, b, dtype):
+    parts = []
+    for d in (a, b):
+        keys = sorted(d)
+        parts += [np.array(keys, dtype), np.array([d[k] for k in keys], np.int64)]
+    codes, counts = kernels.merge_counts(*parts)
+    total = {k: a.get(k, 0) + b.get(k, 0) for k in sorted({*a, *b})}
+    assert codes.tolist() == list(total)
+    assert counts.tolist() == list(total.values())
+    assert codes.dtype == dtype
+
+
+def test_planes_of_whole_grey_levels_are_recognised():
+    rng = np.random.default_rng(0)
+    pixels = np.vstack([np.repeat(np.arange(256, dtype=np.uint8)[:, None], 3, 1)] * 2)
+    pixels[256:] = rng.integers(0, 256, (256, 3))
+    planes = np.ascontiguousarray((pixels.T / 255).astype(np.float32))
+    codes = np.empty(512, np.uint32)
+    assert kernels.encode_planes(planes, np.float32(1e-4), codes)
+    np.testing.assert_array_equal(codes, encoded(pixels))
+
+
+@pytest.mark.parametrize("value", [0.5, -0.1, 1.1, np.nan, np.inf, -np.inf, 100.001 / 255])
+@pytest.mark.parametrize("place", [(0, 0), (1, 4), (2, 9)])
+def test_planes_with_one_other_value_are_not(value, place):
+    planes = np.full((3, 10), 51 / 255, np.float32)
+    planes[place] = value
+    assert not kernels.encode_planes(planes, np.float32(1e-4), np.empty(10, np.uint32))
+
+
+@pytest.mark.parametrize("n", [0, 1, 511, 512, 1300])
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_look_up_and_scatter_are_fancy_indexing(n, dtype):
+    rng = np.random.default_rng(n)
+    table = rng.normal(size=(17, 5)).astype(np.float32)
+    rows = rng.integers(0, 17, n).astype(dtype)
+    planes = np.empty((5, n), np.float32)
+    kernels.look_up_rows(rows, table, planes)
+    np.testing.assert_array_equal(planes, table[rows].T)
+
+    expected, got = np.ones((17, 5)), np.ones((17, 5))
+    np.add.at(expected, rows, planes.T)
+    kernels.scatter_add(rows, planes, got)
+    np.testing.assert_allclose(got, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("channels", [3, 4])
+@pytest.mark.parametrize("n", [0, 1, 512, 1300])
+def test_look_up_pixels(n, channels):
+    rng = np.random.default_rng(n)
+    pixels = rng.integers(0, 4, (n, channels), np.uint8)
+    codes = encoded(
+        np.array([[r, g, b] for r in range(4) for g in range(4) for b in range(4)], "B")
+    )
+    index = np.zeros(kernels.CODES, np.int32)
+    index[codes] = np.arange(64)
+    table, planes = rng.normal(size=(64, 3)).astype(np.float32), np.empty((3, n), np.float32)
+    kernels.look_up_pixels(pixels, index, table, planes)
+    rows = pixels[:, 0] * 16 + pixels[:, 1] * 4 + pixels[:, 2]
+    np.testing.assert_array_equal(planes, table[rows].T)
+
+
+@pytest.mark.parametrize("u", [1, 513])
+@pytest.mark.parametrize("q", [0, 6])
+def test_density_step_touches_its_own_columns_only(u, q):
+    rng = np.random.default_rng(0)
+    c, r = 3, 6
+    X, w, D = rng.normal(size=(c, u)), rng.uniform(size=u), rng.uniform(size=(q, u))
+    M, N, b = rng.normal(size=(q, r)), rng.normal(size=(c, r)), rng.normal(size=r)
+    first, last = u // 3, u - u // 4
+    out, G, P, m = np.full((r, u), 7.0), np.zeros((r, r)), np.zeros((c, r)), np.zeros(r)
+    kernels.density_step(X, w, D, M, N, b, out, G, P, m, first, last)
+    expected = np.maximum(M.T @ D + N.T @ X + b[:, None], 0)[:, first:last]
+    weighted = expected * w[first:last]
+    np.testing.assert_allclose(out[:, first:last], expected, rtol=1e-12, atol=1e-14)
+    assert (out[:, :first] == 7).all()
+    assert (out[:, last:] == 7).all()
+    np.testing.assert_allclose(G, np.tril(weighted @ expected.T), rtol=1e-11, atol=1e-12)
+    np.testing.assert_allclose(P, X[:, first:last] @ weighted.T, rtol=1e-11, atol=1e-12)
+    np.testing.assert_allclose(m, weighted.sum(1), rtol=1e-11, atol=1e-12)

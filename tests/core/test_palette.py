@@ -1,0 +1,252 @@
+"""Palettes: histograms add up however an image is cut, and look-ups are fancy indexing."""
+
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from napari_beerlanet.core import palette
+from napari_beerlanet.core.palette import (
+    Histogram,
+    Palette,
+    count_codes,
+    decode,
+    encode,
+    palette_of,
+    palette_pays,
+    rows_of,
+)
+from pictures import section, smear, with_alpha
+
+DTYPES = pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+
+
+def same(a: Palette, b: Palette) -> bool:
+    return (
+        a.dtype == b.dtype
+        and a.codes.dtype == b.codes.dtype
+        and a.codes.tobytes() == b.codes.tobytes()
+        and a.counts.dtype == b.counts.dtype == np.int64
+        and a.counts.tobytes() == b.counts.tobytes()
+    )
+
+
+def as_dict(p: Palette) -> dict[tuple[int, ...], int]:
+    colours = map(tuple, p.colours.tolist())
+    return dict(zip(colours, p.counts.tolist(), strict=True))
+
+
+def expected(pixels) -> dict[tuple[int, ...], int]:
+    colours, counts = np.unique(pixels[:, :3], axis=0, return_counts=True)
+    return dict(zip(map(tuple, colours.tolist()), counts.tolist(), strict=True))
+
+
+def pixels_of(dtype, channels=3, most=60):
+    """(n, channels) with colours that repeat, and any colour at all."""
+    top = np.iinfo(dtype).max
+    values = st.one_of(st.sampled_from([0, 1, top // 2, top - 1, top]), st.integers(0, top))
+    return arrays(dtype, st.tuples(st.integers(1, most), st.just(channels)), elements=values)
+
+
+ANY = st.one_of(
+    pixels_of(np.uint8), pixels_of(np.uint16), pixels_of(np.uint8, 4), pixels_of(np.uint16, 4)
+)
+
+
+@given(ANY, st.data())
+def test_any_cut_in_any_order_merged_in_any_way_is_the_whole(pixels, data):
+    if pixels.shape[1] == 4:
+        pixels[0, 3] = 1
+    order = data.draw(st.permutations(range(len(pixels))))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(pixels)), max_size=6)))
+    tiles = np.split(pixels[order], cuts)
+    parts = []
+    for tile in tiles:
+        if parts and data.draw(st.booleans()):
+            parts[-1].add(tile)
+        else:
+            parts.append(Histogram(pixels.dtype).add(tile))
+    while len(parts) > 1:
+        a = parts.pop(data.draw(st.integers(0, len(parts) - 1)))
+        b = parts.pop(data.draw(st.integers(0, len(parts) - 1)))
+        parts.append(a.merge(b))
+    whole = Histogram(pixels.dtype).add(pixels).palette()
+    assert same(parts[0].palette(), whole)
+    seen = pixels if pixels.shape[1] == 3 else pixels[pixels[:, 3] > 0]
+    assert as_dict(whole) == expected(seen)
+    assert whole.counts.sum() == len(seen)
+    assert (np.diff(whole.codes.astype(np.int64)) > 0).all()
+
+
+@given(ANY)
+def test_palette_of_is_the_histogram_plus_colours_that_are_only_hidden(pixels):
+    got, seen = palette_of(pixels), as_dict(Histogram(pixels.dtype).add(pixels).palette())
+    assert {k: n for k, n in as_dict(got).items() if n} == seen
+    assert as_dict(got).keys() == expected(pixels).keys()
+    assert (np.diff(got.codes.astype(np.int64)) > 0).all()
+
+
+@pytest.mark.parametrize("tables", [1, 2, 3])
+def test_tables_counted_in_parallel_add_up(monkeypatch, tables):
+    monkeypatch.setattr(palette, "thread_count", lambda: tables)
+    monkeypatch.setattr(palette, "_RUN", 50)
+    flat = smear().reshape(-1, 3)
+    assert as_dict(palette_of(flat)) == expected(flat)
+
+
+@DTYPES
+@pytest.mark.parametrize("channels", [3, 4])
+def test_an_empty_tile_adds_nothing(dtype, channels):
+    h = Histogram(dtype).add(np.zeros((0, 5, channels), dtype))
+    assert len(h.palette()) == 0
+    h.add(np.ones((2, 2, channels), dtype)).add(np.zeros((3, 0, channels), dtype))
+    assert as_dict(h.palette()) == {(1, 1, 1): 4}
+
+
+@DTYPES
+def test_a_wholly_transparent_tile_adds_nothing(dtype):
+    assert len(Histogram(dtype).add(np.zeros((3, 3, 4), dtype)).palette()) == 0
+
+
+def test_crops_and_flips_are_counted_like_their_copies():
+    for view in (smear()[::-1], smear()[3:20, 5:50], smear()[:, ::-2], smear().swapaxes(0, 1)):
+        copied = Histogram().add(view.copy()).palette()
+        assert same(Histogram().add(view).palette(), copied)
+        assert copied.counts.sum() == view.shape[0] * view.shape[1]
+
+
+@given(ANY)
+def test_decode_undoes_encode(pixels):
+    codes = encode(pixels)
+    np.testing.assert_array_equal(decode(codes, pixels.dtype), pixels[:, :3])
+    assert decode(codes, pixels.dtype).dtype == pixels.dtype
+
+
+@settings(max_examples=30)
+@given(pixels_of(np.uint8, most=400))
+def test_count_codes_and_rows_of_are_unique_with_inverse(pixels):
+    codes = encode(pixels)
+    distinct, counts = count_codes(codes)
+    e = np.unique(codes, return_inverse=True, return_counts=True)
+    np.testing.assert_array_equal(distinct, e[0])
+    np.testing.assert_array_equal(rows_of(codes, distinct), e[1])
+    np.testing.assert_array_equal(counts, e[2])
+
+
+@given(ANY, st.integers(1, 9))
+def test_look_up_is_fancy_indexing(pixels, r):
+    p = palette_of(pixels)
+    table = np.random.default_rng(r).normal(size=(len(p), r)).astype(np.float32)
+    colours = {tuple(c): k for k, c in enumerate(p.colours.tolist())}
+    rows = np.array([colours[tuple(c)] for c in pixels[:, :3].tolist()])
+    np.testing.assert_array_equal(p.rows(pixels), rows)
+    planes = p.look_up(table, pixels)
+    np.testing.assert_array_equal(planes, table[rows].T)
+    assert planes.dtype == np.float32
+
+
+@DTYPES
+def test_look_up_in_many_short_runs(monkeypatch, dtype):
+    monkeypatch.setattr(palette, "_RUN", 100)
+    flat = smear().reshape(-1, 3).astype(dtype)
+    p = palette_of(flat)
+    table = np.random.default_rng(0).normal(size=(len(p), 3)).astype(np.float32)
+    np.testing.assert_array_equal(p.look_up(table, flat), table[p.rows(flat)].T)
+
+
+@DTYPES
+def test_rows_refuses_colours_it_does_not_hold(dtype):
+    p = palette_of(np.array([[1, 2, 3], [9, 9, 9]], dtype))
+    for stranger in ([0, 0, 0], [1, 2, 4], [255, 255, 255]):
+        with pytest.raises(KeyError, match="does not hold"):
+            p.rows(np.array([[1, 2, 3], stranger], dtype))
+    with pytest.raises(KeyError, match="does not hold"):
+        Histogram(dtype).palette().rows(np.zeros((1, 3), dtype))
+
+
+def test_dense_and_sparse_histograms_are_the_same_histogram(monkeypatch):
+    tiles = [smear(), section(), smear(seed=1), smear()[:7]]
+    sparse, mixed = Histogram(), Histogram()
+    for tile in tiles:
+        sparse.add(tile)
+    monkeypatch.setattr(palette, "_DENSE_BYTES", 12 * len(palette_of(tiles[0].reshape(-1, 3))))
+    mixed.add(tiles[0])
+    assert not mixed.is_dense
+    for tile in tiles[1:]:
+        mixed.add(tile)
+    assert mixed.is_dense
+    assert not sparse.is_dense
+    assert same(mixed.palette(), sparse.palette())
+    small = Histogram().add(tiles[0][:5])
+    assert not small.is_dense
+    total = Histogram()
+    for tile in (*tiles, tiles[0][:5]):
+        total.add(tile)
+    assert same(small.merge(mixed).palette(), total.palette())
+    assert same(mixed.merge(Histogram().add(tiles[0][:5])).palette(), total.palette())
+
+
+def test_wide_histograms_stay_sparse(monkeypatch):
+    monkeypatch.setattr(palette, "_DENSE_BYTES", 0)
+    assert not Histogram(np.uint16).add(smear().astype(np.uint16)).is_dense
+
+
+def test_a_palette_once_taken_does_not_change():
+    h = Histogram().add(smear())
+    taken = h.palette()
+    before = taken.codes.copy(), taken.counts.copy()
+    h.add(smear()).add(section())
+    np.testing.assert_array_equal(taken.codes, before[0])
+    np.testing.assert_array_equal(taken.counts, before[1])
+
+
+def test_adding_a_histogram_to_itself_doubles_it():
+    h = Histogram().add(smear())
+    twice = Histogram().add(smear()).add(smear()).palette()
+    assert same(h.merge(h).palette(), twice)
+
+
+@DTYPES
+@pytest.mark.parametrize("dense", [False, True])
+def test_histograms_and_palettes_pickle(monkeypatch, dtype, dense):
+    if dense:
+        monkeypatch.setattr(palette, "_DENSE_BYTES", 0)
+    h = Histogram(dtype).add(smear()[:9].astype(dtype))
+    p = h.palette()
+    p.look_up(np.zeros((len(p), 1), np.float32), smear()[0].astype(dtype))
+    again, h_again = pickle.loads(pickle.dumps((p, h)))
+    assert same(again, p)
+    assert same(
+        h_again.add(section().astype(dtype)).palette(), h.add(section().astype(dtype)).palette()
+    )
+    assert len(pickle.dumps(p)) < 100 * len(p) + 2000  # no look-up table travels with it
+
+
+def test_other_types_are_refused_in_a_sentence():
+    with pytest.raises(ValueError, match="uint8 or uint16 colours, not float32"):
+        Histogram(np.float32)
+    with pytest.raises(ValueError, match="counts uint8 colours, not uint16"):
+        Histogram().add(np.zeros((2, 2, 3), np.uint16))
+    with pytest.raises(ValueError, match="uint16 histogram does not add to a uint8 one"):
+        Histogram().merge(Histogram(np.uint16))
+
+
+def test_when_a_palette_pays():
+    rng = np.random.default_rng(0)
+    flat = smear().reshape(-1, 3)
+    noise = rng.integers(0, 65536, (5000, 3)).astype(np.uint16)
+    assert palette_pays(flat)
+    assert palette_pays(np.repeat(flat, 3, 0).astype(np.uint16) * 257)
+    assert not palette_pays(noise)
+    assert not palette_pays(flat / 255)
+
+
+def test_alpha_only_hides():
+    hidden = np.zeros((48, 64), bool)
+    hidden[10:20] = True
+    rgba = with_alpha(smear(), hidden).reshape(-1, 4)
+    assert as_dict(Histogram().add(rgba).palette()) == expected(smear()[~hidden])
+    assert palette_of(rgba).counts.sum() == (~hidden).sum()
