@@ -22,7 +22,7 @@ import torch
 from PIL import Image
 
 import napari_beerlanet as nb
-from napari_beerlanet.core.layer import default_spectra
+from napari_beerlanet.core.spectra import default_spectra
 from napari_beerlanet.core.threads import thread_count
 from napari_beerlanet.sample_data import blood_smear
 

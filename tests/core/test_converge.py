@@ -14,12 +14,12 @@ from napari_beerlanet.core.converge import (
     converge,
 )
 from napari_beerlanet.core.images import to_columns
-from napari_beerlanet.core.layer import default_spectra
 from napari_beerlanet.core.palette import palette_of
+from napari_beerlanet.core.spectra import default_spectra
 from pictures import section, smear, start
 
-PICTURES = {"smear": smear(72, 96), "section": section(72, 96), "three": section(72, 96, 1, 3)}
-PENALTIES = [(0.05, 0.05), (0.3, 0.02), (1.0, 0.001), (5.0, 0.001), (1.0, 0.5)]
+PICTURES = {"smear": smear(60, 80), "section": section(60, 80), "three": section(60, 80, 1, 3)}
+PENALTIES = [(0.05, 0.05), (1.0, 0.001), (5.0, 0.001), (1.0, 0.5)]
 
 
 def cells(image, shifts=(2, 3)):
@@ -33,14 +33,14 @@ def value_of(c: Cells, s: Solution) -> float:
 
 @pytest.mark.parametrize("picture", PICTURES)
 @pytest.mark.parametrize(("lam", "gamma"), PENALTIES)
-@pytest.mark.parametrize("r", [1, 2, 3, 6])
+@pytest.mark.parametrize("r", [2, 3, 6])
 def test_it_ends_no_higher_than_plain_iterations_and_at_a_fixed_point(picture, lam, gamma, r):
     c, S = cells(PICTURES[picture]), default_spectra(r)
     found = converge(c, S, lam, gamma)
     values = found.objective
     assert (np.diff(values) <= 0).all()
     assert values[-1] == pytest.approx(value_of(c, found), rel=1e-9), "what it says it reached"
-    plain = algorithm1(c.X, S, lam, gamma, 300, w=c.w)
+    plain = decompose(PICTURES[picture], r, 300, S, lam, gamma, unit_spectra=False)
     assert values[-1] <= plain.objective[-1] * (1 + 1e-6)
     more = algorithm1(c.X, found.spectra, lam, gamma, 1, w=c.w, D=found.densities.T)
     assert more.objective[0] == pytest.approx(values[-1], rel=1e-4)
@@ -48,10 +48,10 @@ def test_it_ends_no_higher_than_plain_iterations_and_at_a_fixed_point(picture, l
 
 @pytest.mark.parametrize("picture", PICTURES)
 def test_it_is_what_plain_iterations_settle_at(picture):
-    c, S = cells(PICTURES[picture][:24, :32]), start(2)
+    c, S = cells(PICTURES[picture][:20, :24]), start(2)
     lam, gamma = 0.2, 0.05
     found = converge(c, S, lam, gamma, tolerance=1e-11)
-    plain = algorithm1(c.X, S, lam, gamma, 6000, w=c.w, unit_spectra=True)
+    plain = algorithm1(c.X, S, lam, gamma, 4000, w=c.w, unit_spectra=True)
     assert found.objective[-1] <= plain.objective[-1] * (1 + 1e-9)
     np.testing.assert_allclose(found.background, plain.x0, atol=2e-3)
     np.testing.assert_allclose(found.spectra @ found.densities, plain.S @ plain.D.T, atol=5e-3)
@@ -124,7 +124,7 @@ def test_no_two_active_spectra_are_the_same(picture, r):
     live = d.spectra[:, d.active]
     cosine = live.T @ live - np.eye(live.shape[1])
     assert cosine.max() < 0.9999
-    assert live.shape[1] < r
+    assert live.shape[1] <= max(4, r // 2)
     dead = d.spectra[:, ~d.active]
     assert not dead.any() or not d.densities[~d.active].any()
 

@@ -1,6 +1,7 @@
 """`decompose` from outside: the contract, odd images, bad settings, reports."""
 
 import dataclasses
+import pickle
 import threading
 
 import numpy as np
@@ -10,8 +11,8 @@ import napari_beerlanet as nb
 from algorithm1 import algorithm1, columns_of
 from napari_beerlanet import Decomposition, decompose
 from napari_beerlanet.core.images import ImageError
-from napari_beerlanet.core.layer import default_spectra
 from napari_beerlanet.core.progress import Cancelled
+from napari_beerlanet.core.spectra import default_spectra
 from pictures import ODD, section, smear, start, with_alpha
 
 MODES = pytest.mark.parametrize("iterations", [6, "converge"])
@@ -348,6 +349,15 @@ def test_densities_of_another_type_or_of_no_image_are_refused():
         d.densities_of(smear()[..., 0])
 
 
+@MODES
+def test_a_decomposition_pickles(iterations):
+    d = decompose(smear(), 3, iterations, lam=0.1, gamma=0.05)
+    again = pickle.loads(pickle.dumps(d))
+    assert parts(again) == parts(d)
+    np.testing.assert_array_equal(again.densities_of(section()), d.densities_of(section()))
+    np.testing.assert_array_equal(again.reconstruct([1]), d.reconstruct([1]))
+
+
 # Odd images and settings.
 
 SETTINGS = {
@@ -377,8 +387,8 @@ SETTINGS = {
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
 def test_odd_images_and_settings_stay_finite(picture, settings, dtype):
-    image, chosen = as_type(ODD[picture], dtype), dict(SETTINGS[settings])
-    d = decompose(image, **chosen)
+    image = as_type(ODD[picture], dtype)
+    d = decompose(image, **SETTINGS[settings])
     for a in (d.background, d.spectra, d.densities, d.share, d.objective, d.residual(), d.light):
         assert np.isfinite(a).all()
     assert (d.densities >= 0).all()
@@ -475,9 +485,10 @@ def test_an_unknown_device_is_refused_in_a_sentence(iterations, method):
 
 @MODES
 @pytest.mark.parametrize("image", [smear(), smear() / 255], ids=["palette", "dense"])
-def test_reports_grow_from_zero_to_one(iterations, image):
+@pytest.mark.parametrize("lam", ["auto", 0.3])
+def test_reports_grow_from_zero_to_one(iterations, image, lam):
     heard = []
-    decompose(image, 4, iterations, report=heard.append)
+    decompose(image, 4, iterations, lam=lam, report=heard.append)
     fractions = [p.fraction for p in heard]
     assert fractions[0] == 0
     assert fractions[-1] == 1

@@ -124,12 +124,23 @@ def test_look_up_pixels(n, channels):
     codes = encoded(
         np.array([[r, g, b] for r in range(4) for g in range(4) for b in range(4)], "B")
     )
-    index = np.zeros(kernels.CODES, np.int32)
-    index[codes] = np.arange(64)
+    order = np.argsort(codes)
+    index = np.full(kernels.CODES, -7, np.int32)
+    index[codes] = np.argsort(order)
     table, planes = rng.normal(size=(64, 3)).astype(np.float32), np.empty((3, n), np.float32)
-    kernels.look_up_pixels(pixels, index, table, planes)
+    assert kernels.look_up_pixels(pixels, codes[order], index, table[order], planes)
     rows = pixels[:, 0] * 16 + pixels[:, 1] * 4 + pixels[:, 2]
     np.testing.assert_array_equal(planes, table[rows].T)
+
+
+@pytest.mark.parametrize("garbage", [-1, 0, 63, 64, 2**31 - 1])
+def test_look_up_pixels_refuses_a_colour_it_does_not_hold(garbage):
+    codes = np.arange(64, dtype=np.uint32)
+    index = np.full(kernels.CODES, garbage, np.int32)
+    index[codes] = np.arange(64)
+    table, planes = np.zeros((64, 2), np.float32), np.zeros((2, 3), np.float32)
+    pixels = np.array([[1, 1, 1], [9, 9, 9], [2, 2, 2]], np.uint8)
+    assert not kernels.look_up_pixels(pixels, codes, index, table, planes)
 
 
 @pytest.mark.parametrize("u", [1, 513])

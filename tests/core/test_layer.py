@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader
 from algorithm1 import algorithm1, columns_of
 from napari_beerlanet import BeerLaNet
 from napari_beerlanet.core import layer
-from napari_beerlanet.core.layer import _LookUp, default_spectra, distinct_colours
+from napari_beerlanet.core.layer import _LookUp, distinct_colours
+from napari_beerlanet.core.spectra import default_spectra
 from pictures import ODD, section, smear, start
 
 SINGLE = {"rtol": 2e-6, "atol": 2e-6}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from napari_beerlanet.core.progress import Cancelled, Progress, tell
+from napari_beerlanet.core.progress import Cancelled, Progress, tell, within
 
 
 @pytest.mark.parametrize(
@@ -26,3 +26,13 @@ def test_cancelled_passes_through_tell():
     with pytest.raises(Cancelled):
         tell(stop, 0, 1)
     assert not issubclass(Cancelled, RuntimeError)  # a worker may swallow those
+
+
+def test_a_part_reports_its_part_of_the_whole():
+    heard = []
+    part = within(within(heard.append, 0.5, 1.0), 0.0, 0.5)
+    for done in (0, 1, 2):
+        tell(part, done, 2, "counting")
+    assert [p.fraction for p in heard] == [0.5, 0.625, 0.75]
+    assert {p.message for p in heard} == {"counting"}
+    assert within(None, 0, 1) is None

@@ -112,8 +112,8 @@ def test_decompose_streams_when_it_must(monkeypatch):
     stored = decompose(image, 4, 6, lam=0.3, gamma=0.05)
     monkeypatch.setattr(solve, "_STORED", 10)
     used = []
-    streamed_columns = solve.StreamedColumns
-    monkeypatch.setattr(solve, "StreamedColumns", lambda *a: used.append(1) or streamed_columns(*a))
+    streamed_columns = solve._streamed
+    monkeypatch.setattr(solve, "_streamed", lambda *a: used.append(1) or streamed_columns(*a))
     streamed = decompose(image, 4, 6, lam=0.3, gamma=0.05)
     assert used
     np.testing.assert_allclose(streamed.densities, stored.densities, rtol=1e-6, atol=1e-7)

@@ -1,20 +1,19 @@
 """One image as weighted columns, and the only step of Algorithm 1 that touches them all.
 
 X (c, u) float64 holds u columns of weight w (u,): pixels, or distinct colours with their counts.
-D (r, u) belongs to them and is kept unscaled: what the solver does besides `density_step` only
+D (r, u) belongs to them and is kept unscaled: what the solver does besides its step on D only
 scales rows of D, and the solver keeps those scales.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from . import kernels
 from .threads import run_all, slices
@@ -26,25 +25,25 @@ _CHUNK = 1 << 14  # columns per task: fixed, so that sums do not depend on the n
 class AffineMap(NamedTuple):
     """One gradient step on D with its ℓ₁ prox: D ← max(0, Mᵀ D + Nᵀ X + b)."""
 
-    M: Tensor  # (q, r), q = 0 while D is zero
-    N: Tensor  # (c, r)
-    b: Tensor  # (r,)
+    M: Any  # (q, r), q = 0 while D is zero
+    N: Any  # (c, r)
+    b: Any  # (r,)
 
 
 class Sums(NamedTuple):
     """What an iteration needs to know of all columns."""
 
-    G: Tensor  # (r, r) D W Dᵀ
-    P: Tensor  # (c, r) X W Dᵀ
-    m: Tensor  # (r,)   D w
+    G: Any  # (r, r) D W Dᵀ
+    P: Any  # (c, r) X W Dᵀ
+    m: Any  # (r,)   D w
 
 
 class Totals(NamedTuple):
     """What the solver needs to know of X: weight, mean, and spread about the mean."""
 
-    weight: Tensor  # ()
-    mean: Tensor  # (c,)
-    spread: Tensor  # () Σ w ‖x − mean‖²
+    weight: Any  # ()
+    mean: Any  # (c,)
+    spread: Any  # () Σ w ‖x − mean‖²
 
 
 class Columns(Protocol):
@@ -59,32 +58,23 @@ class Columns(Protocol):
         ...
 
 
-class StoredColumns:
-    """Columns in memory: X (c, u), w (u,). Differentiable with respect to maps and X."""
+class ArrayColumns:
+    """Columns in memory: X (c, u), w (u,), scaled to a total of `reference_pixels` if given."""
 
-    def __init__(self, X: Tensor, w: Tensor, reference_pixels: float | None = None) -> None:
-        self.X = X
-        self.w = scale_weights(w, reference_pixels)
-        self.D = X.new_zeros((0, X.shape[1]))
+    def __init__(self, X: Array, w: Array, reference_pixels: float | None = None) -> None:
+        self.X = contiguous(X)
+        self.w = contiguous(w)
+        if reference_pixels is not None and w.sum() > 0:
+            self.w = w * (reference_pixels / w.sum())
+        self.D: Array = np.empty((0, X.shape[1]))
 
     def totals(self) -> Totals:
         """See `Columns`."""
-        if _by_kernels(self.X):
-            # Torch would wake all its threads for this little, and wait for them.
-            X, w = _numpy(self.X), _numpy(self.w)
-            weight = w.sum()
-            mean = (X * w).sum(1) / weight if weight > 0 else np.zeros(len(X))
-            spread = ((X - mean[:, None]) ** 2 * w).sum()
-            return Totals(
-                *(torch.as_tensor(t, dtype=torch.float64) for t in (weight, mean, spread))
-            )
-        total = self.w.sum()
-        centre = ratio(self.X @ self.w, total)
-        return Totals(total, centre, ((self.X - centre[:, None]) ** 2 @ self.w).sum())
+        return column_totals(self.X, self.w)
 
     def step(self, affine: AffineMap) -> Sums:
         """See `Columns`."""
-        self.D, *sums = density_step(self.X, self.w, self.D, *affine)
+        self.D, sums = kernel_step(self.X, self.w, self.D, *(contiguous(t) for t in affine))
         return Sums(*sums)
 
 
@@ -104,17 +94,16 @@ class StreamedColumns:
         weight = sum(w.sum() for _, w in self._blocks())
         mean = sum(X @ w for X, w in self._blocks()) / weight
         spread = sum(((X - mean[:, None]) ** 2 @ w).sum() for X, w in self._blocks())
-        weight, spread = weight * self._scale, spread * self._scale
-        return Totals(*(torch.as_tensor(t, dtype=torch.float64) for t in (weight, mean, spread)))
+        return Totals(weight * self._scale, mean, spread * self._scale)
 
     def step(self, affine: AffineMap) -> Sums:
         """See `Columns`."""
-        self._maps.append(tuple(_numpy(t) for t in affine))  # type: ignore[arg-type]
+        self._maps.append(tuple(contiguous(t) for t in affine))  # type: ignore[arg-type]
         total: list[Any] = [0.0, 0.0, 0.0]
         for X, w in self._blocks():
             _, sums = apply_maps(X, w * self._scale, self._maps)
             total = [t + s for t, s in zip(total, sums, strict=True)]
-        return Sums(*(torch.from_numpy(t) for t in total))
+        return Sums(*total)
 
 
 def apply_maps(
@@ -141,60 +130,33 @@ class MapChain:
         return D
 
 
-def ratio(a: Tensor, b: Tensor) -> Tensor:
+def column_totals(X: Array, w: Array) -> Totals:
+    """Sums of X (c, u) weighted by w (u,); the mean is 0 where nothing has weight."""
+    weight = w.sum()
+    mean = (X * w).sum(1) / weight if weight > 0 else np.zeros(len(X))
+    return Totals(weight, mean, ((X - mean[:, None]) ** 2 * w).sum())
+
+
+def namespace(array: Any) -> Any:
+    """NumPy or torch, whichever the array is of: the solver's arithmetic is the same in both."""
+    return np if isinstance(array, (np.ndarray, np.generic)) else sys.modules["torch"]
+
+
+def ratio(a: Any, b: Any) -> Any:
     """a / b, with 0 and gradient 0 where b is 0."""
+    xp = namespace(b)
     positive = b > 0
-    return torch.where(positive, a / torch.where(positive, b, 1.0), 0.0)
+    return xp.where(positive, a / xp.where(positive, b, 1.0), 0.0)
 
 
-def scale_weights(w: Tensor, reference_pixels: float | None) -> Tensor:
-    """Weights (u,) scaled to a total of `reference_pixels`, or as they are for None."""
-    return w if reference_pixels is None else w * ratio(w.new_tensor(reference_pixels), w.sum())
+def to_numpy(array: Any) -> Array:
+    """An array of NumPy's or torch's, on whatever device, as NumPy's."""
+    return np.asarray(array if namespace(array) is np else array.detach().cpu().numpy())
 
 
-def density_step(
-    X: Tensor, w: Tensor, D: Tensor, M: Tensor, N: Tensor, b: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """max(0, Mᵀ D + Nᵀ X + b) and its sums G, P, m: by kernels on the CPU, by torch elsewhere."""
-    if _by_kernels(X):
-        return _KernelStep.apply(X, w, D, M, N, b)  # type: ignore[no-any-return]
-    return plain_density_step(X, w, D, M, N, b)
-
-
-def _by_kernels(X: Tensor) -> bool:
-    return X.device.type == "cpu" and X.dtype == torch.float64 and not X.requires_grad
-
-
-def plain_density_step(
-    X: Tensor, w: Tensor, D: Tensor, M: Tensor, N: Tensor, b: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`density_step` in torch operations, on any device, differentiable in everything."""
-    out = torch.relu(M.T @ D + N.T @ X + b[:, None])
-    weighted = out * w
-    return out, weighted @ out.T, X @ weighted.T, weighted.sum(1)
-
-
-class _KernelStep(torch.autograd.Function):
-    """`density_step` by kernels, with its gradient written out: it stores D and nothing else."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, X: Tensor, w: Tensor, D: Tensor, M: Tensor, N: Tensor, b: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        out, sums = kernel_step(*(_numpy(t) for t in (X, w, D, M, N, b)))
-        result = torch.from_numpy(out)
-        ctx.save_for_backward(X, w, D, M, result)
-        G, P, m = (torch.from_numpy(s) for s in sums)
-        return result, G, P, m
-
-    @staticmethod
-    def backward(
-        ctx: Any, g_out: Tensor, gG: Tensor, gP: Tensor, gm: Tensor
-    ) -> tuple[Tensor | None, ...]:
-        X, w, D, M, out = (_numpy(t) for t in ctx.saved_tensors)
-        given = (g_out, gG + gG.T, gP, gm)
-        grads = _kernel_step_backward(X, w, D, M, out, *(_numpy(t) for t in given))
-        return None, None, *(torch.from_numpy(g) for g in grads)
+def contiguous(array: Any) -> Array:
+    """A float64 array in C order, as the kernels are compiled for."""
+    return np.ascontiguousarray(array, dtype=np.float64)
 
 
 def kernel_step(
@@ -213,7 +175,7 @@ def kernel_step(
     return out, (lower + np.tril(lower, -1).T, P, m)
 
 
-def _kernel_step_backward(
+def kernel_step_backward(
     X: Array,
     w: Array,
     D: Array,
@@ -224,6 +186,7 @@ def _kernel_step_backward(
     gP: Array,
     gm: Array,
 ) -> tuple[Array, Array, Array, Array]:
+    """Gradients of D, M, N and b; gG must be the gradient of G plus its transpose."""
     (c, u), (q, r) = X.shape, M.shape
     g_D, sums = np.empty((q, u)), (_zeros(u, q, r), _zeros(u, c, r), _zeros(u, r))
     given = (X, w, D, M, out, g_out, gG, gP, gm)
@@ -243,7 +206,3 @@ def _zeros(u: int, *shape: int) -> Array:
 
 def _in_chunks(work: Callable[[int, slice], None], u: int) -> None:
     run_all([lambda k=k, part=part: work(k, part) for k, part in enumerate(slices(u, _CHUNK))])  # type: ignore[misc]
-
-
-def _numpy(tensor: Tensor) -> Array:
-    return np.ascontiguousarray(tensor.detach().numpy(), dtype=np.float64)

@@ -15,11 +15,10 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from . import sweeps
 from .beerlanet import unroll
-from .columns import StoredColumns
+from .columns import ArrayColumns
 from .progress import Report, tell, within
 from .threads import run_all, slices
 
@@ -127,16 +126,10 @@ def _after_steps(cells: Cells, S: Array, lam: float, gamma: float, unit_spectra:
     They move all components at once and a little, while a sweep gives the first one all it can
     take; with a strong penalty that can leave nothing for the rest, and a higher minimum.
     """
-    X, w, begin = (torch.from_numpy(np.ascontiguousarray(a)) for a in (cells.X, cells.w, S))
-    columns = StoredColumns(X, w)
-    penalty = (torch.tensor(v, dtype=torch.float64) for v in (lam, gamma))
-    with torch.no_grad():
-        done = unroll(
-            [columns], begin, *penalty, iterations=_FIRST_STEPS, unit_spectra=unit_spectra
-        )
-    D = (columns.D * done.scale[0][:, None]).numpy()
-    ends = done.background[0].numpy(), done.spectra[0].numpy()
-    return Solution(*ends, D, np.empty(0), lam, gamma)
+    columns = ArrayColumns(cells.X, cells.w)
+    done = unroll([columns], S, lam, gamma, iterations=_FIRST_STEPS, unit_spectra=unit_spectra)
+    D = columns.D * done.scale[0][:, None]
+    return Solution(done.background[0], done.spectra[0], D, np.empty(0), lam, gamma)
 
 
 def _blank(cells: Cells, S: Array) -> Solution:

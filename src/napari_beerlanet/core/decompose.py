@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from .images import Domain, ImageError, RGBImage, check_rgb, from_columns, to_columns
-from .layer import check_solver, check_spectra
 from .palette import palette_of, palette_pays
 from .progress import Report, tell, within
 from .solve import BLOCK, Fit, Problem, solve_converged, solve_unrolled
+from .spectra import check_number, check_solver, check_spectra
 from .threads import run_all, slices
 
 if TYPE_CHECKING:
@@ -231,11 +230,5 @@ def _in_blocks(work: Callable[[slice], None], total: int) -> None:
     run_all([lambda part=part: work(part) for part in slices(total, BLOCK)])  # type: ignore[misc]
 
 
-def _penalty(value: float | str, name: str) -> float | None:
-    if isinstance(value, str):
-        if value == "auto":
-            return None
-        raise ValueError(f'{name} must be a number of at least 0 or "auto", not {value!r}.')
-    if not 0 <= value < math.inf:
-        raise ValueError(f'{name} must be a number of at least 0 or "auto", not {value!r}.')
-    return float(value)
+def _penalty(value: Any, name: str) -> float | None:
+    return None if isinstance(value, str) and value == "auto" else check_number(value, name)

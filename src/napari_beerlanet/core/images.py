@@ -82,7 +82,7 @@ def intensity_floor(dtype: npt.DTypeLike) -> float:
 
 def to_columns(values: npt.NDArray[Any], domain: Domain) -> npt.NDArray[np.float64]:
     """Pixel values (n, ≥3) to X (3, n) float64: ln of the intensity, or the intensity itself."""
-    scaled = np.ascontiguousarray(values[:, :3].T, dtype=np.float64)
+    scaled = np.array(values[:, :3].T, dtype=np.float64, order="C")  # a copy: it is written to
     scaled /= white_level(values.dtype)
     if domain == "log":
         np.maximum(scaled, intensity_floor(values.dtype), out=scaled)

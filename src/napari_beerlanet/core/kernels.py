@@ -133,15 +133,22 @@ def encode_planes(planes, tolerance, codes):
 
 
 @njit(cache=True, nogil=True)
-def look_up_pixels(pixels, index, table, planes):
-    """planes[j, i] = table[index[code of pixel i], j] for (n, 3 or 4) uint8 pixels."""
+def look_up_pixels(pixels, codes, index, table, planes):
+    """planes[j, i] = table[row, j] with codes[row] the code of pixel i; False if there is none.
+
+    `index` (2**24,) int32 has the row of each of the ascending `codes`, and anything elsewhere.
+    """
     rows = np.empty(BLOCK, np.int64)
     for start in range(0, pixels.shape[0], BLOCK):
         stop = min(start + BLOCK, pixels.shape[0])
         for i in range(start, stop):
             code = (SPREAD[pixels[i, 0]] << 2) | (SPREAD[pixels[i, 1]] << 1) | SPREAD[pixels[i, 2]]
-            rows[i - start] = index[code]
+            row = index[code]
+            if row < 0 or row >= codes.shape[0] or codes[row] != code:
+                return False
+            rows[i - start] = row
         look_up_rows(rows[: stop - start], table, planes[:, start:stop])
+    return True
 
 
 @njit(cache=True, nogil=True)

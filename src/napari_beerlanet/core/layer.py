@@ -11,43 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from . import kernels
+from .autograd import StoredColumns, refuse_second_derivative
 from .beerlanet import unroll
-from .columns import StoredColumns
 from .images import FLOAT_FLOOR, Domain
 from .palette import count_codes, decode, rows_of
+from .spectra import check_number, check_solver, check_spectra
 from .threads import run_all, slices
 
 Method = Literal["auto", "palette", "dense"]
+_LARGEST_LOG = 40.0  # of λ and γ: beyond it nothing lives, and sums would overflow
 _SCATTER = 1 << 17  # pixels per task of the look-up's gradient: fixed, as sums depend on it
-_DYES = {
-    "haematoxylin": (0.65, 0.70, 0.29),
-    "eosin": (0.07, 0.99, 0.11),
-    "DAB": (0.27, 0.57, 0.78),
-    "methylene blue": (0.83, 0.51, 0.20),
-    "grey": (1.0, 1.0, 1.0),
-    "red absorber": (0.98, 0.14, 0.13),
-    "blue absorber": (0.12, 0.20, 0.97),
-}
-
-
-def default_spectra(components: int, channels: int = 3) -> npt.NDArray[np.float64]:
-    """The start S_init (channels, components) that is used where none is given; unit columns.
-
-    For RGB these are haematoxylin, eosin, DAB, methylene blue, grey, a red and a blue absorber,
-    then directions that fill the nonnegative octant evenly (a golden-ratio sequence). For other
-    channel counts they are drawn from that orthant with a fixed seed.
-    """
-    if channels != 3:
-        columns = np.abs(np.random.default_rng(0).normal(size=(components, channels)))
-    else:
-        k = np.arange(max(components - len(_DYES), 0))[:, None]
-        plastic = 1.32471795724474602596  # its powers give the evenest sequence in two dimensions
-        height, turn = np.modf(0.5 + k * np.array([plastic**-1, plastic**-2]))[0].T
-        radius = np.sqrt(1 - height**2)
-        filling = (radius * np.cos(turn * np.pi / 2), radius * np.sin(turn * np.pi / 2), height)
-        columns = np.vstack([list(_DYES.values()), np.stack(filling, 1)])[:components]
-    unit: npt.NDArray[np.float64] = columns / np.linalg.norm(columns, axis=1, keepdims=True)
-    return unit.T
 
 
 class BeerLaNet(nn.Module):
@@ -92,12 +65,18 @@ class BeerLaNet(nn.Module):
         super().__init__()
         start = check_spectra(spectra, components, channels)
         check_solver(iterations, domain, method, reference_pixels)
+        if padding is not None:
+            check_number(padding, "padding", most=1.0)
         self.components, self.iterations, self.channels = start.shape[1], iterations, channels
         self.domain, self.unit_spectra, self.method = domain, unit_spectra, method
         self.reference_pixels, self.padding = reference_pixels, padding
         self.raw_spectra = nn.Parameter(torch.tensor(start, dtype=torch.float32))
-        self.log_lam = nn.Parameter(torch.tensor(_log(lam, "lam"), dtype=torch.float32))
-        self.log_gamma = nn.Parameter(torch.tensor(_log(gamma, "gamma"), dtype=torch.float32))
+        lam, gamma = check_number(lam, "lam"), check_number(gamma, "gamma")
+        self.log_lam = nn.Parameter(torch.tensor(math.log(lam or 1.0)))
+        self.log_gamma = nn.Parameter(torch.tensor(math.log(gamma or 1.0)))
+        # The logarithm of zero would be no number to take a step from.
+        self.register_buffer("penalised", torch.tensor([lam > 0, gamma > 0]))
+        self.penalised: Tensor
 
     @property
     def spectra(self) -> Tensor:
@@ -107,12 +86,12 @@ class BeerLaNet(nn.Module):
     @property
     def lam(self) -> Tensor:
         """λ, a nonnegative scalar."""
-        return self.log_lam.exp()
+        return self.penalised[0] * self.log_lam.clamp(max=_LARGEST_LOG).exp()
 
     @property
     def gamma(self) -> Tensor:
         """γ, a nonnegative scalar."""
-        return self.log_gamma.exp()
+        return self.penalised[1] * self.log_gamma.clamp(max=_LARGEST_LOG).exp()
 
     def extra_repr(self) -> str:
         """What `print` shows."""
@@ -131,10 +110,12 @@ class BeerLaNet(nn.Module):
             raise ValueError(
                 f"BeerLaNet takes (N, {self.channels}, H, W), not {tuple(images.shape)}."
             )
-        if weights is not None and weights.numel() != images[:, 0].numel():
-            raise ValueError(
-                f"weights {tuple(weights.shape)} do not fit images {tuple(images.shape)}."
-            )
+        n, _, height, width = images.shape
+        fitting = ((n, height, width), (n, 1, height, width))
+        if weights is not None and tuple(weights.shape) not in fitting:
+            raise ValueError(f"weights must be {fitting[0]}, not {tuple(weights.shape)}.")
+        if not (images.is_floating_point() or images.dtype == torch.uint8):
+            raise ValueError(f"BeerLaNet takes uint8 or floats in [0, 1], not {images.dtype}.")
         if images.dtype == torch.uint8:
             images = images.float() / 255
         if images.numel() == 0:
@@ -171,7 +152,8 @@ class BeerLaNet(nn.Module):
         else:
             w = values.new_ones(values.shape[1]) if rows is None else counts.to(precise)
         if self.padding is not None:
-            w = torch.where(((values - self.padding).abs() < 1e-4).all(0), 0.0, w)
+            near = max(1e-4, torch.finfo(image.dtype).eps)
+            w = torch.where(((values - self.padding).abs() < near).all(0), 0.0, w)
         X = values.clamp(FLOAT_FLOOR, None).log() if self.domain == "log" else values
         return StoredColumns(X, w, self.reference_pixels), rows
 
@@ -199,46 +181,6 @@ def distinct_colours(values: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     key = (level[0] * 65536 + level[1] * 256 + level[2]).long()
     keys, rows, counts = torch.unique(key, return_inverse=True, return_counts=True)
     return torch.stack([keys >> 16, (keys >> 8) & 255, keys & 255]) / 255.0, counts, rows
-
-
-def check_spectra(
-    spectra: npt.ArrayLike | None, components: int, channels: int = 3
-) -> npt.NDArray[np.float64]:
-    """S_init (channels, r) as float64, or a `ValueError` of one sentence."""
-    if isinstance(components, bool) or int(components) != components or components < 1:
-        raise ValueError(f"components must be a whole number of at least 1, not {components!r}.")
-    if spectra is None:
-        return default_spectra(int(components), channels)
-    start = np.asarray(spectra, dtype=np.float64)
-    if start.ndim != 2 or start.shape[0] != channels or start.shape[1] < 1:
-        raise ValueError(
-            f"spectra must have shape ({channels}, components), one column each, not {start.shape}."
-        )
-    if not np.isfinite(start).all() or (start < 0).any():
-        raise ValueError("spectra must be finite and nonnegative.")
-    return start
-
-
-def check_solver(iterations: Any, domain: str, method: str, reference_pixels: float | None) -> None:
-    """Settings that decompose and BeerLaNet share, or a `ValueError` of one sentence."""
-    if (
-        isinstance(iterations, bool)
-        or not isinstance(iterations, (int, np.integer))
-        or iterations < 1
-    ):
-        raise ValueError(f"iterations must be a whole number of at least 1, not {iterations!r}.")
-    if domain not in ("log", "intensity"):
-        raise ValueError(f'domain must be "log" or "intensity", not {domain!r}.')
-    if method not in ("auto", "palette", "dense"):
-        raise ValueError(f'method must be "auto", "palette" or "dense", not {method!r}.')
-    if reference_pixels is not None and not 0 < reference_pixels < math.inf:
-        raise ValueError(f"reference_pixels must be positive or None, not {reference_pixels!r}.")
-
-
-def _log(value: float, name: str) -> float:
-    if not 0 <= value < math.inf:
-        raise ValueError(f"{name} must be a number of at least 0, not {value!r}.")
-    return math.log(value) if value > 0 else -math.inf
 
 
 def _each(weights: Tensor | None) -> Any:
@@ -277,6 +219,7 @@ class _LookUp(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        refuse_second_derivative(gradient)
         (rows,) = ctx.saved_tensors
         index, planes = rows.numpy(), np.ascontiguousarray(gradient.numpy())
 

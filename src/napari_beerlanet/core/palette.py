@@ -7,8 +7,9 @@ tiles of a slide are counted one by one, in any order and on any machine, and me
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ _DENSE_BYTES = 8 * kernels.CODES
 _COUNT_TABLES = 4  # at most: each is 64 MB of address space
 _RUN = 1 << 18  # pixels that a look-up task takes at a time
 _SAMPLE = 1 << 16
+_UNKNOWN = "The pixels have colours that the palette does not hold."
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,6 @@ class Palette:
     codes: npt.NDArray[Any]
     counts: npt.NDArray[np.int64]
     dtype: np.dtype[Any]
-    _cache: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -50,39 +51,36 @@ class Palette:
         rows = np.searchsorted(self.codes, codes)
         rows[rows == len(self)] = 0
         if len(self) == 0 or not np.array_equal(self.codes[rows], codes):
-            raise KeyError("The pixels have colours that the palette does not hold.")
+            raise KeyError(_UNKNOWN)
         return rows
 
     def look_up(
         self, table: npt.NDArray[np.float32], pixels: npt.NDArray[Any]
     ) -> npt.NDArray[np.float32]:
-        """(r, n) float32 planes from `table` (u, r): what each pixel's colour has there."""
+        """(r, n) float32 planes from `table` (u, r): what each pixel's colour has there.
+
+        Colours that the palette does not hold are refused.
+        """
+        if pixels.dtype != self.dtype or len(table) != len(self):
+            raise ValueError(f"A palette of {len(self)} {self.dtype} colours does not fit these.")
         planes = np.empty((table.shape[1], len(pixels)), np.float32)
         if self.dtype == np.uint8:
-            index = self._index()
-            run_all(
+            index = _filled_index(self.codes)
+            known = run_all(
                 [
                     lambda part=part: kernels.look_up_pixels(  # type: ignore[misc]
-                        pixels[part], index, table, planes[:, part]
+                        pixels[part], self.codes, index, table, planes[:, part]
                     )
                     for part in slices(len(pixels), _RUN)
                 ]
             )
+            _spare_index.append(index)
+            if not all(known):
+                raise KeyError(_UNKNOWN)
         else:
             for part in slices(len(pixels), _RUN):
                 planes[:, part] = table[self.rows(pixels[part])].T
         return planes
-
-    def _index(self) -> npt.NDArray[np.int32]:
-        """(2**24,) int32: the row of each 8-bit colour; 0 where there is none."""
-        if "index" not in self._cache:
-            index = np.zeros(kernels.CODES, np.int32)
-            index[self.codes] = np.arange(len(self), dtype=np.int32)
-            self._cache["index"] = index
-        return self._cache["index"]  # type: ignore[no-any-return]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"codes": self.codes, "counts": self.counts, "dtype": self.dtype, "_cache": {}}
 
 
 def palette_of(pixels: npt.NDArray[Any]) -> Palette:
@@ -190,10 +188,21 @@ def count_codes(codes: npt.NDArray[np.uint32]) -> tuple[npt.NDArray[Any], npt.ND
 
 
 def rows_of(codes: npt.NDArray[np.uint32], distinct: npt.NDArray[np.uint32]) -> npt.NDArray[Any]:
-    """Row in `distinct` of each code, int32."""
-    index = np.empty(kernels.CODES, np.int32)  # only entries of `distinct` are written and read
-    index[distinct] = np.arange(len(distinct), dtype=np.int32)
-    return index[codes]
+    """Row in `distinct` of each code, int32; every code must be in it."""
+    index = _filled_index(distinct)
+    rows = index[codes]
+    _spare_index.append(index)
+    return rows
+
+
+def _filled_index(codes: npt.NDArray[np.uint32]) -> npt.NDArray[np.int32]:
+    """(2**24,) int32: the row of each of the codes, and anything elsewhere."""
+    try:
+        index = _spare_index.pop()
+    except IndexError:
+        index = np.empty(kernels.CODES, np.int32)
+    index[codes] = np.arange(len(codes), dtype=np.int32)
+    return index
 
 
 def _count(pixels: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
@@ -202,12 +211,12 @@ def _count(pixels: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.i
         codes, counts = np.unique(encode(seen), return_counts=True)
         return codes, counts.astype(np.int64)
     tables = min(_COUNT_TABLES, thread_count(), 1 + len(pixels) // (4 * _RUN))
-    step = min(-(-len(pixels) // tables), 1 << 31)  # a table counts to 2**32
+    step = min(-(-max(len(pixels), 1) // tables), 1 << 31)  # a table counts to 2**32
     parts = run_all(
         [lambda part=part: _count_bytes(pixels[part]) for part in slices(len(pixels), step)]  # type: ignore[misc]
     )
-    codes, counts = parts[0]
-    for more in parts[1:]:
+    codes, counts = np.empty(0, np.uint32), np.empty(0, np.int64)
+    for more in parts:
         codes, counts = kernels.merge_counts(codes, counts, *more)
     return codes, counts
 
@@ -217,23 +226,21 @@ def _count_bytes(pixels: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[Any], npt.N
     return _with_tables(lambda *tables: kernels.count_pixels(pixels, has_alpha, *tables))
 
 
-_spare: list[tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8]]] = []
+# Tables are kept for the next image: only pages that were ever touched take memory, and not having
+# to get them from the system again halves the time of a small image.
+_spare: deque[tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8]]] = deque(maxlen=_COUNT_TABLES)
+_spare_index: deque[npt.NDArray[np.int32]] = deque(maxlen=_COUNT_TABLES)
 
 
 def _with_tables(count: Callable[..., None]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-    """Count into a zeroed table of all colours and read it out.
-
-    Tables are kept for the next image: only pages that were ever touched take memory, and not
-    having to get them from the system again halves the time of a small image.
-    """
+    """Count into a zeroed table of all colours and read it out, which zeroes it again."""
     try:
         tables = _spare.pop()
     except IndexError:
         tables = np.zeros(kernels.CODES, np.uint32), np.zeros(kernels.CODES >> 6, np.uint8)
     count(*tables)
     found = kernels.distinct(*tables)
-    if len(_spare) < _COUNT_TABLES:
-        _spare.append(tables)
+    _spare.append(tables)
     return found  # type: ignore[no-any-return]
 
 

@@ -76,7 +76,7 @@ def read_spectra(path: str | os.PathLike[str]) -> npt.NDArray[np.float64]:
 
     Inactive components are there, too, so that each keeps its place.
     """
-    from .layer import check_spectra
+    from .spectra import check_spectra
 
     content = read_json(path)
     if content.get("kind") != _KIND:

@@ -8,21 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from . import auto
 from .beerlanet import unroll
-from .columns import Columns, MapChain, StoredColumns, StreamedColumns
+from .columns import ArrayColumns, MapChain, StreamedColumns, to_numpy
 from .converge import Cells, ColumnSolver, cells_of, converge
 from .device import pick_device
 from .images import Domain, RGBImage, to_columns
 from .palette import Palette, palette_of
 from .progress import Report, tell
 from .threads import slices
+
+if TYPE_CHECKING:
+    import torch
 
 Array = npt.NDArray[np.float64]
 
@@ -94,7 +96,7 @@ def solve_converged(
         used = auto.penalties(cells, lam, gamma)
         found = converge(cells, problem.start, *used, report=problem.report)
 
-    exact = problem.palette is not None and len(cells.w) == len(problem.palette)
+    exact = problem.palette is not None and problem.palette.dtype == np.uint8
     return Fit(
         found.background,
         found.spectra,
@@ -118,40 +120,40 @@ def solve_unrolled(
     if lam is None or gamma is None:
         lam, gamma = auto.penalties(problem.cells(), lam, gamma)
     columns = _columns(problem, iterations, device)
-    where = columns.X.device if isinstance(columns, StoredColumns) else torch.device("cpu")
-    settings = (torch.tensor(v, dtype=torch.float64, device=where) for v in (lam, gamma))
-    S = torch.tensor(problem.start, dtype=torch.float64, device=where)
-    with torch.no_grad():
-        done = unroll(
-            [columns], S, *settings, iterations=iterations, unit_spectra=unit_spectra, track=True
-        )
-    scale = done.scale[0].cpu().numpy()
-    maps = [
-        (affine.M[0].cpu().numpy(), affine.N[0].cpu().numpy(), affine.b[0].cpu().numpy())
-        for affine in done.maps
-    ]
+    settings: tuple[Any, ...] = (problem.start, lam, gamma)
+    if not isinstance(columns, (ArrayColumns, StreamedColumns)):
+        settings = columns.like(*settings)
+    done = unroll(
+        [columns], *settings, iterations=iterations, unit_spectra=unit_spectra, track=True
+    )
+    scale, background, found, objective, m = (
+        to_numpy(t[0])
+        for t in (done.scale, done.background, done.spectra, done.objective, done.sums.m)
+    )
+    maps = [(to_numpy(M[0]), to_numpy(N[0]), to_numpy(b[0])) for M, N, b in done.maps]
     table = None
-    if problem.palette is not None and isinstance(columns, StoredColumns):
-        table = columns.D.cpu().numpy() * scale[:, None]
-    ends = (done.background, done.spectra, done.objective, done.sums.m)
-    background, found, objective, m = (t[0].cpu().numpy() for t in ends)
+    if problem.palette is not None and not isinstance(columns, StreamedColumns):
+        table = to_numpy(columns.D) * scale[:, None]
     return Fit(background, found, objective, (lam, gamma), m, table, MapChain(maps, scale))
 
 
-def _columns(problem: Problem, iterations: int, device: str | torch.device) -> Columns:
+def _columns(problem: Problem, iterations: int, device: str | torch.device) -> Any:
     """The palette's colours or the pixels as columns, in memory if they fit, else streamed."""
     palette, pixels = problem.palette, problem.pixels
-    where = torch.device("cpu") if palette is not None and device == "auto" else pick_device(device)
-    if where.type == "mps":  # has no float64
-        where = torch.device("cpu")
     if palette is not None:
-        values, weights = to_columns(palette.colours, problem.domain), palette.counts.astype(float)
+        X, w = to_columns(palette.colours, problem.domain), palette.counts.astype(np.float64)
     elif len(pixels) * problem.start.shape[1] <= _STORED:
-        values, weights = to_columns(pixels, problem.domain), _weights(pixels)
+        X, w = to_columns(pixels, problem.domain), _weights(pixels)
     else:
         return _streamed(problem, iterations)
-    X, w = (torch.from_numpy(a).to(where) for a in (values, weights))
-    return StoredColumns(X, w, problem.reference_pixels)
+    if str(device) == "cpu" or (str(device) == "auto" and palette is not None):
+        return ArrayColumns(X, w, problem.reference_pixels)
+    where = pick_device(device)
+    if where.type in ("cpu", "mps"):  # the latter has no float64
+        return ArrayColumns(X, w, problem.reference_pixels)
+    from .autograd import StoredColumns  # brings torch, which the CPU does without
+
+    return StoredColumns.on(where, X, w, problem.reference_pixels)
 
 
 def _streamed(problem: Problem, iterations: int) -> StreamedColumns:
