@@ -10,7 +10,6 @@ otherwise. Peak memory is measured in a process of its own.
 from __future__ import annotations
 
 import argparse
-import resource
 import subprocess
 import sys
 import time
@@ -144,23 +143,23 @@ def training_table(repeats: int, shared: Path) -> None:
         layer(image).square().sum().backward()
 
     slow, fast = best(plain, min(repeats, 3)), best(ours, repeats)
-    more, less = (in_own_process(f"train-{name}") for name in ("dense", "ours"))
+    more, less = (in_own_process(f"train-{name}", shared) for name in ("dense", "ours"))
     print("\nForward and backward, 640 × 640 mosaic\n")
     print("| | dense autograd | ours | ratio |\n|---|---|---|---|")
     print(f"| time | {slow:.3f} s | {fast * 1e3:.1f} ms | {slow / fast:.0f}× |")
     print(f"| peak extra memory | {more:.0f} MB | {less:.0f} MB | {more / max(less, 1):.0f}× |")
 
 
-def memory_table() -> None:
-    peak = in_own_process("forward")
+def memory_table(shared: Path) -> None:
+    peak = in_own_process("forward", shared)
     output = R * 4 * SIZES[-1][0] * SIZES[-1][1] / 1e6
     print(f"\nPeak memory at {SIZES[-1][1]} × {SIZES[-1][0]}: ", end="")
-    print(f"{peak:.0f} MB, of which {output:.0f} MB are the densities\n")
+    print(f"{peak:.0f} MB, of which {output:.0f} MB are the densities")
 
 
-def in_own_process(what: str) -> float:
-    """MB that the work added to the peak resident memory of a fresh, warmed-up process."""
-    command = [sys.executable, __file__, "--measure", what]
+def in_own_process(what: str, shared: Path) -> float:
+    """MB that the work added to the resident memory of a fresh, warmed-up process, at its peak."""
+    command = [sys.executable, __file__, "--measure", what, "--shared", str(shared)]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
@@ -182,9 +181,16 @@ def measure(what: str, shared: Path) -> None:
 
     image = smear(SIZES[-1], shared) if what == "forward" else mosaic(shared)
     work(image[:64, :64])
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
     work(image)
-    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+    print(resident("VmHWM") - before)
+
+
+def resident(key: str) -> float:
+    """Resident memory now (VmRSS) or at its peak (VmHWM), in MB; on Linux."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return float(next(line for line in lines if line.startswith(key)).split()[1]) / 1024
 
 
 def converge_table(repeats: int, shared: Path) -> None:
@@ -210,7 +216,7 @@ def main() -> None:
         return
     forward_table(options.repeats, options.shared)
     training_table(options.repeats, options.shared)
-    memory_table()
+    memory_table(options.shared)
     converge_table(options.repeats, options.shared)
 
 

@@ -51,6 +51,6 @@ ODD = {
     "white": _flat(255, 255, 255),
     "saturated": np.random.default_rng(0).choice(np.array([0, 255], np.uint8), (6, 7, 3)),
     "black and white": np.array([[[0] * 3, [255] * 3]] * 3, np.uint8),
-    "one row": smear()[20:21],
-    "smear": smear()[10:30, 10:30],
+    "one row": smear()[20:21, :24],
+    "smear": smear()[10:20, 10:22],
 }

@@ -39,8 +39,11 @@ def compare(truth, d):
     return cosine[stains, found], np.array(correlation)
 
 
-@pytest.mark.parametrize("kind", FIELDS)
-@pytest.mark.parametrize("shift", [0.0, 0.5])
+@pytest.mark.parametrize(
+    ("kind", "shift"),
+    # A shifted third dye can explain less than the 0.03 OD from which it is counted.
+    [(kind, shift) for kind in FIELDS for shift in (0.0, 0.5) if "DAB" not in kind or shift == 0],
+)
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_stains_are_counted_and_recovered(kind, shift, seed):
     truth = field(kind, seed, shift)

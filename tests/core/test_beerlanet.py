@@ -56,7 +56,7 @@ def test_transcription_with_weights_is_transcription_with_repeated_pixels(unit):
 
 def test_transcription_settles_where_its_objective_is_stationary():
     X = columns_of(smear(12, 16))[0]
-    end = algorithm1(X, start(2), 0.05, 0.05, 2000)
+    end = algorithm1(X, start(2), 0.05, 0.05, 1500)
     value, rng = objective(X, end.x0, end.S, end.D, 0.05, 0.05), np.random.default_rng(0)
     for _ in range(20):
         S = np.maximum(end.S + 1e-3 * rng.normal(size=end.S.shape), 0)
@@ -253,11 +253,11 @@ def test_images_of_a_batch_do_not_see_each_other(unit):
 
 def outputs(X, w, S, lam, gamma, unit, reference=None):
     columns = StoredColumns(X, w, reference)
-    done = unroll([columns], S, lam, gamma, iterations=4, unit_spectra=unit)
+    done = unroll([columns], S, lam, gamma, iterations=3, unit_spectra=unit)
     return columns.D * done.scale[0][:, None], done.background, done.spectra
 
 
-def point(p=7, r=2, grad_X=False):
+def point(p=6, r=2, grad_X=False):
     X = torch.tensor(random_columns(p=p, seed=2), requires_grad=grad_X)
     w = torch.arange(p, dtype=torch.float64) % 3
     S, lam, gamma = (

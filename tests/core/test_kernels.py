@@ -49,7 +49,7 @@ def test_count_pixels_is_unique(pixels, skip):
     kernels.count_pixels(pixels, skip, counts, touched)
     kept = pixels[pixels[:, 3] > 0] if skip else pixels
     codes, expected = np.unique(encoded(kept), return_counts=True)
-    found = kernels.distinct(counts, touched)
+    found = kernels.distinct(counts, touched, False)
     np.testing.assert_array_equal(found[0], codes)
     np.testing.assert_array_equal(found[1], expected)
     assert found[0].dtype == np.uint32
@@ -60,7 +60,7 @@ def test_count_pixels_is_unique(pixels, skip):
 def test_count_codes_is_unique(codes):
     counts, touched = tables()
     kernels.count_codes(codes, counts, touched)
-    found, numbers = kernels.distinct(counts, touched)
+    found, numbers = kernels.distinct(counts, touched, False)
     expected = np.unique(codes, return_counts=True)
     np.testing.assert_array_equal(found, expected[0])
     np.testing.assert_array_equal(numbers, expected[1])

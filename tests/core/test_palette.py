@@ -12,12 +12,11 @@ from napari_beerlanet.core import palette
 from napari_beerlanet.core.palette import (
     Histogram,
     Palette,
-    count_codes,
     decode,
     encode,
+    number_codes,
     palette_of,
     palette_pays,
-    rows_of,
 )
 from pictures import section, smear, with_alpha
 
@@ -127,12 +126,12 @@ def test_decode_undoes_encode(pixels):
 
 @settings(max_examples=30)
 @given(pixels_of(np.uint8, most=400))
-def test_count_codes_and_rows_of_are_unique_with_inverse(pixels):
+def test_number_codes_is_unique_with_inverse(pixels):
     codes = encode(pixels)
-    distinct, counts = count_codes(codes)
+    distinct, counts, rows = number_codes(codes)
     e = np.unique(codes, return_inverse=True, return_counts=True)
     np.testing.assert_array_equal(distinct, e[0])
-    np.testing.assert_array_equal(rows_of(codes, distinct), e[1])
+    np.testing.assert_array_equal(rows, e[1])
     np.testing.assert_array_equal(counts, e[2])
 
 

@@ -116,7 +116,12 @@ def converge(
     else:
         unit, plain = (_after_steps(cells, S, lam, gamma, u) for u in (True, False))
         starts = [_blank(cells, S), unit, plain]
-    ends = [_Sweeper(cells, s, lam, gamma, hold).run(tolerance, report) for s in starts]
+    ends = [
+        _Sweeper(cells, begin, lam, gamma, hold).run(
+            tolerance, within(report, k / len(starts), (k + 1) / len(starts))
+        )
+        for k, begin in enumerate(starts)
+    ]
     return min(ends, key=lambda end: end.objective[-1])
 
 

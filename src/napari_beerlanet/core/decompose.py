@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from .device import pick_device
 from .images import Domain, ImageError, RGBImage, check_rgb, from_columns, to_columns
 from .palette import palette_of, palette_pays
 from .progress import Report, tell, within
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float64]
 Method = Literal["auto", "palette", "dense"]
 
+_NOTHING = 1e-12  # mean density that is rounding and no stain
 _DISPLAY_OD = 1.2  # OD in the strongest channel at which a component's colour is shown
 
 
@@ -73,7 +75,7 @@ class Decomposition:
         return np.asarray(np.rint(255 * seen), dtype=np.uint8)
 
     def reconstruct(self, components: Sequence[int] | None = None) -> npt.NDArray[Any]:
-        """(H, W, 3) in the input's dtype, from all components or from those named by index."""
+        """(H, W, 3) in the input's dtype, from all components or those of a list or mask."""
         keep = self._indices(components)
         out = np.empty((*self.image.shape, 3), self.image.pixels.dtype)
         flat, D = out.reshape(-1, 3), self.densities.reshape(len(self.densities), -1)
@@ -115,9 +117,13 @@ class Decomposition:
         r = len(self.active)
         if components is None:
             return np.arange(r)
-        wanted = np.asarray(list(components), dtype=np.intp)
-        if ((wanted < 0) | (wanted >= r)).any():
-            raise ValueError(f"components must be indices from 0 to {r - 1}, not {list(wanted)}.")
+        wanted = np.asarray(components)
+        if wanted.dtype == bool and wanted.shape == (r,):
+            return np.flatnonzero(wanted)
+        whole = wanted.ndim == 1 and (wanted.size == 0 or wanted.dtype.kind in "iu")
+        if not whole or ((wanted < 0) | (wanted >= r)).any():
+            raise ValueError(f"components must be indices from 0 to {r - 1}, not {components!r}.")
+        wanted = wanted.astype(np.intp)
         return np.unique(wanted)
 
 
@@ -166,6 +172,8 @@ def decompose(
     start = check_spectra(spectra, components)
     check_solver(1 if iterations == "converge" else iterations, domain, method, reference_pixels)
     given = _penalty(lam, "lam"), _penalty(gamma, "gamma")
+    if str(device) not in ("auto", "cpu"):
+        pick_device(device)
     pixels = image.flat
     if pixels.shape[1] == 4 and not pixels[:, 3].any():
         raise ImageError("Every pixel of the image is fully transparent.")
@@ -190,7 +198,8 @@ def decompose(
 
 def _finish(problem: Problem, fit: Fit) -> Decomposition:
     palette, r = problem.palette, fit.spectra.shape[1]
-    active = (np.linalg.norm(fit.spectra, axis=0) > 0) & (fit.mass > 0)
+    present = fit.mass > _NOTHING * problem.total_weight
+    active = (np.linalg.norm(fit.spectra, axis=0) > 0) & present
     if palette is not None:
         table = fit.table
         if table is None:
@@ -199,7 +208,7 @@ def _finish(problem: Problem, fit: Fit) -> Decomposition:
         planes = palette.look_up(entries, problem.pixels)
     else:
         planes = _map_pixels(problem.pixels, problem.domain, fit.columns_to_densities, r)
-    weight = fit.spectra.sum(0) * fit.mass
+    weight = np.where(active, fit.spectra.sum(0) * fit.mass, 0.0)
     share = weight / weight.sum() if weight.sum() > 0 else np.zeros(r)
     return Decomposition(
         background=fit.background,

@@ -61,7 +61,7 @@ def check_rgb(image: Any) -> RGBImage:
         raise ImageError(f"An empty image: {given}. {ACCEPTED}")
     if pixels.dtype.kind == "f" and pixels.dtype.itemsize <= 8:
         return RGBImage(_checked_floats(pixels, given))
-    if pixels.dtype not in (np.uint8, np.uint16):
+    if pixels.dtype.kind != "u" or pixels.dtype.itemsize > 2:
         raise ImageError(f"Unsupported type of values: {given}. {ACCEPTED}")
     if not pixels.dtype.isnative:
         pixels = pixels.astype(pixels.dtype.newbyteorder("="))

@@ -57,10 +57,11 @@ def count_codes(codes, counts, touched):
 
 
 @njit(cache=True, nogil=True)
-def distinct(counts, touched):
+def distinct(counts, touched, number):
     """Codes with a count, ascending, and their counts: (u,) uint32, (u,) int64.
 
-    Leaves both tables zero, ready for the next image.
+    Leaves both tables zero, ready for the next image; or, to `number` them, `counts` with the row
+    of each code.
     """
     total = 0
     for group in range(touched.shape[0]):
@@ -76,7 +77,7 @@ def distinct(counts, touched):
                 if counts[code] > 0:
                     codes[k] = code
                     found[k] = counts[code]
-                    counts[code] = 0
+                    counts[code] = k if number else 0
                     k += 1
             touched[group] = 0
     return codes, found

@@ -14,7 +14,7 @@ from . import kernels
 from .autograd import StoredColumns, refuse_second_derivative
 from .beerlanet import unroll
 from .images import FLOAT_FLOOR, Domain
-from .palette import count_codes, decode, rows_of
+from .palette import decode, number_codes
 from .spectra import check_number, check_solver, check_spectra
 from .threads import run_all, slices
 
@@ -171,9 +171,9 @@ def distinct_colours(values: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         codes = np.empty(planes.shape[1], np.uint32)
         if not kernels.encode_planes(planes, np.float32(min(tolerance, 0.25)), codes):
             return values, values, None
-        found, counts = count_codes(codes)
+        found, counts, rows = number_codes(codes)
         colours = torch.from_numpy(decode(found, np.uint8).T / 255.0)
-        return colours, torch.from_numpy(counts), torch.from_numpy(rows_of(codes, found))
+        return colours, torch.from_numpy(counts), torch.from_numpy(rows)
     grey = values.float() * 255
     level = grey.round()
     if not bool(((level - grey).abs() <= min(tolerance, 0.25)).all()):

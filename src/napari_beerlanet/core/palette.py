@@ -8,7 +8,6 @@ tiles of a slide are counted one by one, in any order and on any machine, and me
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -182,17 +181,17 @@ def decode(codes: npt.NDArray[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     return colours
 
 
-def count_codes(codes: npt.NDArray[np.uint32]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-    """Distinct Morton codes, ascending, and their counts."""
-    return _with_tables(lambda *tables: kernels.count_codes(codes, *tables))
-
-
-def rows_of(codes: npt.NDArray[np.uint32], distinct: npt.NDArray[np.uint32]) -> npt.NDArray[Any]:
-    """Row in `distinct` of each code, int32; every code must be in it."""
-    index = _filled_index(distinct)
-    rows = index[codes]
-    _spare_index.append(index)
-    return rows
+def number_codes(
+    codes: npt.NDArray[np.uint32],
+) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+    """Distinct Morton codes, ascending, their counts, and the row among them of each code."""
+    tables = _take_tables()
+    kernels.count_codes(codes, *tables)
+    found, counts = kernels.distinct(*tables, True)
+    rows = tables[0][codes].view(np.int32)
+    tables[0][found] = 0
+    _spare.append(tables)
+    return found, counts, rows
 
 
 def _filled_index(codes: npt.NDArray[np.uint32]) -> npt.NDArray[np.int32]:
@@ -222,8 +221,11 @@ def _count(pixels: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.i
 
 
 def _count_bytes(pixels: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-    has_alpha = pixels.shape[1] == 4
-    return _with_tables(lambda *tables: kernels.count_pixels(pixels, has_alpha, *tables))
+    tables = _take_tables()
+    kernels.count_pixels(pixels, pixels.shape[1] == 4, *tables)
+    found = kernels.distinct(*tables, False)
+    _spare.append(tables)
+    return found  # type: ignore[no-any-return]
 
 
 # Tables are kept for the next image: only pages that were ever touched take memory, and not having
@@ -232,16 +234,12 @@ _spare: deque[tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8]]] = deque(maxl
 _spare_index: deque[npt.NDArray[np.int32]] = deque(maxlen=_COUNT_TABLES)
 
 
-def _with_tables(count: Callable[..., None]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-    """Count into a zeroed table of all colours and read it out, which zeroes it again."""
+def _take_tables() -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8]]:
+    """Zeroed tables to count in, one entry per colour and one per 64 colours."""
     try:
-        tables = _spare.pop()
+        return _spare.pop()
     except IndexError:
-        tables = np.zeros(kernels.CODES, np.uint32), np.zeros(kernels.CODES >> 6, np.uint8)
-    count(*tables)
-    found = kernels.distinct(*tables)
-    _spare.append(tables)
-    return found  # type: ignore[no-any-return]
+        return np.zeros(kernels.CODES, np.uint32), np.zeros(kernels.CODES >> 6, np.uint8)
 
 
 def _code_type(dtype: np.dtype[Any]) -> type[np.unsignedinteger[Any]]:

@@ -46,6 +46,15 @@ class Problem:
     reference_pixels: float | None
     report: Report | None
 
+    @property
+    def total_weight(self) -> float:
+        """What the weights of all pixels add up to."""
+        if self.reference_pixels is not None:
+            return self.reference_pixels
+        if self.palette is not None:
+            return float(self.palette.counts.sum())
+        return float(_weights(self.pixels).sum())
+
     def cells(self) -> Cells:
         """Weighted colours in levels for `converge`: the palette's, or 8-bit bins of pixels."""
         if self.palette is not None and self.palette.dtype == np.uint8:
