@@ -383,9 +383,14 @@ SETTINGS = {
 }
 
 
+FLOATS = ("default", "r = 32", "λ = 0", "converge", "converge, λ = 0")  # the rest is the same
+
+
 @pytest.mark.parametrize("picture", ODD)
-@pytest.mark.parametrize("settings", SETTINGS)
-@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+@pytest.mark.parametrize(
+    ("settings", "dtype"),
+    [(s, "uint8") for s in SETTINGS] + [(s, "float32") for s in FLOATS],
+)
 def test_odd_images_and_settings_stay_finite(picture, settings, dtype):
     image = as_type(ODD[picture], dtype)
     d = decompose(image, **SETTINGS[settings])

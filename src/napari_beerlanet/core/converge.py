@@ -35,6 +35,7 @@ _PARALLEL = 0.9999  # cosine from which a merger is tried; it is kept if the obj
 _MOMENTUM = 0.5, 0.98  # first and largest
 _RUN = 1 << 14
 _FIRST_STEPS = 30
+_ROUNDING = 1e-10
 
 
 @dataclass(frozen=True)
@@ -181,14 +182,17 @@ class _Sweeper:
                 momentum = min(1.1 * momentum, _MOMENTUM[1])
             self.before, self.here, self.next = self.here, self.next, self.before
             moving = True
-            if len(values) % _LOOK_BACK == 0 and self.hold == 0:
+            settled = len(values) >= _LOOK_BACK and (
+                values[-_LOOK_BACK] - value <= tolerance * value
+            )
+            merged = None
+            if self.hold == 0 and (settled or len(values) % _LOOK_BACK == 0):
                 merged = self._merge(value)
-                value, moving = (value, True) if merged is None else (merged, False)
+            if merged is not None:
+                value, moving = merged, False
             values.append(min(value, values[-1]))  # rounding in the last digit is no rise
             tell(report, len(values) - 1, _MAX_SWEEPS, "finding stains")
-            if len(values) > _LOOK_BACK and (
-                values[-1 - _LOOK_BACK] - values[-1] <= tolerance * values[-1]
-            ):
+            if settled and merged is None:
                 break
         here, objective = self.here, np.array(values[1:])
         return Solution(here.x0, here.S, here.D, objective, self.lam, self.gamma)
@@ -227,7 +231,7 @@ class _Sweeper:
             after.S[:, drop], after.D[drop] = 0.0, 0.0
             self._refresh(after)
             merged = self._sweep()
-            if merged <= value:
+            if merged <= value * (1 + _ROUNDING):
                 self.here, self.next = self.next, self.here
                 return merged
         return None
