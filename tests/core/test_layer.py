@@ -136,14 +136,18 @@ def test_look_up_and_its_gradient_are_index_select_and_index_add(monkeypatch, ro
     rows = torch.randint(0, 6, (100,), generator=g)
     tables = [torch.rand(4, 9, dtype=torch.float64, generator=g) for _ in range(1)] * 2
     a, b = (t.clone().requires_grad_(True) for t in tables)
-    ours, plain = _LookUp.apply(a, rows.to(rows_type)), b.float()[:, rows]
+    scales = [torch.rand(len(a), generator=torch.Generator().manual_seed(1)).double() for _ in "ab"]
+    first, second = (t.requires_grad_() for t in scales)
+    ours = _LookUp.apply(a, first, rows.to(rows_type))
+    plain = (b * second[:, None]).float()[:, rows]
     assert torch.equal(ours, plain)
     weight = torch.rand(4, 100, generator=g)
     (ours * weight).sum().backward()
-    expected = torch.zeros(4, 9).double().index_add_(1, rows, weight.double())
-    torch.testing.assert_close(a.grad, expected, rtol=1e-13, atol=1e-13)
+    added = torch.zeros(4, 9).double().index_add_(1, rows, weight.double())
+    torch.testing.assert_close(a.grad, added * first.detach()[:, None], rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(first.grad, (added * a.detach()).sum(1), rtol=1e-13, atol=1e-13)
     a.grad = None
-    _LookUp.apply(a, rows).sum().backward()  # an expanded gradient
+    _LookUp.apply(a, torch.ones(len(a)).double(), rows).sum().backward()  # an expanded gradient
     assert a.grad.sum() == 400
 
 

@@ -166,7 +166,13 @@ def test_results_do_not_depend_on_the_number_of_threads():
         )
         for count in ("1", "2")
     ]
-    outputs = [run.communicate(timeout=120)[0].split() for run in runs]
+    try:
+        outputs = [run.communicate(timeout=300)[0].split() for run in runs]
+    finally:
+        for run in runs:
+            run.kill()
+            run.wait()
+            run.stdout.close()
     assert [lines.pop() for lines in outputs] == ["1", "2"]
     names = [f"{part}, {run}" for run in ("palette", "dense", "converge") for part in "SxD"]
     pairs = zip(names, *outputs, strict=True)

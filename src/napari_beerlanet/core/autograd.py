@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,6 +20,8 @@ from .columns import (
     ratio,
 )
 
+_ROOM = 5  # iterations whose D share one piece of memory
+
 
 class StoredColumns:
     """Columns in memory: X (c, u), w (u,). Differentiable with respect to maps and X."""
@@ -27,6 +30,7 @@ class StoredColumns:
         self.X = X
         self.w = scale_weights(w, reference_pixels)
         self.D = X.new_zeros((0, X.shape[1]))
+        self._room: list[Array] = []
 
     @classmethod
     def on(
@@ -51,8 +55,19 @@ class StoredColumns:
 
     def step(self, affine: AffineMap) -> Sums:
         """See `Columns`."""
-        self.D, *sums = density_step(self.X, self.w, self.D, *affine)
+        room = self._next_room(affine.b.shape[0]) if _by_kernels(self.X) else None
+        self.D, *sums = density_step(self.X, self.w, self.D, *affine, room)
         return Sums(*sums)
+
+    def _next_room(self, r: int) -> Array:
+        """Memory (r, u) for the next D, cut from a larger piece.
+
+        Every D is kept for the gradient, so it is always new memory, and many small pieces of that
+        cost the system more time than filling them.
+        """
+        if not self._room:
+            self._room = list(np.empty((_ROOM, r, self.X.shape[1])))
+        return self._room.pop()
 
 
 def scale_weights(w: Tensor, reference_pixels: float | None) -> Tensor:
@@ -61,11 +76,11 @@ def scale_weights(w: Tensor, reference_pixels: float | None) -> Tensor:
 
 
 def density_step(
-    X: Tensor, w: Tensor, D: Tensor, M: Tensor, N: Tensor, b: Tensor
+    X: Tensor, w: Tensor, D: Tensor, M: Tensor, N: Tensor, b: Tensor, room: Array | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """max(0, Mᵀ D + Nᵀ X + b) and its sums G, P, m: by kernels on the CPU, by torch elsewhere."""
     if _by_kernels(X):
-        return _KernelStep.apply(X, w, D, M, N, b)  # type: ignore[no-any-return]
+        return _KernelStep.apply(X, w, D, M, N, b, room)  # type: ignore[no-any-return]
     return plain_density_step(X, w, D, M, N, b)
 
 
@@ -87,9 +102,17 @@ class _KernelStep(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, X: Tensor, w: Tensor, D: Tensor, M: Tensor, N: Tensor, b: Tensor
+        ctx: Any,
+        X: Tensor,
+        w: Tensor,
+        D: Tensor,
+        M: Tensor,
+        N: Tensor,
+        b: Tensor,
+        room: Array | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        out, sums = kernel_step(*(_numpy(t) for t in (X, w, D, M, N, b)))
+        columns = (_numpy(X), _numpy(w), _numpy(D))
+        out, sums = kernel_step(*columns, _numpy(M), _numpy(N), _numpy(b), room)
         result = torch.from_numpy(out)
         ctx.save_for_backward(X, w, D, M, result)
         G, P, m = (torch.from_numpy(s) for s in sums)
@@ -103,7 +126,7 @@ class _KernelStep(torch.autograd.Function):
         X, w, D, M, out = (_numpy(t) for t in ctx.saved_tensors)
         given = (g_out, gG + gG.T, gP, gm)
         grads = kernel_step_backward(X, w, D, M, out, *(_numpy(t) for t in given))
-        return None, None, *(torch.from_numpy(g) for g in grads)
+        return None, None, *(torch.from_numpy(g) for g in grads), None
 
 
 def refuse_second_derivative(*gradients: Tensor) -> None:

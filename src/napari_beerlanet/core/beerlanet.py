@@ -47,7 +47,8 @@ def unroll(
     `track` computes the objective after each iteration.
     """
     xp = namespace(S)
-    weight, mean, spread = (xp.stack(t) for t in zip(*(i.totals() for i in images), strict=True))
+    totals = zip(*(i.totals() for i in images), strict=True)
+    weight, mean, spread = (_together(t, xp) for t in totals)
     S = xp.broadcast_to(S, (len(images), *S.shape))
     a, sums, maps, states = None, None, [], []
     for _ in range(iterations):
@@ -59,7 +60,7 @@ def unroll(
         steps = [
             image.step(AffineMap(*parts)) for image, *parts in zip(images, *affine, strict=True)
         ]
-        sums = Sums(*(xp.stack(t) for t in zip(*steps, strict=True)))
+        sums = Sums(*(_together(t, xp) for t in zip(*steps, strict=True)))
         a = _prox_l2(_root(_diagonal(sums.G)), shrink)
         sums = _scaled(sums, a)
         S = _spectra_step(S, x0, sums, lam, gamma)
@@ -70,6 +71,11 @@ def unroll(
     objective = _objective(states, weight, mean, spread, lam, gamma) if track else None
     assert sums is not None
     return Unrolled(x0, S, a, sums, objective, maps)
+
+
+def _together(parts: tuple[Any, ...], xp: Any) -> Any:
+    """Stacked along a new first axis; a view where there is one part."""
+    return xp.stack(parts) if len(parts) > 1 else parts[0][None]
 
 
 def _density_map(S: Any, x0: Any, a: Any, lam: Any, gamma: Any) -> tuple[AffineMap, Any]:

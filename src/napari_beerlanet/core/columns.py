@@ -160,11 +160,12 @@ def contiguous(array: Any) -> Array:
 
 
 def kernel_step(
-    X: Array, w: Array, D: Array, M: Array, N: Array, b: Array
+    X: Array, w: Array, D: Array, M: Array, N: Array, b: Array, out: Array | None = None
 ) -> tuple[Array, tuple[Array, Array, Array]]:
-    """`density_step` on float64 arrays: out (r, u) and (G, P, m)."""
+    """max(0, Mᵀ D + Nᵀ X + b) on float64 arrays, (r, u), in `out` if given, and its (G, P, m)."""
     (c, u), r = X.shape, M.shape[1]
-    out, sums = np.empty((r, u)), (_zeros(u, r, r), _zeros(u, c, r), _zeros(u, r))
+    out = np.empty((r, u)) if out is None else out
+    sums = (_zeros(u, r, r), _zeros(u, c, r), _zeros(u, r))
 
     def work(k: int, part: slice) -> None:
         mine = (s[k] for s in sums)

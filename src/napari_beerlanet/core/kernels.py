@@ -114,6 +114,21 @@ def encode_pixels(pixels, codes):
 
 
 @njit(cache=True, nogil=True)
+def decode_pixels(codes, colours):
+    """Colours (n, 3) uint8 of (n,) uint32 Morton codes: the inverse of `encode_pixels`."""
+    for i in range(codes.shape[0]):
+        code = codes[i]
+        red = green = blue = 0
+        for bit in range(8):
+            blue |= ((code >> (3 * bit)) & 1) << bit
+            green |= ((code >> (3 * bit + 1)) & 1) << bit
+            red |= ((code >> (3 * bit + 2)) & 1) << bit
+        colours[i, 0] = red
+        colours[i, 1] = green
+        colours[i, 2] = blue
+
+
+@njit(cache=True, nogil=True)
 def encode_planes(planes, tolerance, codes):
     """Morton codes of (3, n) float32 planes in [0, 1]; False where one is no k/255.
 

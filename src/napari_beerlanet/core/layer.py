@@ -20,7 +20,7 @@ from .threads import run_all, slices
 
 Method = Literal["auto", "palette", "dense"]
 _LARGEST_LOG = 40.0  # of λ and γ: beyond it nothing lives, and sums would overflow
-_SCATTER = 1 << 17  # pixels per task of the look-up's gradient: fixed, as sums depend on it
+_SCATTER = 1 << 18  # pixels per task of the look-up's gradient: fixed, as sums depend on it
 
 
 class BeerLaNet(nn.Module):
@@ -129,11 +129,12 @@ class BeerLaNet(nn.Module):
                 columns, *learned, iterations=self.iterations, unit_spectra=self.unit_spectra
             )
             planes = [
-                _spread(image.D * a[:, None], rows)
+                _spread(image.D, a, rows)
                 for (image, rows), a in zip(parts, done.scale, strict=True)
             ]
         size = images.shape[2:]
-        return torch.stack(planes).to(images.dtype).reshape(len(images), -1, *size)
+        together = torch.stack(planes) if len(planes) > 1 else planes[0]
+        return together.to(images.dtype).reshape(len(images), -1, *size)
 
     def _columns(
         self, image: Tensor, weights: Tensor | None
@@ -190,23 +191,25 @@ def _each(weights: Tensor | None) -> Any:
     yield from weights
 
 
-def _spread(table: Tensor, rows: Tensor | None) -> Tensor:
-    """(r, n) float32 from `table` (r, u): column rows[i] for pixel i, or the table itself."""
-    if rows is None:
-        return table.float()
-    if table.device.type == "cpu":
-        return _LookUp.apply(table, rows)  # type: ignore[no-any-return]
-    return table.float()[:, rows]
+def _spread(table: Tensor, scale: Tensor, rows: Tensor | None) -> Tensor:
+    """(r, n) float32 from `table` (r, u) and its `scale` (r,): column rows[i] for pixel i.
+
+    Without rows it is the scaled table itself.
+    """
+    if rows is not None and table.device.type == "cpu":
+        return _LookUp.apply(table, scale, rows)  # type: ignore[no-any-return]
+    scaled = (table * scale[:, None]).float()
+    return scaled if rows is None else scaled[:, rows]
 
 
 class _LookUp(torch.autograd.Function):
-    """Densities of pixels from densities of colours; its gradient is a scatter-add."""
+    """Densities of pixels from those of colours, scaled; its gradient is a scatter-add."""
 
     @staticmethod
-    def forward(ctx: Any, table: Tensor, rows: Tensor) -> Tensor:
-        ctx.save_for_backward(rows)
-        ctx.colours = table.shape[1]
-        entries = np.ascontiguousarray(table.detach().numpy().T, dtype=np.float32)
+    def forward(ctx: Any, table: Tensor, scale: Tensor, rows: Tensor) -> Tensor:
+        ctx.save_for_backward(table, scale, rows)
+        scaled = table.detach().numpy().T * scale.detach().numpy()
+        entries = np.ascontiguousarray(scaled, dtype=np.float32)
         index = rows.numpy()
         planes = np.empty((entries.shape[1], len(index)), np.float32)
         run_all(
@@ -218,15 +221,17 @@ class _LookUp(torch.autograd.Function):
         return torch.from_numpy(planes)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         refuse_second_derivative(gradient)
-        (rows,) = ctx.saved_tensors
-        index, planes = rows.numpy(), np.ascontiguousarray(gradient.numpy())
+        table, scale, rows = (t.detach().numpy() for t in ctx.saved_tensors)
+        planes = np.ascontiguousarray(gradient.numpy())
 
         def scatter(part: slice) -> npt.NDArray[np.float64]:
-            table = np.zeros((ctx.colours, planes.shape[0]))
-            kernels.scatter_add(index[part], planes[:, part], table)
-            return table
+            sums = np.zeros((table.shape[1], table.shape[0]))
+            kernels.scatter_add(rows[part], planes[:, part], sums)
+            return sums
 
-        parts = run_all([lambda p=p: scatter(p) for p in slices(len(index), _SCATTER)])  # type: ignore[misc]
-        return torch.from_numpy(np.ascontiguousarray(sum(parts).T)), None  # type: ignore[union-attr]
+        parts = run_all([lambda p=p: scatter(p) for p in slices(len(rows), _SCATTER)])  # type: ignore[misc]
+        total = np.ascontiguousarray(np.sum(parts, axis=0).T)
+        to_scale = np.einsum("ru,ru->r", total, table)
+        return torch.from_numpy(total * scale[:, None]), torch.from_numpy(to_scale), None

@@ -174,10 +174,8 @@ def decode(codes: npt.NDArray[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     if np.dtype(dtype) == np.uint16:
         shifts = np.array([32, 16, 0], np.uint64)
         return ((codes[:, None] >> shifts) & np.uint64(0xFFFF)).astype(np.uint16)
-    colours = np.zeros((len(codes), 3), np.uint8)
-    for channel in range(3):
-        for bit in range(8):
-            colours[:, channel] |= ((codes >> (3 * bit + 2 - channel)) & 1).astype(np.uint8) << bit
+    colours = np.empty((len(codes), 3), np.uint8)
+    kernels.decode_pixels(np.ascontiguousarray(codes, dtype=np.uint32), colours)
     return colours
 
 
