@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from .device import pick_device
 from .images import Domain, ImageError, RGBImage, check_rgb, from_columns, to_columns
-from .palette import palette_of, palette_pays
+from .palette import Palette, palette_of, palette_pays
 from .progress import Report, tell, within
 from .solve import BLOCK, Fit, Problem, solve_converged, solve_unrolled
 from .spectra import check_number, check_solver, check_spectra
@@ -177,12 +177,8 @@ def decompose(
     pixels = image.flat
     if pixels.shape[1] == 4 and not pixels[:, 3].any():
         raise ImageError("Every pixel of the image is fully transparent.")
-    if method == "palette" and pixels.dtype.kind == "f":
-        raise ImageError('method="palette" takes uint8 or uint16 images; use "auto" or "dense".')
     tell(report, 0, 1, "counting colours")
-    palette = None
-    if method == "palette" or (method == "auto" and palette_pays(pixels)):
-        palette = palette_of(pixels)
+    palette = _palette(pixels, method)
     solving = within(report, 0.1, 0.7)
     problem = Problem(image, pixels, palette, start, domain, reference_pixels, solving)
     tell(solving, 0, 1, "finding stains")
@@ -194,6 +190,13 @@ def decompose(
     result = _finish(problem, fit)
     tell(report, 1, 1, "done")
     return result
+
+
+def _palette(pixels: npt.NDArray[Any], method: str) -> Palette | None:
+    if method == "palette" and pixels.dtype.kind == "f":
+        raise ImageError('method="palette" takes uint8 or uint16 images; use "auto" or "dense".')
+    wanted = method == "palette" or (method == "auto" and palette_pays(pixels))
+    return palette_of(pixels) if wanted else None
 
 
 def _finish(problem: Problem, fit: Fit) -> Decomposition:
