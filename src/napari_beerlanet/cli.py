@@ -14,18 +14,19 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from napari_beerlanet import __version__, commands
-from napari_beerlanet.commands import PROGRAM, UsageError, say, sentence
-
-INTERRUPTED, TERMINATED = 130, 143
+from napari_beerlanet.commands import (
+    PROGRAM,
+    Stopped,
+    UsageError,
+    asked_to_stop,
+    say,
+    sentence,
+)
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{PROGRAM}: {message.rstrip('.')}. `{self.prog} --help` says more.\n")
-
-
-class _Terminated(BaseException):
-    """SIGTERM, as an exception, so that what is half-written is taken away."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,35 +35,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):  # a file's name may hold what a terminal cannot show
             stream.reconfigure(errors="backslashreplace")
     options = _parser().parse_args(arguments)
-    before = signal.signal(signal.SIGTERM, _terminate) if _in_main_thread() else None
+    before = _listen_for_signals()
     try:
         status: int = options.run(options)
         return status
     except UsageError as error:
         say(str(error))
         return 2
-    except KeyboardInterrupt:
-        say("interrupted; what was finished is kept.")
-        return INTERRUPTED
-    except _Terminated:
-        say("terminated; what was finished is kept.")
-        return TERMINATED
+    except (KeyboardInterrupt, Stopped) as stop:
+        sent = stop.args[0] if isinstance(stop, Stopped) else signal.SIGINT
+        word = "terminated" if sent == signal.SIGTERM else "interrupted"
+        say(f"{word}; what was finished is kept.")
+        return 128 + sent
     except Exception as error:
         if options.debug:
             raise
         say(sentence(error))
         return 1
     finally:
-        if before is not None:
-            signal.signal(signal.SIGTERM, before)
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
 
-def _in_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
+def _listen_for_signals() -> dict[int, Any]:
+    """Have Ctrl-C and SIGTERM noted; returns what to restore. Only the main thread can."""
+    asked_to_stop.clear()
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    return {s: signal.signal(s, _note) for s in (signal.SIGINT, signal.SIGTERM)}
 
 
-def _terminate(signum: int, frame: Any) -> NoReturn:
-    raise _Terminated
+def _note(signum: int, frame: Any) -> None:
+    # An exception from here could fall into compiled code, which loses it, or between writing and
+    # tidying up. So the first signal is looked at where it is safe; a second does not wait.
+    if asked_to_stop:
+        raise KeyboardInterrupt
+    asked_to_stop.append(signum)
 
 
 def _parser() -> argparse.ArgumentParser:

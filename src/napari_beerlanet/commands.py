@@ -20,6 +20,19 @@ if TYPE_CHECKING:
 PROGRAM = "napari-beerlanet"
 
 
+class Stopped(BaseException):
+    """A signal, its number the argument, asked to stop; raised where nothing is half-done."""
+
+
+asked_to_stop: list[int] = []
+
+
+def stop_if_asked() -> None:
+    """Raise `Stopped` if a signal has come."""
+    if asked_to_stop:
+        raise Stopped(asked_to_stop[0])
+
+
 class UsageError(Exception):
     """What was asked for makes no sense; the message is one sentence."""
 
@@ -58,6 +71,7 @@ def decompose(options: argparse.Namespace) -> int:
         raise UsageError("all files given are results of an earlier run; name images.")
     with _Run(jobs, folder, settings, options) as run:
         for job in jobs:
+            stop_if_asked()
             if not run.do(job):
                 break
     return 1 if run.failed else 0
@@ -90,6 +104,7 @@ class _Run:
         from napari_beerlanet.core.batch import HOPELESS, decompose_file
 
         def report(progress: Progress) -> None:
+            stop_if_asked()
             self.bar.set_postfix_str(f"{job.source.name}: {progress.message}")
 
         begun, options = time.perf_counter(), self.options
@@ -184,7 +199,7 @@ def demo(options: argparse.Namespace) -> int:
         "tissue-section": sample_data.he_field((768, 1024), seed=2),
     }
     for name, field in fields.items():
-        result = decompose(field.image, iterations="converge")
+        result = decompose(field.image, iterations="converge", report=lambda _: stop_if_asked())
         picture = folder.path / f"{name}.png"
         with atomic_path(picture) as unfinished:
             Image.fromarray(field.image).save(unfinished)

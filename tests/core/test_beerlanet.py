@@ -9,29 +9,31 @@ from hypothesis import strategies as st
 from algorithm1 import algorithm1, columns_of, objective
 from napari_beerlanet.core.autograd import StoredColumns
 from napari_beerlanet.core.beerlanet import unroll
+from napari_beerlanet.core.columns import ArrayColumns
 from pictures import section, smear, start
 
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 BOTH = pytest.mark.parametrize("unit", [True, False], ids=["unit", "letter"])
 
 
-def run(X, S, lam, gamma, K, *, w=None, unit=False, reference=None, plain=False):
-    """`unroll` on one image of NumPy columns; D comes back as (p, r), scaled."""
-    X = torch.tensor(X, requires_grad=plain)
-    w = torch.ones(X.shape[1], dtype=X.dtype) if w is None else torch.tensor(w)
-    columns = StoredColumns(X, w, reference)
-    done = unroll(
-        [columns],
-        torch.tensor(S),
-        torch.tensor(lam, dtype=X.dtype),
-        torch.tensor(gamma, dtype=X.dtype),
-        iterations=K,
-        unit_spectra=unit,
-        track=True,
-    )
-    D = (columns.D * done.scale[0][:, None]).detach().numpy().T
-    x0, S, values = (t[0].detach().numpy() for t in (done.background, done.spectra, done.objective))
-    return x0, S, D, values
+MODES = ["arrays", "kernels", "plain"]
+
+
+def run(X, S, lam, gamma, K, *, w=None, unit=False, reference=None, mode="arrays"):
+    """`unroll` on one image of NumPy columns; D comes back as (p, r), scaled.
+
+    In NumPy arrays, in torch by kernels (as when learning), or in plain torch operations.
+    """
+    w = np.ones(X.shape[1]) if w is None else w
+    given = X, w, S, np.float64(lam), np.float64(gamma)
+    if mode != "arrays":
+        given = [torch.tensor(t, dtype=torch.float64) for t in given]
+        given[0].requires_grad_(mode == "plain")
+    columns = (ArrayColumns if mode == "arrays" else StoredColumns)(*given[:2], reference)
+    done = unroll([columns], *given[2:], iterations=K, unit_spectra=unit, track=True)
+    D = columns.D * done.scale[0][:, None]
+    ends = done.background[0], done.spectra[0], D.T, done.objective[0]
+    return tuple(t if mode == "arrays" else t.detach().numpy() for t in ends)
 
 
 def agree(got, expected):
@@ -68,13 +70,13 @@ def test_transcription_settles_where_its_objective_is_stationary():
 
 
 @BOTH
-@pytest.mark.parametrize("plain", [False, True], ids=["kernels", "plain"])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("channels", [1, 3, 5])
 @pytest.mark.parametrize("reference", [None, 7.5])
-def test_unroll_is_algorithm_1(unit, plain, channels, reference):
+def test_unroll_is_algorithm_1(unit, mode, channels, reference):
     X, S = random_columns(channels, 60), start(4, channels=channels)
     w = np.random.default_rng(1).integers(0, 4, 60).astype(float)
-    got = run(X, S, 0.2, 0.1, 12, w=w, unit=unit, reference=reference, plain=plain)
+    got = run(X, S, 0.2, 0.1, 12, w=w, unit=unit, reference=reference, mode=mode)
     agree(
         got,
         algorithm1(X, S, 0.2, 0.1, 12, w=w, reference_pixels=reference, unit_spectra=unit),
@@ -98,14 +100,18 @@ def test_unroll_is_algorithm_1_from_no_penalty_until_all_is_dead(unit, lam, gamm
     gamma=st.sampled_from([0.0, 0.1, 3.0]),
     unit=st.booleans(),
     zeros=st.booleans(),
+    mode=st.sampled_from(MODES),
 )
-def test_unroll_is_algorithm_1_for_any_numbers(seed, p, r, lam, gamma, unit, zeros):
+def test_unroll_is_algorithm_1_for_any_numbers(seed, p, r, lam, gamma, unit, zeros, mode):
     # One pixel without a penalty: D is zero but for rounding, and τ = 1/‖D‖² magnifies that.
     assume(p > 1 or lam > 0)
     X, S = random_columns(p=p, seed=seed), start(r, seed)
     if zeros:
         S[np.random.default_rng(seed).uniform(size=S.shape) < 0.5] = 0
-    agree(run(X, S, lam, gamma, 6, unit=unit), algorithm1(X, S, lam, gamma, 6, unit_spectra=unit))
+    agree(
+        run(X, S, lam, gamma, 6, unit=unit, mode=mode),
+        algorithm1(X, S, lam, gamma, 6, unit_spectra=unit),
+    )
 
 
 # Dead components.
