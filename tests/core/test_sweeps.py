@@ -98,6 +98,12 @@ def test_one_component_is_solved_exactly(lam):
     for _ in range(50):
         D = np.maximum(held.D + 1e-3 * rng.normal(size=held.D.shape), 0)
         assert objective(X, held.x0, S, D.T, lam, 0.1, w) >= value
+    for factor in (0.999, 1.001):  # random steps hardly show the scale, which the ℓ₂ prox decides
+        assert objective(X, held.x0, S, factor * held.D.T, lam, 0.1, w) > value
+        assert objective(X, p.x0, factor * grown, p.D.T, lam, 0.1, w) > p.objective(lam, 0.1)
+    nearby = np.maximum(held.D + np.where(held.D > 0, 1e-3, 0), 0)
+    assert objective(X, held.x0, S, nearby.T, lam, 0.1, w) > value
+    assert objective(X, held.x0, S, np.maximum(held.D - 1e-3, 0).T, lam, 0.1, w) > value
 
 
 def test_sweeps_settle_at_a_fixed_point_of_algorithm_1():
