@@ -65,6 +65,8 @@ BAD = {
     "array of strings": (np.full((4, 5, 3), "red"), "<U3"),
     "dates": (np.zeros((4, 5, 3), "M8[s]"), "datetime64"),
 }
+if np.dtype(np.longdouble).itemsize > 8:  # elsewhere it is float64 by another name
+    BAD["long double"] = (full((4, 5, 3), 0.5, np.longdouble), "")
 NOT_ARRAYS = {
     "path": ("smear.png", "smear.png"),
     "bytes": (b"\x89PNG", "PNG"),

@@ -50,18 +50,22 @@ def test_tasks_run_at_the_same_time():
     assert sorted(run_all([meeting.wait, meeting.wait])) == [0, 1]
 
 
-@pytest.mark.usefixtures("several")
-def test_nested_calls_do_not_wait_for_ever():
-    def outer(k):
-        return sum(run_all([lambda j=j: k * j for j in range(5)]))
+NESTED = """
+from napari_beerlanet.core.threads import run_all
+outer = lambda k: sum(run_all([lambda j=j: k * j for j in range(5)]))
+print(run_all([lambda k=k: outer(k) for k in range(9)]))
+"""
 
-    done = []
-    caller = threading.Thread(
-        target=lambda: done.extend(run_all([lambda k=k: outer(k) for k in range(9)])), daemon=True
+
+def test_nested_calls_do_not_wait_for_ever():
+    done = subprocess.run(  # a process of its own: one that waits for ever can be ended
+        [sys.executable, "-c", NESTED],
+        env={**os.environ, "OMP_NUM_THREADS": "3"},
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
-    caller.start()
-    caller.join(20)
-    assert done == [10 * k for k in range(9)]
+    assert done.stdout.strip() == str([10 * k for k in range(9)]), done.stderr
 
 
 @pytest.mark.usefixtures("several")
