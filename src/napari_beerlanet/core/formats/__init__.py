@@ -1,0 +1,118 @@
+"""Detections and annotations to files and back: CSV, GeoJSON (QuPath), YOLO, COCO, Pascal VOC.
+
+A file is written whole or not at all. Coordinates come back to within a hundredth of a pixel, and
+what cannot be read is a `FileError` of one sentence.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..boxes import Detections
+from ..files import FileError
+from .coco import read_coco, read_coco_images, write_coco
+from .geojson import read_geojson, write_geojson
+from .shared import load_json
+from .table import read_csv, write_csv
+from .voc import read_voc, write_voc
+from .yolotext import read_yolo, write_classes, write_yolo
+
+__all__ = [
+    "FORMATS",
+    "Format",
+    "read_coco",
+    "read_coco_images",
+    "read_csv",
+    "read_detections",
+    "read_geojson",
+    "read_voc",
+    "read_yolo",
+    "write_classes",
+    "write_coco",
+    "write_csv",
+    "write_detections",
+    "write_geojson",
+    "write_voc",
+    "write_yolo",
+]
+
+
+@dataclass(frozen=True)
+class Format:
+    """How files of a format end, and the two functions that write and read one."""
+
+    suffix: str
+    write: Callable[..., None]
+    read: Callable[..., Detections]
+
+
+FORMATS = {
+    "csv": Format(".csv", write_csv, read_csv),
+    "geojson": Format(".geojson", write_geojson, read_geojson),
+    "yolo": Format(".txt", write_yolo, read_yolo),
+    "coco": Format(".json", write_coco, read_coco),
+    "voc": Format(".xml", write_voc, read_voc),
+}
+"""All formats by name."""
+
+
+def write_detections(
+    path: str | os.PathLike[str],
+    detections: Detections,
+    image_name: str = "",
+    format: str | None = None,
+    colours: Sequence[str] | None = None,
+) -> None:
+    """Write detections in a format of `FORMATS`: the one named, or as the path's ending says.
+
+    `colours` ("#rrggbb" by class) are for formats that have colours.
+    """
+    kind = _by_suffix(Path(path)) if format is None else _by_name(format)
+    if kind == "geojson":
+        write_geojson(path, detections, image_name, colours=colours)
+    else:
+        FORMATS[kind].write(path, detections, image_name)
+
+
+def read_detections(
+    path: str | os.PathLike[str],
+    image_shape: tuple[int, int] | None = None,
+    names: Sequence[str] | None = None,
+    image_name: str = "",
+    format: str | None = None,
+) -> Detections:
+    """Read detections or annotations of one image; without confidences they all have 1.
+
+    The format is the one named, or found from the path's ending and content. `image_shape` (H, W)
+    is needed for YOLO. `names` are the classes to sort into; another class is a `FileError`. With
+    None they are the file's own. `image_name` chooses where a file is about several images.
+    """
+    kind = _by_suffix(Path(path)) if format is None else _by_name(format)
+    if kind == "coco" and format is None and not _looks_like_coco(Path(path)):
+        kind = "geojson"
+    return FORMATS[kind].read(path, image_shape=image_shape, names=names, image_name=image_name)
+
+
+def _by_name(name: str) -> str:
+    if name.lower() not in FORMATS:
+        raise ValueError(f"There is no format {name!r}; there are {', '.join(FORMATS)}.")
+    return name.lower()
+
+
+def _by_suffix(path: Path) -> str:
+    for name, kind in FORMATS.items():
+        if path.suffix.lower() == kind.suffix:
+            return name
+    endings = ", ".join(kind.suffix for kind in FORMATS.values())
+    raise FileError(f"{path}: its ending says no format of boxes; known are {endings}.")
+
+
+def _looks_like_coco(path: Path) -> bool:
+    """QuPath writes its GeoJSON as .json, too, with or without a collection around the list."""
+    content = load_json(path, "COCO or GeoJSON")
+    items = content if isinstance(content, list) else [content]
+    kinds = [item.get("type") for item in items[:1] if isinstance(item, dict)]
+    return not {"Feature", "FeatureCollection"}.intersection(kinds)

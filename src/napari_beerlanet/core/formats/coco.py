@@ -1,0 +1,116 @@
+"""COCO JSON: images, categories, annotations with a box x, y, width, height in pixels."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from ..boxes import Detections, area
+from ..files import FileError
+from .shared import (
+    AnyPath,
+    Rows,
+    Shape,
+    agreed_shape,
+    coordinates,
+    extras,
+    load_json,
+    parsing,
+    plain,
+    to_detections,
+    write_text,
+)
+
+
+def write_coco(path: AnyPath, detections: Detections, image_name: str = "") -> None:
+    """Write one image with its annotations: `score` as COCO's results have it, further columns
+    as `attributes`. Categories count from 1.
+    """
+    image: dict[str, Any] = {"id": 1, "file_name": image_name}
+    if detections.image_shape is not None:
+        image["height"], image["width"] = map(int, detections.image_shape)
+    xyxy = detections.xyxy.astype(np.float64)
+    boxes = coordinates(np.hstack([xyxy[:, :2], xyxy[:, 2:] - xyxy[:, :2]]))
+    annotations = [
+        {
+            **{"id": i + 1, "image_id": 1, "category_id": int(detections.labels[i]) + 1},
+            **{"bbox": boxes[i], "area": size, "iscrowd": 0, "segmentation": []},
+            **{"score": plain(detections.scores[i]), "attributes": extra},
+        }
+        for i, (size, extra) in enumerate(
+            zip(coordinates(area(xyxy)), extras(detections), strict=True)
+        )
+    ]
+    categories = [{"id": i + 1, "name": name} for i, name in enumerate(detections.names)]
+    content = {"images": [image], "categories": categories, "annotations": annotations}
+    write_text(path, json.dumps(content, ensure_ascii=False, allow_nan=False))
+
+
+def read_coco(
+    path: AnyPath,
+    image_shape: Shape | None = None,
+    names: Sequence[str] | None = None,
+    image_name: str = "",
+) -> Detections:
+    """Read the annotations of one image: the only one, or the one whose file is `image_name`."""
+    content = _load(path)
+    with parsing(path, "COCO JSON"):
+        images = content["images"]
+        if len(images) == 1:
+            return _read(path, content, images[0], names, image_shape)
+        wanted = [image for image in images if image_name in _file_names(image)]
+        if len(wanted) != 1:
+            raise FileError(
+                f"{path}: about {len(images)} images, {len(wanted)} of them with the name "
+                f"{image_name!r}; say which is meant by its file name."
+            )
+        return _read(path, content, wanted[0], names, image_shape)
+
+
+def read_coco_images(path: AnyPath, names: Sequence[str] | None = None) -> dict[str, Detections]:
+    """All images of a file: their annotations by file name."""
+    content = _load(path)
+    with parsing(path, "COCO JSON"):
+        return {
+            image["file_name"]: _read(path, content, image, names, None)
+            for image in content["images"]
+        }
+
+
+def _load(path: AnyPath) -> dict[str, Any]:
+    content = load_json(path, "COCO JSON")
+    if isinstance(content, list):
+        raise FileError(f"{path}: a list without images and classes; whole COCO files are read.")
+    if not isinstance(content, dict):
+        raise FileError(f"{path}: not COCO JSON as expected: no images, no annotations.")
+    return content
+
+
+def _file_names(image: dict[str, Any]) -> tuple[str, str]:
+    return image["file_name"], PurePosixPath(image["file_name"].replace("\\", "/")).name
+
+
+def _read(
+    path: AnyPath,
+    content: dict[str, Any],
+    image: dict[str, Any],
+    names: Sequence[str] | None,
+    given: Shape | None,
+) -> Detections:
+    shape = agreed_shape(path, image.get("width"), image.get("height"), given)
+    categories = {entry["id"]: str(entry["name"]) for entry in content["categories"]}
+    rows = Rows()
+    for entry in content["annotations"]:
+        if entry["image_id"] != image["id"]:
+            continue
+        if entry["category_id"] not in categories:
+            raise FileError(f"{path}: there is no category {entry['category_id']!r}.")
+        x, y, width, height = map(float, entry["bbox"])
+        extra = {name: plain(value) for name, value in (entry.get("attributes") or {}).items()}
+        box = [x, y, x + width, y + height]
+        rows.add(categories[entry["category_id"]], box, entry.get("score"), extra)
+    return to_detections(path, rows, names, shape, list(categories.values()))

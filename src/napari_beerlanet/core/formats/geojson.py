@@ -1,0 +1,141 @@
+"""GeoJSON as QuPath writes and reads it: rectangles with class, colour and measurements."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from ..boxes import Detections
+from ..colours import parse_colours
+from .shared import (
+    AnyPath,
+    Rows,
+    Shape,
+    coordinates,
+    extras,
+    load_json,
+    parsing,
+    plain,
+    to_detections,
+    write_text,
+)
+
+UNCLASSIFIED = "Unclassified"
+"""The class of objects that have none in QuPath."""
+
+_CONFIDENCE = "Confidence"
+
+
+def write_geojson(
+    path: AnyPath,
+    detections: Detections,
+    image_name: str = "",
+    colours: Sequence[str] | None = None,
+    object_type: Literal["detection", "annotation"] = "detection",
+) -> None:
+    """Write a FeatureCollection in pixels; `colours` are "#rrggbb" by class.
+
+    Numbers are measurements in QuPath, and text is metadata. `image_name` has no place in it.
+    """
+    shades = parse_colours(colours, len(detections.names))
+    classes = [
+        {"name": name, "color": list(shade)}
+        for name, shade in zip(detections.names, shades, strict=True)
+    ]
+    features = []
+    for (x1, y1, x2, y2), label, score, extra in zip(
+        coordinates(detections.xyxy),
+        detections.labels,
+        detections.scores,
+        extras(detections),
+        strict=True,
+    ):
+        ring = [[x1, y1], [x2, y1], [x2, y2], [x1, y2], [x1, y1]]
+        numbers = {name: v for name, v in extra.items() if not isinstance(v, (str, bool))}
+        words = {name: str(v) for name, v in extra.items() if isinstance(v, (str, bool))}
+        properties = {
+            "objectType": object_type,
+            "classification": classes[label],
+            "measurements": {_CONFIDENCE: plain(score), **numbers},
+        }
+        properties |= {"metadata": words} if words else {}
+        shape = {"type": "Polygon", "coordinates": [ring]}
+        features.append({"type": "Feature", "geometry": shape, "properties": properties})
+    collection = {"type": "FeatureCollection", "features": features}
+    write_text(path, json.dumps(collection, ensure_ascii=False, allow_nan=False))
+
+
+def read_geojson(
+    path: AnyPath,
+    image_shape: Shape | None = None,
+    names: Sequence[str] | None = None,
+    image_name: str = "",
+) -> Detections:
+    """Read polygons as the boxes around them: a collection, a list of features, or one.
+
+    As older versions of QuPath wrote them, too. Objects inside objects are read as well.
+    """
+    content = load_json(path, "GeoJSON")
+    with parsing(path, "GeoJSON"):
+        rows = Rows()
+        for feature in _features(content):
+            _add(rows, feature)
+        return to_detections(path, rows, names, image_shape)
+
+
+def _features(content: Any) -> Iterator[dict[str, Any]]:
+    """All features, those inside others after them."""
+    if isinstance(content, dict) and content.get("type") == "FeatureCollection":
+        content = content["features"]
+    for feature in content if isinstance(content, list) else [content]:
+        if not isinstance(feature, dict) or feature.get("type") != "Feature":
+            raise ValueError("something other than a Feature is in it")
+        yield feature
+        properties = feature.get("properties") or {}
+        yield from _features(properties.get("childObjects") or properties.get("children") or [])
+
+
+def _add(rows: Rows, feature: dict[str, Any]) -> None:
+    properties = feature.get("properties") or {}
+    measured = properties.get("measurements") or {}
+    if isinstance(measured, list):
+        measured = {entry["name"]: entry["value"] for entry in measured}
+    extra = {name: _number(value) for name, value in measured.items()}
+    confidence = extra.pop(_CONFIDENCE, None)
+    extra |= {name: str(text) for name, text in (properties.get("metadata") or {}).items()}
+    rows.add(_class(properties), _bounds(feature["geometry"]), confidence, extra)
+
+
+def _class(properties: dict[str, Any]) -> str:
+    """A class is text, or an object with a name or, where QuPath derives one, several."""
+    given = properties.get("classification")
+    if isinstance(given, dict):
+        given = given.get("name", ": ".join(given.get("names", [])) or None)
+    if given is not None and not isinstance(given, str):
+        raise ValueError("a class has no name")
+    return UNCLASSIFIED if given is None else given
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)  # "NaN" is text in what QuPath writes
+
+
+def _bounds(geometry: Any) -> list[float]:
+    kind = geometry.get("type") if isinstance(geometry, dict) else None
+    if kind not in ("Polygon", "MultiPolygon"):
+        raise ValueError(f"a feature is a {kind or 'thing without shape'}, not a polygon")
+    points = np.array(list(_points(geometry["coordinates"])), np.float64).reshape(-1, 2)
+    if len(points) == 0:
+        raise ValueError("a polygon has no points")
+    return [*points.min(axis=0).tolist(), *points.max(axis=0).tolist()]
+
+
+def _points(nested: Any) -> Iterator[tuple[float, float]]:
+    if nested and not isinstance(nested[0], list):
+        yield float(nested[0]), float(nested[1])
+    else:
+        for inner in nested:
+            yield from _points(inner)

@@ -1,0 +1,201 @@
+"""What the formats have in common: reading text, telling what is wrong, rows to Detections."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..boxes import RESERVED, Detections
+from ..files import FileError, atomic_path
+
+Shape = tuple[int, int]
+AnyPath = str | os.PathLike[str]
+
+
+@dataclass
+class Rows:
+    """Boxes as they are read: one entry per object in each list."""
+
+    classes: list[str] = field(default_factory=list)
+    boxes: list[Sequence[float]] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    extras: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(
+        self, name: str, box: Sequence[float], score: float | None, extra: dict[str, Any]
+    ) -> None:
+        """Add an object; one without a score is certain."""
+        self.classes.append(name)
+        self.boxes.append(box)
+        self.scores.append(1.0 if score is None else float(score))
+        self.extras.append(extra)
+
+
+def read_bytes(path: AnyPath, empty: bool = False) -> bytes:
+    """A file's content; `empty` says whether there may be none."""
+    path = Path(path)
+    if path.is_dir():
+        raise FileError(f"{path}: a folder, not a file.")
+    if not path.exists():
+        raise FileError(f"{path}: there is no such file.")
+    if not path.is_file():  # reading from a pipe would wait for ever
+        raise FileError(f"{path}: not a regular file.")
+    try:
+        content = path.read_bytes()
+    except PermissionError as error:
+        raise FileError(f"{path}: no permission to read it.") from error
+    except OSError as error:
+        raise FileError(f"{path}: cannot be read ({error.strerror or error}).") from error
+    if not empty and not content.strip():
+        raise FileError(f"{path}: the file is empty.")
+    return content
+
+
+def read_text(path: AnyPath, empty: bool = False) -> str:
+    """A file's text; `empty` says whether there may be none."""
+    try:
+        return read_bytes(path, empty).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise FileError(f"{path}: not a text file in UTF-8.") from error
+
+
+def write_text(path: AnyPath, text: str) -> None:
+    """Write text as UTF-8, whole or not at all; a file's name may hold what is no character."""
+    try:
+        with atomic_path(path) as unfinished:
+            unfinished.write_bytes(text.encode("utf-8", "replace"))
+    except OSError as error:
+        raise FileError(f"{path}: cannot be written ({error.strerror or error}).") from error
+
+
+def load_json(path: AnyPath, what: str) -> Any:
+    """A JSON file's content; `what` it should be is named where it is none."""
+    text = read_text(path)
+    with parsing(path, what):
+        return json.loads(text)
+
+
+@contextmanager
+def parsing(path: AnyPath, what: str) -> Iterator[None]:
+    """Turn whatever strange content raises into one sentence."""
+    try:
+        yield
+    except FileError:
+        raise
+    except KeyError as error:
+        raise FileError(f"{path}: not {what} as expected: {error} is missing.") from error
+    except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
+        detail = " ".join(str(error).split()).rstrip(".")[:160]
+        raise FileError(f"{path}: not {what} that can be read: {detail}.") from error
+    except RecursionError as error:
+        raise FileError(f"{path}: not {what} that can be read: it is nested too deep.") from error
+
+
+def to_detections(
+    path: AnyPath,
+    rows: Rows,
+    names: Sequence[str] | None,
+    image_shape: Shape | None = None,
+    known: Sequence[str] = (),
+) -> Detections:
+    """Rows as Detections with the classes `names`, or else `known` and what else occurs."""
+    found = list(dict.fromkeys([*known, *rows.classes])) if names is None else list(names)
+    place = {name: label for label, name in reversed(list(enumerate(found)))}
+    for name in rows.classes:
+        if name not in place:
+            have = ", ".join(found) or "none"
+            raise FileError(f'{path}: the class "{name}" is not one of those asked for ({have}).')
+    with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused
+        boxes = np.array(rows.boxes, np.float64).reshape(-1, 4).astype(np.float32)
+    return Detections(
+        boxes,
+        np.array([place[name] for name in rows.classes], np.int64),
+        np.array(rows.scores, np.float32),
+        found,
+        _columns(rows.extras),
+        image_shape=image_shape,
+    )
+
+
+def agreed_shape(path: AnyPath, width: Any, height: Any, given: Shape | None) -> Shape | None:
+    """(H, W) as the file and the caller know it; where both do, they must agree."""
+    stated = (int(height or 0), int(width or 0))
+    if min(stated) <= 0:
+        return given
+    if given is not None and tuple(given) != stated:
+        raise FileError(
+            f"{path}: made for an image of {stated[1]} x {stated[0]} pixels, "
+            f"but this one has {given[1]} x {given[0]}."
+        )
+    return stated
+
+
+def plain(value: Any) -> Any:
+    """A value of an array as JSON has it: no more digits than it takes, None for no number."""
+    if isinstance(value, (np.bool_, bool)):
+        return bool(value)
+    if isinstance(value, (np.integer, int)):
+        return int(value)
+    if isinstance(value, (np.floating, float)):
+        number = float(str(value))
+        return number if math.isfinite(number) else None
+    return None if value is None else str(value)
+
+
+def parse_value(text: str) -> Any:
+    """What `plain` gave, from text: None, bool, int, float or the text itself."""
+    if text in ("", "True", "False"):
+        return {"": None, "True": True, "False": False}[text]
+    if re.fullmatch(r"-?[0-9]{1,18}", text):
+        return int(text)
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def extras(detections: Detections) -> list[dict[str, Any]]:
+    """The further columns of each detection by name, plain, without what has no value."""
+    columns = {name: [plain(v) for v in values] for name, values in detections.columns.items()}
+    return [
+        {name: values[i] for name, values in columns.items() if values[i] is not None}
+        for i in range(len(detections))
+    ]
+
+
+def coordinates(values: npt.NDArray[Any]) -> list[Any]:
+    """Pixels (n, ...) as lists of numbers with three decimals."""
+    rounded: list[Any] = (np.round(values.astype(np.float64), 3) + 0.0).tolist()
+    return rounded
+
+
+def as_column(values: Sequence[Any]) -> npt.NDArray[Any]:
+    """Values of one kind as bool, int64 or float32 (None is NaN), others as text."""
+    kinds = {type(value) for value in values}
+    if kinds == {bool}:
+        return np.array(values, bool)
+    if kinds == {int} and max(map(abs, values)) < 2**63:
+        return np.array(values, np.int64)
+    if kinds <= {int, float, type(None)} and kinds != {type(None)}:
+        numbers = np.array([math.nan if v is None else float(v) for v in values])
+        with np.errstate(over="ignore"):
+            return numbers.astype(np.float32)
+    return np.array(["" if v is None else str(v) for v in values], str)
+
+
+def _columns(rows: list[dict[str, Any]]) -> dict[str, npt.NDArray[Any]]:
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {
+        name if name not in RESERVED else f"{name} (file)": as_column([r.get(name) for r in rows])
+        for name in names
+    }
