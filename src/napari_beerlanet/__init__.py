@@ -10,19 +10,42 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from napari_beerlanet.core.boxes import Detections
+    from napari_beerlanet.core.checkpoint import load_checkpoint, save_checkpoint
     from napari_beerlanet.core.decompose import Decomposition, decompose
+    from napari_beerlanet.core.detector import Detector
+    from napari_beerlanet.core.evaluate import evaluate
     from napari_beerlanet.core.layer import BeerLaNet
     from napari_beerlanet.core.palette import Palette
+    from napari_beerlanet.core.train import fine_tune
 
 __version__ = "0.1.0"
 
-__all__ = ["BeerLaNet", "Decomposition", "Palette", "__version__", "decompose"]
+__all__ = [
+    "BeerLaNet",
+    "Decomposition",
+    "Detections",
+    "Detector",
+    "Palette",
+    "__version__",
+    "decompose",
+    "evaluate",
+    "fine_tune",
+    "load_checkpoint",
+    "save_checkpoint",
+]
 
 _HOME = {
     "BeerLaNet": "core.layer",
     "Decomposition": "core.decompose",
+    "Detections": "core.boxes",
+    "Detector": "core.detector",
     "Palette": "core.palette",
     "decompose": "core.decompose",
+    "evaluate": "core.evaluate",
+    "fine_tune": "core.train",
+    "load_checkpoint": "core.checkpoint",
+    "save_checkpoint": "core.checkpoint",
 }
 
 

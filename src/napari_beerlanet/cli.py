@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from napari_beerlanet import __version__, commands
+from napari_beerlanet import __version__, commands, detect_command, train_command
 from napari_beerlanet.commands import (
     PROGRAM,
     Stopped,
@@ -74,10 +74,14 @@ def _note(signum: int, frame: Any) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog=PROGRAM, description="See the stains of microscope images apart.")
+    parser = _Parser(
+        prog=PROGRAM, description="See the stains of microscope images apart, and find their cells."
+    )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     verbs = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
     _add_decompose(verbs)
+    detect_command.add_parsers(verbs, _finish)
+    train_command.add_parser(verbs, _finish)
     _add_demo(verbs)
     return parser
 
@@ -124,8 +128,9 @@ def _add_solver(group: Any) -> None:
 def _add_demo(verbs: Any) -> None:
     command = verbs.add_parser(
         "demo",
-        help="decompose two sample images and show where the results are",
-        description="Make a synthetic blood smear and tissue section and decompose both.",
+        help="take sample images apart, find their cells, and show where the results are",
+        description="Make a synthetic blood smear and tissue section, decompose both, and find "
+        "the cells of the smear with the packaged model.",
     )
     command.add_argument(
         "--out", type=Path, default=Path("beerlanet-demo"), metavar="DIR", help="folder to write to"

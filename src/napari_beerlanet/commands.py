@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
     from napari_beerlanet.core.batch import Folder, Settings
     from napari_beerlanet.core.decompose import Decomposition
     from napari_beerlanet.core.inputs import Job
-    from napari_beerlanet.core.progress import Progress
+    from napari_beerlanet.core.progress import Progress, Report
+    from napari_beerlanet.sample_data import SampleField
 
 PROGRAM = "napari-beerlanet"
 
@@ -59,39 +61,57 @@ def decompose(options: argparse.Namespace) -> int:
     """Decompose files into a folder; 0 if all went well, 1 if some failed."""
     import logging
 
-    from napari_beerlanet.core.batch import Folder
+    from napari_beerlanet.core.batch import Folder, decompose_file
     from napari_beerlanet.core.inputs import find_images, name_jobs
 
     # tifffile logs what it finds odd in a file; what matters comes as an exception.
     logging.getLogger("tifffile").addHandler(logging.NullHandler())
     settings = _settings(options)
-    folder = Folder(_made(options.out), options.format, not options.no_preview)
+    folder = Folder(made(options.out), options.format, not options.no_preview)
     jobs = name_jobs(list(find_images(options.images, folder.path, options.recursive)))
     if not jobs:
         raise UsageError("all files given are results of an earlier run; name images.")
-    with _Run(jobs, folder, settings, options) as run:
+
+    def work(job: Job, report: Report) -> tuple[str, str] | None:
+        done = decompose_file(job, folder, settings, options.device, options.overwrite, report)
+        if done.stains is None:
+            return None
+        return done.name, "1 stain" if done.stains == 1 else f"{done.stains} stains"
+
+    return run_files(jobs, folder.path, options, work)
+
+
+def run_files(
+    jobs: list[Job],
+    folder: Path,
+    options: argparse.Namespace,
+    work: Callable[[Job, Report], tuple[str, str] | None],
+) -> int:
+    """Do the work on one file after the other; 0 if all went well, 1 if some failed.
+
+    `work` returns the name of the results and a few words about them, None where all was done.
+    """
+    with _Loop(len(jobs), folder, options) as loop:
         for job in jobs:
             stop_if_asked()
-            if not run.do(job):
+            if not loop.do(job, work):
                 break
-    return 1 if run.failed else 0
+    return 1 if loop.failed else 0
 
 
-class _Run:
+class _Loop:
     """Files done one after the other, with a progress bar or, in a log, a line for each."""
 
-    def __init__(
-        self, jobs: list[Job], folder: Folder, settings: Settings, options: argparse.Namespace
-    ) -> None:
+    def __init__(self, total: int, folder: Path, options: argparse.Namespace) -> None:
         from tqdm import tqdm
 
-        self.folder, self.settings, self.options = folder, settings, options
-        self.total, self.done, self.skipped, self.failed = len(jobs), 0, 0, 0
+        self.folder, self.debug = folder, options.debug
+        self.total, self.done, self.skipped, self.failed = total, 0, 0, 0
         self.lines = not options.quiet and not sys.stderr.isatty()
         silent = options.quiet or self.lines
-        self.bar = tqdm(total=len(jobs), unit="image", disable=silent, dynamic_ncols=True)
+        self.bar = tqdm(total=total, unit="image", disable=silent, dynamic_ncols=True)
 
-    def __enter__(self) -> _Run:
+    def __enter__(self) -> _Loop:
         return self
 
     def __exit__(self, *why: object) -> None:
@@ -99,30 +119,28 @@ class _Run:
         if self.done + self.skipped + self.failed:
             print(f"{self.done} done, {self.skipped} skipped, {self.failed} failed", flush=True)
 
-    def do(self, job: Job) -> bool:
+    def do(self, job: Job, work: Callable[[Job, Report], tuple[str, str] | None]) -> bool:
         """False where it makes no sense to go on."""
-        from napari_beerlanet.core.batch import HOPELESS, decompose_file
+        from napari_beerlanet.core.stamps import HOPELESS
 
         def report(progress: Progress) -> None:
             stop_if_asked()
             self.bar.set_postfix_str(f"{job.source.name}: {progress.message}")
 
-        begun, options = time.perf_counter(), self.options
+        begun = time.perf_counter()
         try:
-            outcome = decompose_file(
-                job, self.folder, self.settings, options.device, options.overwrite, report
-            )
+            outcome = work(job, report)
         except Exception as error:
             self._fail(job, error)
             return not (isinstance(error, OSError) and error.errno in HOPELESS)
-        if outcome.stains is None:
+        if outcome is None:
             self.skipped += 1
             self._log(job, "done already, skipped")
         else:
             self.done += 1
-            stains = "1 stain" if outcome.stains == 1 else f"{outcome.stains} stains"
-            other = f" as {outcome.name}" if outcome.name != job.source.stem else ""
-            self._log(job, f"{stains}{other}, {time.perf_counter() - begun:.1f} s")
+            name, words = outcome
+            other = f" as {name}" if name != job.source.stem else ""
+            self._log(job, f"{words}{other}, {time.perf_counter() - begun:.1f} s")
         self.bar.update()
         return True
 
@@ -132,17 +150,17 @@ class _Run:
             print(f"[{number}/{self.total}] {job.source}: {what}", file=sys.stderr, flush=True)
 
     def _fail(self, job: Job, error: Exception) -> None:
-        from napari_beerlanet.core.batch import HOPELESS
+        from napari_beerlanet.core.stamps import HOPELESS
 
         self.failed += 1
         self.bar.clear()
-        if self.options.debug:
+        if self.debug:
             traceback.print_exception(error)
         text = sentence(error)
         if isinstance(error, OSError) and error.errno in HOPELESS:
             rest = self.total - self.done - self.skipped - self.failed
             problem = os.strerror(error.errno).lower()
-            text = f"{problem} in {self.folder.path}; stopped with {rest} more to do."
+            text = f"{problem} in {self.folder}; stopped with {rest} more to do."
         say(text if str(job.source) in text else f"{job.source}: {text}")
         self.bar.update()
 
@@ -168,7 +186,7 @@ def _settings(options: argparse.Namespace) -> Settings:
     return Settings(**given)
 
 
-def _made(folder: Path) -> Path:
+def made(folder: Path) -> Path:
     """The folder, there and writable, before the first image costs time."""
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder}: not a folder, so no results can be written into it.")
@@ -182,33 +200,53 @@ def _made(folder: Path) -> Path:
 
 
 def demo(options: argparse.Namespace) -> int:
-    """Decompose a synthetic smear and section, and say what was found and where it is."""
-    from napari_beerlanet.core.batch import Folder, write_results
+    """Decompose a synthetic smear and section, find the smear's cells, and say where it all is."""
+    from napari_beerlanet.core.batch import Folder
 
-    folder = Folder(_made(options.out))
+    folder = Folder(made(options.out))
     say(f"decomposing two sample images into {folder.path} ...")
 
+    from napari_beerlanet import sample_data
+
+    smear = sample_data.blood_smear((768, 1024), seed=11)
+    _show_stains(folder, "blood-smear", smear)
+    _show_stains(folder, "tissue-section", sample_data.he_field((768, 1024), seed=2))
+    _show_cells(folder.path, "blood-smear", smear)
+    return 0
+
+
+def _show_stains(folder: Folder, name: str, field: SampleField) -> None:
     from PIL import Image
 
-    from napari_beerlanet import sample_data
+    from napari_beerlanet.core.batch import write_results
     from napari_beerlanet.core.decompose import decompose
     from napari_beerlanet.core.files import atomic_path
 
-    fields = {
-        "blood-smear": sample_data.blood_smear((768, 1024), seed=11),
-        "tissue-section": sample_data.he_field((768, 1024), seed=2),
-    }
-    for name, field in fields.items():
-        result = decompose(field.image, iterations="converge", report=lambda _: stop_if_asked())
-        picture = folder.path / f"{name}.png"
-        with atomic_path(picture) as unfinished:
-            Image.fromarray(field.image).save(unfinished)
-        size = (field.pixel_size, field.pixel_size)
-        written = write_results(folder, name, result, size, picture.name)
-        print(f"{picture}: stained with {' and '.join(field.stains)}. Found from the image alone:")
-        print("\n".join(_table(result)))
-        print(f"Look at {written[1]}; beside it are the densities and the spectra.\n", flush=True)
-    return 0
+    result = decompose(field.image, iterations="converge", report=lambda _: stop_if_asked())
+    picture = folder.path / f"{name}.png"
+    with atomic_path(picture) as unfinished:
+        Image.fromarray(field.image).save(unfinished)
+    size = (field.pixel_size, field.pixel_size)
+    written = write_results(folder, name, result, size, picture.name)
+    print(f"{picture}: stained with {' and '.join(field.stains)}. Found from the image alone:")
+    print("\n".join(_table(result)))
+    print(f"Look at {written[1]}; beside it are the densities and the spectra.\n", flush=True)
+
+
+def _show_cells(folder: Path, name: str, field: SampleField) -> None:
+    from napari_beerlanet.core.checkpoint import load_checkpoint
+    from napari_beerlanet.core.detectfiles import DetectFolder, write_found
+
+    say("finding the cells of the smear with the packaged model ...")
+    model = load_checkpoint("blood-cells")
+    found = model.detect(field.image, report=lambda _: stop_if_asked())
+    place = DetectFolder(folder)
+    colours = model.info["colours"]
+    files = write_found(place, name, found, field.image, f"{name}.png", colours)
+    counts = ", ".join(f"{count} {name}" for name, count in found.counts().items())
+    drawn = ", ".join(f"{(field.labels == k).sum()} {n}" for k, n in enumerate(field.names))
+    print(f"{folder / name}.png: found {counts}; drawn were {drawn}.")
+    print(f"Look at {files['overlay']}; beside it are the boxes as CSV and GeoJSON.", flush=True)
 
 
 def _table(result: Decomposition) -> list[str]:

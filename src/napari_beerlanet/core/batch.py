@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +12,7 @@ from .images import Domain
 from .inputs import DENSITIES, OURS, PREVIEW, SPECTRA, Job, marked
 from .progress import Report, tell
 from .results import read_json, write_densities, write_spectra
+from .stamps import same_file, stamp, unchanged
 from .tiff import PixelSize
 
 # Loaded only where needed, as torch comes with them: finding that all is done should be quick.
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from .decompose import Decomposition, Method
 
 Format = Literal["ome-tiff", "zarr"]
-HOPELESS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
-"""Errors of writing that the next file would meet, too."""
 
 
 @dataclass(frozen=True)
@@ -75,12 +72,12 @@ def decompose_file(
     """Decompose one file and write its results, unless that is done already."""
     if job.source.is_dir():
         raise FileError(f"{job.source}: no images in this folder.")
-    source = _stamp(job.source)
+    source = stamp(job.source)
     name, record = job.name, _record(folder, job.name)
-    if record and not _same_file(record, source):
+    if record and not same_file(record, source):
         name = marked(name, job.source)  # by an earlier run, from another file of that name
         record = _record(folder, name)
-    current = record.get("settings") == asdict(settings) and _unchanged(record, source)
+    current = record.get("settings") == asdict(settings) and unchanged(record, source)
     if current and not overwrite and all(path.exists() for path in folder.others(name)):
         return Outcome(name, None)
 
@@ -123,32 +120,9 @@ def write_results(
     return [densities, *preview_file, spectra]
 
 
-def _stamp(path: Path) -> dict[str, Any]:
-    try:
-        status = path.stat()
-    except OSError:
-        return {}  # reading it will say what is wrong
-    return {"path": os.path.abspath(path), "size": status.st_size, "mtime_ns": status.st_mtime_ns}
-
-
 def _record(folder: Folder, name: str) -> dict[str, Any]:
     """What an earlier run wrote down about a result, {} if there was none."""
     try:
         return read_json(folder.spectra_file(name))
     except FileError:
         return {}
-
-
-def _same_file(record: dict[str, Any], source: dict[str, Any]) -> bool:
-    """True for the same path, and for the same file that moved with its folder."""
-    before = record.get("source")
-    if not isinstance(before, dict) or not source:
-        return False
-    there, here = str(before.get("path")), source["path"]
-    same_name = os.path.basename(there) == os.path.basename(here)
-    return there == here or (same_name and _unchanged(record, source))
-
-
-def _unchanged(record: dict[str, Any], source: dict[str, Any]) -> bool:
-    before = record.get("source")
-    return isinstance(before, dict) and {**before, "path": source.get("path")} == source

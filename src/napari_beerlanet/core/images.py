@@ -99,6 +99,19 @@ def from_columns(X: npt.NDArray[Any], domain: Domain, dtype: npt.DTypeLike) -> n
     return np.asarray(values, dtype=dtype)
 
 
+def to_bytes(pixels: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """8-bit colours of (…, 3 or 4) pixels; alpha becomes all or nothing, as it weighs."""
+    if pixels.dtype == np.uint16:
+        values = ((pixels.astype(np.uint32) * 255 + 32767) // 65535).astype(np.uint8)
+    elif pixels.dtype == np.uint8:
+        return pixels
+    else:
+        values = np.asarray(np.rint(np.clip(pixels, 0, 1) * 255), dtype=np.uint8)
+    if pixels.shape[-1] == 4:
+        values[..., 3] = np.where(pixels[..., 3] > 0, 255, 0)
+    return values
+
+
 def _checked_floats(pixels: npt.NDArray[Any], given: str) -> npt.NDArray[Any]:
     low, high = float(pixels[..., :3].min()), float(pixels[..., :3].max())
     if not np.isfinite(pixels).all():

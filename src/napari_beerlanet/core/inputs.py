@@ -14,7 +14,9 @@ from .files import SUFFIXES
 
 DENSITIES = {"ome-tiff": ".densities.ome.tiff", "zarr": ".densities.zarr"}
 PREVIEW, SPECTRA = ".preview.png", ".spectra.json"
-OURS = (*DENSITIES.values(), PREVIEW, SPECTRA)
+FOUND, OVERLAY = ".detections", ".overlay.png"
+OURS = (*DENSITIES.values(), PREVIEW, SPECTRA, OVERLAY)
+"""How the names of results end that could be taken for images, and of spectra."""
 
 
 @dataclass(frozen=True)

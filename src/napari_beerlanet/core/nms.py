@@ -83,7 +83,7 @@ class _Grid:
 
 
 @njit(cache=True, nogil=True)
-def _sweep(boxes, turns, keys, starts, levels, cell, corner, limit, alive):  # type: ignore
+def _sweep(boxes, turns, keys, starts, levels, cell, corner, limit, alive):
     """Clear `alive` (n,) where a box is removed; all are in the order of the grid."""
     for p in turns:
         if not alive[p]:
@@ -115,7 +115,7 @@ def _sweep(boxes, turns, keys, starts, levels, cell, corner, limit, alive):  # t
 
 
 @njit(cache=True, nogil=True)
-def _first(keys, low, high, key):  # type: ignore
+def _first(keys, low, high, key):
     """The first index from `low` on whose key is not below `key`; `high` if there is none."""
     while low < high:
         middle = (low + high) // 2
@@ -127,7 +127,7 @@ def _first(keys, low, high, key):  # type: ignore
 
 
 @njit(cache=True, nogil=True)
-def _remove(boxes, p, begin, end, limit, alive):  # type: ignore
+def _remove(boxes, p, begin, end, limit, alive):
     """Remove those of boxes begin … end − 1 that share more than `limit` with box p."""
     x1, y1, x2, y2 = boxes[p]
     area = (x2 - x1) * (y2 - y1)

@@ -18,7 +18,7 @@ from .beerlanet import unroll
 from .columns import ArrayColumns, MapChain, StreamedColumns, to_numpy
 from .converge import Cells, ColumnSolver, cells_of, converge
 from .device import pick_device
-from .images import Domain, RGBImage, to_columns
+from .images import Domain, RGBImage, to_bytes, to_columns
 from .palette import Palette, palette_of
 from .progress import Report, tell
 from .threads import slices
@@ -68,10 +68,10 @@ class Problem:
 
     def _bins(self) -> tuple[npt.NDArray[Any], Array, Array]:
         """Pixels joined where they agree to 8 bits: codes (u,), mean X (3, u), weights (u,)."""
-        bins = palette_of(_to_bytes(self.pixels))
+        bins = palette_of(to_bytes(self.pixels))
         total = np.zeros((3, len(bins)))
         for part in slices(len(self.pixels), BLOCK):
-            rows = bins.rows(_to_bytes(self.pixels[part]))
+            rows = bins.rows(to_bytes(self.pixels[part]))
             X = to_columns(self.pixels[part], self.domain) * _weights(self.pixels[part])
             for k in range(3):
                 total[k] += np.bincount(rows, X[k], len(bins))
@@ -187,16 +187,3 @@ def _weights(pixels: npt.NDArray[Any]) -> Array:
     if pixels.shape[1] == 4:
         return (pixels[:, 3] > 0).astype(np.float64)
     return np.ones(len(pixels))
-
-
-def _to_bytes(pixels: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """8-bit colours of (n, 3 or 4) pixels; alpha becomes all or nothing, as it weighs."""
-    if pixels.dtype == np.uint16:
-        values = ((pixels.astype(np.uint32) * 255 + 32767) // 65535).astype(np.uint8)
-    elif pixels.dtype == np.uint8:
-        return pixels
-    else:
-        values = np.asarray(np.rint(pixels * 255), dtype=np.uint8)
-    if pixels.shape[1] == 4:
-        values[:, 3] = np.where(pixels[:, 3] > 0, 255, 0)
-    return values

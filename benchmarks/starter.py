@@ -1,0 +1,71 @@
+"""Make the packaged model: train on BCCD's train and val splits, report on test and elsewhere.
+
+    python benchmarks/starter.py --out starter
+
+Writes OUT/blood-cells.safetensors and OUT/report.json. Nothing is chosen by what is reported: it
+is the last epoch, whatever its numbers. The recipe was chosen with `cross_domain.py`.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+from smears import write_bccd, write_other_lab
+
+import napari_beerlanet as nb
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+COLOURS = ["#e6194b", "#4363d8", "#ffc800"]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--size", type=int, default=320)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--shared", type=Path, default=SHARED)
+    parser.add_argument("--out", type=Path, default=Path("starter"))
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    out = options.out.resolve()
+    bccd = write_bccd(options.shared, out / "bccd", together=True)
+    other = write_other_lab(options.shared, out / "other-lab")
+    nb.fine_tune(
+        options.shared / "weights" / "yolov8n.pt",
+        bccd,
+        output=out / "run",
+        epochs=options.epochs,
+        image_size=options.size,
+        seed=options.seed,
+        resume=options.resume,
+        progress=show,
+    )
+    model = nb.load_checkpoint(out / "run" / "last.safetensors", device="cpu")
+    report = {
+        "BCCD test": measured(model, bccd, "test"),
+        "other laboratory": measured(model, other, "val"),
+    }
+    model.info.update(name="blood-cells", colours=COLOURS)
+    model.info["training"]["command"] = "python benchmarks/starter.py"
+    model.info["training"]["metrics"] = report
+    nb.save_checkpoint(model, out / "blood-cells.safetensors")
+    (out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+    print(json.dumps(report, indent=2))
+
+
+def measured(model, data, split):
+    """What a user gets, without the curves."""
+    found = nb.evaluate(model, data, split)
+    return {key: found[key] for key in ("mAP50", "mAP50-95", "images", "per_class")}
+
+
+def show(event):
+    if event["event"] != "batch":
+        print(json.dumps(event), flush=True)
+
+
+if __name__ == "__main__":
+    main()

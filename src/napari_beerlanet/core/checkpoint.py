@@ -1,0 +1,152 @@
+"""The only place that reads or writes weights: self-describing files, and loading never runs code.
+
+Ours are safetensors files whose header holds the model's `info` as JSON. Weights of the network
+are in half precision, as Ultralytics stores them; those of the stain front end stay float32, as a
+λ near 1e-5 would not survive. A `.pt` of Ultralytics can be imported.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .device import pick_device
+from .files import FileError, atomic_path
+from .header import read_header
+
+if TYPE_CHECKING:
+    import torch
+
+    from .detector import Detector
+
+SUFFIX = ".safetensors"
+_LARGEST = 1 << 32  # bytes
+
+
+class CheckpointError(FileError):
+    """A checkpoint that cannot be used; the message is a sentence with its name and the reason."""
+
+
+def load_checkpoint(
+    path_or_name: str | os.PathLike[str], device: str | torch.device = "auto"
+) -> Detector:
+    """The model in a file (`.safetensors`, or a `.pt` of Ultralytics) or one that is packaged.
+
+    Nothing in the file is executed, and nothing is downloaded. A plain YOLO `.pt` gets a fresh,
+    untrained front end; `info["notes"]` says so. Whatever is wrong with a file is a
+    `CheckpointError` of one sentence.
+    """
+    path = _resolve(path_or_name)  # before torch is loaded: a name that is wrong is told at once
+    chosen = pick_device(device)
+    from .detector import Detector
+    from .weights import from_bytes, from_pt
+
+    with _told(path):
+        imported = path.suffix.lower() == ".pt"
+        network, info = from_pt(path) if imported else from_bytes(path.read_bytes())
+    return Detector(network, info, chosen)
+
+
+def save_checkpoint(model: Detector, path: str | os.PathLike[str]) -> None:
+    """Write a model to a `.safetensors` file, whole or not at all; same model, same bytes."""
+    from .weights import to_bytes
+
+    path = Path(path)
+    if path.suffix.lower() != SUFFIX:
+        raise CheckpointError(f"{path}: the name of a checkpoint must end in {SUFFIX}.")
+    if path.is_dir():
+        raise CheckpointError(f"{path}: a folder of this name is there already.")
+    with _told(path, "write"):
+        data = to_bytes(model.network, model.info)
+        with atomic_path(path) as unfinished:
+            unfinished.write_bytes(data)
+
+
+def read_info(path_or_name: str | os.PathLike[str]) -> dict[str, Any]:
+    """The `info` of a checkpoint, from its header alone (and without torch)."""
+    path = _resolve(path_or_name)
+    if path.suffix.lower() == ".pt":
+        raise CheckpointError(f"{path}: a .pt does not describe itself; load it instead.")
+    with _told(path), path.open("rb") as file:
+        return read_header(file, path.stat().st_size).info
+
+
+def packaged_models() -> list[str]:
+    """Names of the models that come with the package, for `load_checkpoint`."""
+    folder = _packaged()
+    return sorted(p.stem for p in folder.glob(f"*{SUFFIX}")) if folder.is_dir() else []
+
+
+def checkpoint_hash(path_or_name: str | os.PathLike[str]) -> str:
+    """SHA-256 of a file in hexadecimal digits: how a training names the model it started from."""
+    path = _resolve(path_or_name)
+    with _told(path), path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# --- finding files -------------------------------------------------------------------------------
+
+
+def _packaged() -> Path:
+    return Path(str(files("napari_beerlanet").joinpath("models")))
+
+
+def _resolve(path_or_name: str | os.PathLike[str]) -> Path:
+    """The file of a packaged model's name, or a path that is there and may be a checkpoint."""
+    text = os.fspath(path_or_name)
+    if text in packaged_models():
+        return _packaged() / f"{text}{SUFFIX}"
+    path = Path(text)
+    with _told(path):
+        if path.is_dir():
+            inside = sorted(p.name for p in path.glob(f"*{SUFFIX}"))
+            raise ValueError(f"a folder; name a file in it{_meant(inside[:3])}")
+        if not path.exists():
+            raise ValueError(f"there is no such file{_meant(_similar(path))}")
+        if not path.is_file():  # reading from a pipe would wait for ever
+            raise ValueError("not a regular file")
+        if path.suffix.lower() not in (SUFFIX, ".pt"):
+            raise ValueError(f"a model's name ends in {SUFFIX} or, to be imported, in .pt")
+        if path.stat().st_size == 0:
+            raise ValueError("the file is empty")
+        if path.stat().st_size > _LARGEST:
+            raise ValueError("larger than any detection model")
+    return path
+
+
+def _similar(path: Path) -> list[str]:
+    """Names of models, packaged or in the same folder, that may have been meant."""
+    there = list(path.parent.iterdir()) if path.parent.is_dir() else []
+    models = [p.name for p in there if p.suffix.lower() in (SUFFIX, ".pt")]
+    candidates = [*packaged_models(), *models, *(Path(m).stem for m in models)]
+    return difflib.get_close_matches(path.name, candidates, n=2) or packaged_models()
+
+
+def _meant(names: list[str]) -> str:
+    quoted = [f'"{name}"' for name in names]
+    return f", did you mean {' or '.join(quoted)}?" if quoted else ""
+
+
+@contextmanager
+def _told(path: Path, what: str = "read") -> Iterator[None]:
+    """Any failure over a file as one sentence."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except PermissionError as error:
+        raise CheckpointError(f"{path}: no permission to {what} it.") from error
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot {what} it ({error.strerror or error}).") from error
+    except (MemoryError, RecursionError) as error:
+        raise CheckpointError(f"{path}: it does not fit into memory.") from error
+    except ValueError as error:
+        reason = str(error)
+        end = "" if reason.endswith(("?", ".")) else "."
+        raise CheckpointError(f"{path}: {reason}{end}") from error
