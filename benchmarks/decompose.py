@@ -85,13 +85,19 @@ def mosaic(shared: Path) -> np.ndarray:
 
 def best(call: Callable[[], object], repeats: int) -> float:
     """Seconds of the fastest of `repeats` calls, after one to warm up."""
-    call()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return min(times)
+    return best_of_each([call], repeats)[0]
+
+
+def best_of_each(calls: list[Callable[[], object]], repeats: int) -> list[float]:
+    """Seconds of the fastest of `repeats` calls of each, taken in turn: all see the same noise."""
+    fastest = [float("inf")] * len(calls)
+    for repeat in range(repeats + 1):
+        for k, call in enumerate(calls):
+            start = time.perf_counter()
+            call()
+            if repeat:  # the first warms up
+                fastest[k] = min(fastest[k], time.perf_counter() - start)
+    return fastest
 
 
 def write_limit(shape: tuple[int, int], repeats: int) -> float:
@@ -143,7 +149,7 @@ def training_table(repeats: int, shared: Path) -> None:
     def ours() -> None:
         layer(image).square().sum().backward()
 
-    slow, fast = best(plain, min(repeats, 3)), best(ours, repeats)
+    slow, fast = best_of_each([plain, ours], repeats)
     more, less = (in_own_process(f"train-{name}", shared) for name in ("dense", "ours"))
     colours = torch.unique((image[0] * 255).round().flatten(1), dim=1).shape[1]
     print(f"\nForward and backward, 640 × 640 mosaic of {colours:,} colours\n")

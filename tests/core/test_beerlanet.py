@@ -7,7 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from algorithm1 import algorithm1, columns_of, objective
-from napari_beerlanet.core.autograd import StoredColumns
+from napari_beerlanet.core.autograd import StoredColumns, unroll_tensors
 from napari_beerlanet.core.beerlanet import unroll
 from napari_beerlanet.core.columns import ArrayColumns
 from pictures import section, smear, start
@@ -30,7 +30,8 @@ def run(X, S, lam, gamma, K, *, w=None, unit=False, reference=None, mode="arrays
         given = [torch.tensor(t, dtype=torch.float64) for t in given]
         given[0].requires_grad_(mode == "plain")
     columns = (ArrayColumns if mode == "arrays" else StoredColumns)(*given[:2], reference)
-    done = unroll([columns], *given[2:], iterations=K, unit_spectra=unit, track=True)
+    solve = unroll if mode == "arrays" else unroll_tensors
+    done = solve([columns], *given[2:], iterations=K, unit_spectra=unit, track=True)
     D = columns.D * done.scale[0][:, None]
     ends = done.background[0], done.spectra[0], D.T, done.objective[0]
     return tuple(t if mode == "arrays" else t.detach().numpy() for t in ends)
@@ -241,7 +242,7 @@ def test_images_of_a_batch_do_not_see_each_other(unit):
     pictures = [columns_of(p)[0] for p in (smear(9, 11), section(20, 8), smear(5, 5, seed=3))]
     S, lam, gamma = (torch.tensor(v, dtype=torch.float64) for v in (start(4), 0.1, 0.05))
     batch = [StoredColumns(torch.tensor(X), torch.ones(X.shape[1]).double()) for X in pictures]
-    done = unroll(batch, S, lam, gamma, iterations=8, unit_spectra=unit, track=True)
+    done = unroll_tensors(batch, S, lam, gamma, iterations=8, unit_spectra=unit, track=True)
     for k, X in enumerate(pictures):
         x0, spectra, D, values = run(X, start(4), 0.1, 0.05, 8, unit=unit)
         got = (batch[k].D * done.scale[k][:, None]).numpy().T
@@ -259,7 +260,7 @@ def test_images_of_a_batch_do_not_see_each_other(unit):
 
 def outputs(X, w, S, lam, gamma, unit, reference=None):
     columns = StoredColumns(X, w, reference)
-    done = unroll([columns], S, lam, gamma, iterations=3, unit_spectra=unit)
+    done = unroll_tensors([columns], S, lam, gamma, iterations=3, unit_spectra=unit)
     return columns.D * done.scale[0][:, None], done.background, done.spectra
 
 
@@ -301,3 +302,95 @@ def test_gradients_are_finite_where_components_are_dead(unit, grad_X, lam):
     sum(t.sum() for t in outputs(X, w, S, lam, gamma, unit)).backward()
     for t in (S, lam, gamma) + ((X,) if grad_X else ()):
         assert torch.isfinite(t.grad).all()
+
+
+def by_kernels_and_by_torch(S, lam, gamma, K, unit, sizes=(700, 40)):
+    """Results and gradients of a batch: by kernels and their adjoint, and by torch alone."""
+    rng = np.random.default_rng(5)
+    both = []
+    pictures = [np.log(rng.uniform(0.02, 1, (3, n))) for n in sizes]
+    weights = [rng.integers(0, 4, n).astype(float) for n in sizes]
+    for solve in (unroll_tensors, unroll):
+        learned = [
+            torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (S, lam, gamma)
+        ]
+        images = [
+            StoredColumns(*map(torch.tensor, pair), 300.0)
+            for pair in zip(pictures, weights, strict=True)
+        ]
+        done = solve(images, *learned, iterations=K, unit_spectra=unit, track=True)
+        ends = [i.D * a[:, None] for i, a in zip(images, done.scale, strict=True)]
+        ends += [done.background, done.spectra]
+        g = torch.Generator().manual_seed(3)
+        loss = sum((t * torch.randn(t.shape, generator=g)).sum() for t in ends)
+        slopes = torch.autograd.grad(loss, learned, allow_unused=True)
+        slopes = [
+            torch.zeros_like(x) if s is None else s for x, s in zip(learned, slopes, strict=True)
+        ]
+        more = [*done.sums, done.objective, *(t for affine in done.maps for t in affine)]
+        both.append(([t.detach() for t in (*ends, *more)], slopes))
+    return both
+
+
+@BOTH
+@pytest.mark.parametrize("K", [1, 2, 3, 10])
+@pytest.mark.parametrize("lam", [0.0, 0.1, 2.0, 1e3])
+@pytest.mark.parametrize("dead", [False, True], ids=["alive", "dead"])
+def test_adjoint_is_automatic_differentiation(unit, K, lam, dead):
+    S = start(5)
+    S[:, 3] *= not dead
+    ours, plain = by_kernels_and_by_torch(S, lam, 0.05, K, unit)
+    for a, b in zip(ours[0], plain[0], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+    for a, b in zip(ours[1], plain[1], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
+    assert lam > 100 or ours[1][0].abs().max() > 0
+
+
+def test_gradients_of_some_results_only():
+    X, w, *learned = point()
+    results = outputs(X, w, *learned, True)
+    total = torch.autograd.grad(sum(t.sum() for t in results), learned, retain_graph=True)
+    each = [torch.autograd.grad(t.sum(), learned, retain_graph=True) for t in results]
+    for slope, *parts in zip(total, *each, strict=True):
+        torch.testing.assert_close(slope, sum(parts))
+
+
+def test_a_second_way_back_gives_the_same_and_a_third_after_the_last_is_refused():
+    X, w, *learned = point(p=50)
+    loss = sum(t.square().sum() for t in outputs(X, w, *learned, True))
+    first = torch.autograd.grad(loss, learned, retain_graph=True)
+    second = torch.autograd.grad(loss, learned)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(loss, learned)
+
+
+def test_second_derivatives_are_refused_where_there_are_none():
+    X, w, *learned = point()
+    loss = sum(t.square().sum() for t in outputs(X, w, *learned, True))
+    with pytest.raises(RuntimeError, match="first derivatives only"):
+        torch.autograd.grad(loss, learned, create_graph=True)
+
+
+@pytest.mark.parametrize("K", [1, 2, 7, 8])
+def test_every_second_density_is_kept_for_the_way_back_and_none_without_one(K):
+    X, w, *learned = point()
+    columns = StoredColumns(X, w)
+    unroll_tensors([columns], *learned, iterations=K, unit_spectra=True)
+    saved = columns.D.grad_fn.saved_tensors
+    assert len(saved) == (K + 1) // 2
+    assert saved[-1].data_ptr() == columns.D.data_ptr()
+    with torch.no_grad():
+        unroll_tensors([columns], *learned, iterations=K, unit_spectra=True)
+    assert columns.D.grad_fn is None
+
+
+def test_gradients_do_not_depend_on_the_number_of_threads(monkeypatch):
+    got = []
+    for threads in ("1", "2", "5"):
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+        ours, _ = by_kernels_and_by_torch(start(4), 0.1, 0.05, 5, True, (40_000, 20_000))
+        got.append((*ours[0], *ours[1]))
+    for other in got[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(got[0], other, strict=True))

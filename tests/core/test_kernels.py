@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from napari_beerlanet.core import kernels
+from napari_beerlanet.core import kernels, steps
 
 PIXELS = arrays(np.uint8, st.tuples(st.integers(0, 40), st.sampled_from([3, 4])))
 
@@ -49,21 +49,11 @@ def test_count_pixels_is_unique(pixels, skip):
     kernels.count_pixels(pixels, skip, counts, touched)
     kept = pixels[pixels[:, 3] > 0] if skip else pixels
     codes, expected = np.unique(encoded(kept), return_counts=True)
-    found = kernels.distinct(counts, touched, False)
+    found = kernels.distinct(counts, touched)
     np.testing.assert_array_equal(found[0], codes)
     np.testing.assert_array_equal(found[1], expected)
     assert found[0].dtype == np.uint32
     assert found[1].dtype == np.int64
-
-
-@given(arrays(np.uint32, st.integers(0, 60), elements=st.integers(0, kernels.CODES - 1)))
-def test_count_codes_is_unique(codes):
-    counts, touched = tables()
-    kernels.count_codes(codes, counts, touched)
-    found, numbers = kernels.distinct(counts, touched, False)
-    expected = np.unique(codes, return_counts=True)
-    np.testing.assert_array_equal(found, expected[0])
-    np.testing.assert_array_equal(numbers, expected[1])
 
 
 COUNTS = st.dictionaries(st.integers(0, 50), st.integers(0, 2**40), max_size=30)
@@ -116,6 +106,31 @@ def test_look_up_and_scatter_are_fancy_indexing(n, dtype):
     np.testing.assert_allclose(got, expected, rtol=1e-12)
 
 
+@pytest.mark.parametrize("n", [0, 1, 700, 40_000])
+@pytest.mark.parametrize("largest", [0, 1, 100, kernels.CODES - 1])
+def test_number_codes_is_unique(n, largest):
+    codes = np.random.default_rng(n).integers(0, largest, n, np.uint32, endpoint=True)
+    expected = np.unique(codes, return_counts=True, return_inverse=True)
+    found, counts, rows = kernels.number_codes(codes)
+    np.testing.assert_array_equal(found, expected[0])
+    np.testing.assert_array_equal(rows, expected[1])
+    np.testing.assert_array_equal(counts, expected[2])
+
+
+@pytest.mark.parametrize("u", [1, 63, 64, 200])
+@pytest.mark.parametrize("parts", [1, 3])
+def test_scaled_rows_and_their_gradient(u, parts):
+    rng = np.random.default_rng(u)
+    table, scale, g = rng.normal(size=(5, u)), rng.normal(size=5), rng.normal(size=(parts, u, 5))
+    entries = np.empty((u, 5), np.float32)
+    kernels.scale_to_rows(table, scale, entries)
+    np.testing.assert_array_equal(entries, (table.T * scale).astype(np.float32))
+    g_table, g_scale = np.empty_like(table), np.empty_like(scale)
+    kernels.scale_to_rows_backward(g, table, scale, g_table, g_scale)
+    np.testing.assert_allclose(g_table, (g.sum(0) * scale).T, rtol=1e-12)
+    np.testing.assert_allclose(g_scale, (g.sum(0).T * table).sum(1), rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("channels", [3, 4])
 @pytest.mark.parametrize("n", [0, 1, 512, 1300])
 def test_look_up_pixels(n, channels):
@@ -152,7 +167,7 @@ def test_density_step_touches_its_own_columns_only(u, q):
     M, N, b = rng.normal(size=(q, r)), rng.normal(size=(c, r)), rng.normal(size=r)
     first, last = u // 3, u - u // 4
     out, G, P, m = np.full((r, u), 7.0), np.zeros((r, r)), np.zeros((c, r)), np.zeros(r)
-    kernels.density_step(X, w, D, M, N, b, out, G, P, m, first, last)
+    steps.density_step(X, w, D, M, N, b, out, G, P, m, first, last)
     expected = np.maximum(M.T @ D + N.T @ X + b[:, None], 0)[:, first:last]
     weighted = expected * w[first:last]
     np.testing.assert_allclose(out[:, first:last], expected, rtol=1e-12, atol=1e-14)

@@ -8,13 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from napari_beerlanet.core import palette
+from napari_beerlanet.core import kernels, palette
 from napari_beerlanet.core.palette import (
     Histogram,
     Palette,
     decode,
     encode,
-    number_codes,
     palette_of,
     palette_pays,
 )
@@ -128,7 +127,7 @@ def test_decode_undoes_encode(pixels):
 @given(pixels_of(np.uint8, most=400))
 def test_number_codes_is_unique_with_inverse(pixels):
     codes = encode(pixels)
-    distinct, counts, rows = number_codes(codes)
+    distinct, counts, rows = kernels.number_codes(codes)
     e = np.unique(codes, return_inverse=True, return_counts=True)
     np.testing.assert_array_equal(distinct, e[0])
     np.testing.assert_array_equal(rows, e[1])

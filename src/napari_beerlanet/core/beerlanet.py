@@ -12,12 +12,21 @@ arithmetic on c × r numbers. Batches have a leading axis N everywhere but in X,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .columns import AffineMap, Columns, Sums, namespace, ratio
+
+
+class State(NamedTuple):
+    """What an iteration leaves: S and D's scales a, the x₀ it took, the sums of the scaled D."""
+
+    S: Any  # (N, c, r)
+    x0: Any  # (N, c)
+    a: Any  # (N, r), or None while D is zero
+    sums: Sums | None  # None while D is zero
 
 
 @dataclass(frozen=True)
@@ -30,6 +39,7 @@ class Unrolled:
     sums: Sums
     objective: Any  # (N, K), or None where it was not tracked
     maps: list[AffineMap]  # K of them, batched
+    states: list[State] = field(default_factory=list)  # K + 1, the first the start; if from NumPy
 
 
 def unroll(
@@ -49,28 +59,28 @@ def unroll(
     xp = namespace(S)
     totals = zip(*(i.totals() for i in images), strict=True)
     weight, mean, spread = (_together(t, xp) for t in totals)
-    S = xp.broadcast_to(S, (len(images), *S.shape))
-    a, sums, maps, states = None, None, [], []
+    S, a, sums = xp.broadcast_to(S, (len(images), *S.shape)), None, None
+    maps, states = [], [State(S, mean, a, sums)]
     for _ in range(iterations):
         x0 = mean
         if sums is not None:
             x0 = mean + ratio((S @ sums.m[..., None])[..., 0], weight[:, None])
         affine, shrink = _density_map(S, x0, a, lam, gamma)
-        maps.append(affine)
         steps = [
             image.step(AffineMap(*parts)) for image, *parts in zip(images, *affine, strict=True)
         ]
         sums = Sums(*(_together(t, xp) for t in zip(*steps, strict=True)))
-        a = _prox_l2(_root(_diagonal(sums.G)), shrink)
-        sums = _scaled(sums, a)
+        a = prox_l2(root(diagonal(sums.G)), shrink)
+        sums = scaled(sums, a)
         S = _spectra_step(S, x0, sums, lam, gamma)
         if unit_spectra:
-            norm = _norms(S)
-            S, a, sums = ratio(S, norm[:, None]), a * norm, _scaled(sums, norm)
-        states.append((S, x0, *sums) if track else ())
-    objective = _objective(states, weight, mean, spread, lam, gamma) if track else None
+            norm = norms(S)
+            S, a, sums = ratio(S, norm[:, None]), a * norm, scaled(sums, norm)
+        maps.append(affine)
+        states.append(State(S, x0, a, sums))
+    objective = _objective(states[1:], weight, mean, spread, lam, gamma) if track else None
     assert sums is not None
-    return Unrolled(x0, S, a, sums, objective, maps)
+    return Unrolled(x0, S, a, sums, objective, maps, states)
 
 
 def _together(parts: tuple[Any, ...], xp: Any) -> Any:
@@ -81,67 +91,70 @@ def _together(parts: tuple[Any, ...], xp: Any) -> Any:
 def _density_map(S: Any, x0: Any, a: Any, lam: Any, gamma: Any) -> tuple[AffineMap, Any]:
     """Data step on D and its ℓ₁ prox as one map of the unscaled D; and the ℓ₂ prox's threshold."""
     xp = namespace(S)
-    tau = ratio(xp.ones_like(x0[:, :1]), (S**2).sum((1, 2))[:, None])
-    penalty = lam * tau * _norms(S)
-    b = tau * (x0[:, None] @ S)[:, 0] - gamma * penalty
+    tau = ratio(1.0, (S**2).sum((-2, -1)))[..., None]
+    threshold = lam * tau * norms(S)
+    b = tau * (x0[..., None, :] @ S)[..., 0, :] - gamma * threshold
     if a is None:  # D = 0
-        M = S[:, :0]
+        M = -S[..., :0, :]  # no rows, but an array to write to: kernels are compiled for those
     else:
-        eye = xp.eye(S.shape[2], dtype=S.dtype, device=S.device)
-        M = a[:, :, None] * (eye - tau[:, :, None] * (S.mT @ S))
-    return AffineMap(M, -tau[:, :, None] * S, b), penalty
+        eye = xp.eye(S.shape[-1], dtype=S.dtype, device=S.device)
+        M = a[..., None] * (eye - tau[..., None] * (S.mT @ S))
+    return AffineMap(M, -tau[..., None] * S, b), threshold
 
 
 def _spectra_step(S: Any, x0: Any, sums: Sums, lam: Any, gamma: Any) -> Any:
     """Data step on S, then (·)₊, then its ℓ₂ prox. Where all of D is zero, S stays."""
-    square = _diagonal(sums.G)
-    tau = ratio(namespace(S).ones_like(x0[:, :1]), square.sum(1)[:, None])
-    gradient = S @ sums.G + sums.P - x0[:, :, None] * sums.m[:, None]
-    S = _positive(S - tau[:, :, None] * gradient)
-    return S * _prox_l2(_norms(S), lam * tau * (gamma * sums.m + _root(square)))[:, None]
+    square = diagonal(sums.G)
+    tau = ratio(1.0, square.sum(-1))[..., None]
+    gradient = S @ sums.G + sums.P - x0[..., None] * sums.m[..., None, :]
+    S = positive(S - tau[..., None] * gradient)
+    shrink = prox_l2(norms(S), lam * tau * (gamma * sums.m + root(square)))
+    return S * shrink[..., None, :]
 
 
-def _prox_l2(norm: Any, threshold: Any) -> Any:
+def prox_l2(norm: Any, threshold: Any) -> Any:
     """The factor 1 − min(norm, threshold) / norm, and 0 where the norm is 0."""
-    return ratio(_positive(norm - threshold), norm)
+    return ratio(positive(norm - threshold), norm)
 
 
 def _objective(
-    states: list[tuple[Any, ...]], weight: Any, mean: Any, spread: Any, lam: Any, gamma: Any
+    states: list[State], weight: Any, mean: Any, spread: Any, lam: Any, gamma: Any
 ) -> Any:
     """The objective (N, K) from each iteration's S, x₀ and sums alone; not differentiated."""
     xp = namespace(weight)
-    S, x0, G, P, m = (
-        xp.stack([t if xp is np else t.detach() for t in each], 1)
-        for each in zip(*states, strict=True)
-    )
+    each = zip(*((s.S, s.x0, *(s.sums or ())) for s in states), strict=True)
+    S, x0, G, P, m = (xp.stack([t if xp is np else t.detach() for t in ts], 1) for ts in each)
     cross = (S * (x0[..., None] * m[..., None, :] - P)).sum((2, 3))
     square = ((S @ G) * S).sum((2, 3))
     offset = ((x0 - mean[:, None]) ** 2).sum(2)
     fit = spread[:, None] + weight[:, None] * offset - 2 * cross + square
-    norms = gamma * m + _root(_diagonal(G))
-    return 0.5 * _positive(fit) + lam * (_norms(S) * norms).sum(2)
+    sizes = gamma * m + root(diagonal(G))
+    return 0.5 * positive(fit) + lam * (norms(S) * sizes).sum(2)
 
 
-def _scaled(sums: Sums, a: Any) -> Sums:
-    return Sums(a[:, :, None] * sums.G * a[:, None], sums.P * a[:, None], sums.m * a)
+def scaled(sums: Sums, a: Any) -> Sums:
+    """The sums of a ⊙ D from those of D."""
+    row, column = a[..., None, :], a[..., None]
+    return Sums(column * sums.G * row, sums.P * row, sums.m * a)
 
 
-def _diagonal(G: Any) -> Any:
+def diagonal(G: Any) -> Any:
+    """(…, r) of (…, r, r)."""
     return G.diagonal(0, -2, -1)
 
 
-def _norms(S: Any) -> Any:
-    return _root((S**2).sum(-2))
+def norms(S: Any) -> Any:
+    """‖sᵢ‖₂, (…, r) of (…, c, r)."""
+    return root((S**2).sum(-2))
 
 
-def _positive(x: Any) -> Any:
+def positive(x: Any) -> Any:
     """(x)₊, with gradient 0 at 0."""
     return x * (x > 0)
 
 
-def _root(square: Any) -> Any:
+def root(square: Any) -> Any:
     """√, with 0 and gradient 0 at 0."""
     xp = namespace(square)
-    positive = square > 0
-    return xp.where(positive, xp.sqrt(xp.where(positive, square, 1.0)), 0.0)
+    above = square > 0
+    return xp.where(above, xp.sqrt(xp.where(above, square, 1.0)), 0.0)

@@ -8,17 +8,18 @@ scales rows of D, and the solver keeps those scales.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from . import kernels
+from . import steps
 from .threads import run_all, slices
 
 Array = npt.NDArray[np.float64]
+Map = tuple[Array, Array, Array]
 _CHUNK = 1 << 14  # columns per task: fixed, so that sums do not depend on the number of threads
 
 
@@ -67,15 +68,19 @@ class ArrayColumns:
         if reference_pixels is not None and w.sum() > 0:
             self.w = w * (reference_pixels / w.sum())
         self.D: Array = np.empty((0, X.shape[1]))
+        self._spare: Array | None = None
 
     def totals(self) -> Totals:
         """See `Columns`."""
         return column_totals(self.X, self.w)
 
     def step(self, affine: AffineMap) -> Sums:
-        """See `Columns`."""
-        self.D, sums = kernel_step(self.X, self.w, self.D, *(contiguous(t) for t in affine))
-        return Sums(*sums)
+        """See `Columns`. The D before last is written over."""
+        M, N, b = (contiguous(t) for t in affine)
+        before, room = self.D, self._spare
+        self.D, sums = kernel_step(self.X, self.w, before, M, N, b, room)
+        self._spare = before if before.shape == self.D.shape else None
+        return sums
 
 
 class StreamedColumns:
@@ -87,7 +92,7 @@ class StreamedColumns:
     def __init__(self, blocks: Callable[[], Iterator[tuple[Array, Array]]], scale: float) -> None:
         self._blocks = blocks
         self._scale = scale
-        self._maps: list[tuple[Array, Array, Array]] = []
+        self._maps: list[AffineMap] = []
 
     def totals(self) -> Totals:
         """See `Columns`."""
@@ -98,7 +103,7 @@ class StreamedColumns:
 
     def step(self, affine: AffineMap) -> Sums:
         """See `Columns`."""
-        self._maps.append(tuple(contiguous(t) for t in affine))  # type: ignore[arg-type]
+        self._maps.append(AffineMap(*(contiguous(t) for t in affine)))
         total: list[Any] = [0.0, 0.0, 0.0]
         for X, w in self._blocks():
             _, sums = apply_maps(X, w * self._scale, self._maps)
@@ -106,26 +111,30 @@ class StreamedColumns:
         return Sums(*total)
 
 
-def apply_maps(
-    X: Array, w: Array, maps: list[tuple[Array, Array, Array]]
-) -> tuple[Array, tuple[Array, Array, Array]]:
+def apply_maps(X: Array, w: Array, maps: Sequence[Map]) -> tuple[Array, Sums]:
     """D (r, u), unscaled, after a chain of maps (M, N, b) from D = 0, and its last sums."""
-    D: Array = np.empty((0, X.shape[1]))
-    for M, N, b in maps:
-        D, sums = kernel_step(X, w, D, M, N, b)
-    return D, sums
+    return kernel_step(X, w, _mapped(X, maps[:-1]), *maps[-1])
+
+
+def _mapped(X: Array, maps: Sequence[Map]) -> Array:
+    """D (r, u), unscaled, after a chain of maps (M, N, b) from D = 0."""
+    D, spare = np.empty((0, X.shape[1])), None
+    for affine in maps:
+        mapped = kernel_map(X, D, *affine, spare)
+        D, spare = mapped, D if D.shape == mapped.shape else None
+    return D
 
 
 @dataclass(frozen=True)
 class MapChain:
     """Densities of any columns after K iterations: their maps in turn, then D's scales (r,)."""
 
-    maps: list[tuple[Array, Array, Array]]
+    maps: Sequence[Map]
     scale: Array
 
     def __call__(self, X: Array) -> Array:
         """D (r, n) of columns X (c, n)."""
-        D, _ = apply_maps(X, np.zeros(X.shape[1]), self.maps)
+        D = _mapped(contiguous(X), self.maps)
         D *= self.scale[:, None]
         return D
 
@@ -159,21 +168,32 @@ def contiguous(array: Any) -> Array:
     return np.ascontiguousarray(array, dtype=np.float64)
 
 
+def kernel_map(X: Array, D: Array, M: Array, N: Array, b: Array, out: Array | None = None) -> Array:
+    """max(0, Mᵀ D + Nᵀ X + b) on float64 arrays, (r, u), in `out` if given."""
+    mapped = np.empty((M.shape[1], X.shape[1])) if out is None else out
+
+    def work(_: int, part: slice) -> None:
+        steps.density_map(X, D, M, N, b, mapped, part.start, part.stop)
+
+    _in_chunks(work, X.shape[1])
+    return mapped
+
+
 def kernel_step(
     X: Array, w: Array, D: Array, M: Array, N: Array, b: Array, out: Array | None = None
-) -> tuple[Array, tuple[Array, Array, Array]]:
-    """max(0, Mᵀ D + Nᵀ X + b) on float64 arrays, (r, u), in `out` if given, and its (G, P, m)."""
+) -> tuple[Array, Sums]:
+    """`kernel_map` and its sums."""
     (c, u), r = X.shape, M.shape[1]
-    out = np.empty((r, u)) if out is None else out
+    mapped = np.empty((r, u)) if out is None else out
     sums = (_zeros(u, r, r), _zeros(u, c, r), _zeros(u, r))
 
     def work(k: int, part: slice) -> None:
         mine = (s[k] for s in sums)
-        kernels.density_step(X, w, D, M, N, b, out, *mine, part.start, part.stop)
+        steps.density_step(X, w, D, M, N, b, mapped, *mine, part.start, part.stop)
 
     _in_chunks(work, u)
     lower, P, m = (s.sum(0) for s in sums)
-    return out, (lower + np.tril(lower, -1).T, P, m)
+    return mapped, Sums(lower + np.tril(lower, -1).T, P, m)
 
 
 def kernel_step_backward(
@@ -183,22 +203,25 @@ def kernel_step_backward(
     M: Array,
     out: Array,
     g_out: Array,
-    gG: Array,
-    gP: Array,
-    gm: Array,
-) -> tuple[Array, Array, Array, Array]:
-    """Gradients of D, M, N and b; gG must be the gradient of G plus its transpose."""
+    g_sums: Sums,
+    g_D: Array | None = None,
+) -> tuple[Array, AffineMap]:
+    """Gradients of D, in g_D if given, which may be g_out, and of the map.
+
+    `out` is the step's result; g_out (r, u) and g_sums are the gradients of it and of its sums.
+    """
     (c, u), (q, r) = X.shape, M.shape
-    g_D, sums = np.empty((q, u)), (_zeros(u, q, r), _zeros(u, c, r), _zeros(u, r))
-    given = (X, w, D, M, out, g_out, gG, gP, gm)
+    found = np.empty((q, u)) if g_D is None else g_D
+    g_map = (_zeros(u, q, r), _zeros(u, c, r), _zeros(u, r))
+    both = g_sums.G + g_sums.G.T
+    given = (X, w, D, M, out, g_out, both, contiguous(g_sums.P), contiguous(g_sums.m), found)
 
     def work(k: int, part: slice) -> None:
-        mine = (s[k] for s in sums)
-        kernels.density_step_backward(*given, g_D, *mine, part.start, part.stop)
+        mine = (s[k] for s in g_map)
+        steps.density_step_backward(*given, *mine, part.start, part.stop)
 
     _in_chunks(work, u)
-    gM, gN, gb = (s.sum(0) for s in sums)
-    return g_D, gM, gN, gb
+    return found, AffineMap(*(s.sum(0) for s in g_map))
 
 
 def _zeros(u: int, *shape: int) -> Array:

@@ -49,19 +49,10 @@ def count_pixels(pixels, skip_transparent, counts, touched):
 
 
 @njit(cache=True, nogil=True)
-def count_codes(codes, counts, touched):
-    """Add (n,) uint32 codes to `counts` (2**24,) uint32; mark groups in `touched` (2**18,)."""
-    for i in range(codes.shape[0]):
-        counts[codes[i]] += 1
-        touched[codes[i] >> 6] = 1
-
-
-@njit(cache=True, nogil=True)
-def distinct(counts, touched, number):
+def distinct(counts, touched):
     """Codes with a count, ascending, and their counts: (u,) uint32, (u,) int64.
 
-    Leaves both tables zero, ready for the next image; or, to `number` them, `counts` with the row
-    of each code.
+    Leaves both tables zero, ready for the next image.
     """
     total = 0
     for group in range(touched.shape[0]):
@@ -77,7 +68,7 @@ def distinct(counts, touched, number):
                 if counts[code] > 0:
                     codes[k] = code
                     found[k] = counts[code]
-                    counts[code] = k if number else 0
+                    counts[code] = 0
                     k += 1
             touched[group] = 0
     return codes, found
@@ -132,20 +123,62 @@ def decode_pixels(codes, colours):
 def encode_planes(planes, tolerance, codes):
     """Morton codes of (3, n) float32 planes in [0, 1]; False where one is no k/255.
 
-    `tolerance` is how far from a whole grey level a value may lie, in grey levels.
+    `tolerance` is how far from a whole grey level a value may lie, in grey levels. No branches, no
+    table: so it vectorises.
     """
+    whole = True
     for i in range(codes.shape[0]):
         code = np.uint32(0)
         for k in range(3):
             grey = planes[k, i] * np.float32(255.0)
-            if not (-0.5 < grey < 255.5):  # also NaN
-                return False
-            level = np.uint32(grey + np.float32(0.5))
-            if abs(np.float32(level) - grey) > tolerance:
-                return False
-            code |= SPREAD[level] << np.uint32(2 - k)
+            inside = grey if grey > np.float32(0.0) else np.float32(0.0)  # also NaN
+            inside = inside if inside < np.float32(255.0) else np.float32(255.0)
+            level = np.int32(inside + np.float32(0.5))
+            whole &= abs(np.float32(level) - grey) <= tolerance
+            bits = np.uint32(level)
+            bits = (bits | (bits << np.uint32(8))) & np.uint32(0x00F00F)
+            bits = (bits | (bits << np.uint32(4))) & np.uint32(0x0C30C3)
+            bits = (bits | (bits << np.uint32(2))) & np.uint32(0x249249)
+            code |= bits << np.uint32(2 - k)
         codes[i] = code
-    return True
+    return whole
+
+
+@njit(cache=True, nogil=True)
+def number_codes(codes):
+    """Distinct codes (u,) uint32, ascending, counts (u,) int64, and each code's row (n,) int32.
+
+    `codes` (n,) uint32 below 2**24. Counted in groups of 64 neighbours, only of those that occur:
+    a photograph's fit the cache.
+    """
+    group = np.zeros(CODES >> 6, np.int32)
+    for i in range(codes.shape[0]):
+        group[codes[i] >> 6] = 1
+    groups = 0
+    for k in range(group.shape[0]):
+        if group[k]:
+            group[k] = groups
+            groups += 1
+    table = np.zeros(groups * _GROUP, np.int32)
+    for i in range(codes.shape[0]):
+        table[group[codes[i] >> 6] * _GROUP + (codes[i] & 63)] += 1
+    u = 0
+    for k in range(table.shape[0]):
+        u += table[k] > 0
+    found = np.empty(u, np.uint32)
+    counts = np.empty(u, np.int64)
+    rows = np.empty(codes.shape[0], np.int32)
+    u = 0
+    for k in range(table.shape[0]):
+        if table[k] > 0:
+            counts[u] = table[k]
+            table[k] = u
+            u += 1
+    for i in range(codes.shape[0]):
+        row = table[group[codes[i] >> 6] * _GROUP + (codes[i] & 63)]
+        rows[i] = row
+        found[row] = codes[i]
+    return found, counts, rows
 
 
 @njit(cache=True, nogil=True)
@@ -171,129 +204,52 @@ def look_up_pixels(pixels, codes, index, table, planes):
 def look_up_rows(rows, table, planes):
     """planes[j, i] = table[rows[i], j]. Plane by plane in short runs: few open write streams."""
     n = rows.shape[0]
+    r = table.shape[1]
+    flat = table.reshape(-1)
+    place = np.empty(BLOCK, np.uint64)  # unsigned: no index is looked at for being negative
     for start in range(0, n, BLOCK):
-        stop = min(start + BLOCK, n)
-        for j in range(table.shape[1]):
-            for i in range(start, stop):
-                planes[j, i] = table[rows[i], j]
+        size = min(BLOCK, n - start)
+        for i in range(size):
+            place[i] = np.uint64(rows[start + i]) * np.uint64(r)
+        for j in range(r):
+            plane = planes[j, start : start + size]
+            for i in range(size):
+                plane[i] = flat[place[i] + np.uint64(j)]
 
 
 @njit(cache=True, nogil=True)
 def scatter_add(rows, planes, table):
     """table[rows[i], j] += planes[j, i]: the transpose of `look_up_rows`."""
     for i in range(rows.shape[0]):
-        row = rows[i]
+        row = np.uint64(rows[i])
         for j in range(table.shape[1]):
             table[row, j] += planes[j, i]
 
 
-@njit(cache=True, nogil=True, fastmath=REORDER)
-def density_step(X, w, D, M, N, b, out, G, P, m, first, last):
-    """out = max(0, Mᵀ D + Nᵀ X + b) and its weighted sums, for columns first … last − 1.
+@njit(cache=True, nogil=True)
+def scale_to_rows(table, scale, entries):
+    """entries[i, j] = scale[j] table[j, i]: a table (r, u) as rows to look up, (u, r)."""
+    r, u = table.shape
+    for start in range(0, u, _GROUP):
+        for j in range(r):
+            for i in range(start, min(start + _GROUP, u)):
+                entries[i, j] = table[j, i] * scale[j]
 
-    X (c, u), w (u,), D (q, u) with q = r, or q = 0 while D is zero; M (q, r), N (c, r), b (r,).
-    Adds to G (r, r), lower triangle, = out W outᵀ; P (c, r) = X W outᵀ; m (r,) = out w.
+
+@njit(cache=True, nogil=True)
+def scale_to_rows_backward(g_entries, table, scale, g_table, g_scale):
+    """Gradients of `scale_to_rows`: fills g_table (r, u) and g_scale (r,).
+
+    g_entries (parts, u, r) is summed over its parts on the way.
     """
-    c = X.shape[0]
-    r = M.shape[1]
-    wd = np.empty(BLOCK)
-    for start in range(first, last, BLOCK):
-        stop = min(start + BLOCK, last)
-        n = stop - start
-        for i in range(r):
-            z = out[i, start:stop]
-            z[:] = b[i]
-            _add_rows(z, X, N, i, start)
-            _add_rows(z, D, M, i, start)
-            for t in range(n):
-                z[t] = max(z[t], 0.0)
-        for i in range(r):
-            _weigh(wd[:n], w[start:stop], out[i, start:stop])
-            m[i] += _total(wd[:n])
-            for k in range(c):
-                P[k, i] += _dot(wd[:n], X[k, start:stop])
-            for j in range(i + 1):
-                G[i, j] += _dot(wd[:n], out[j, start:stop])
-
-
-@njit(cache=True, nogil=True, fastmath=REORDER)
-def density_step_backward(X, w, D, M, out, g_out, gG, gP, gm, g_D, gM, gN, gb, first, last):
-    """Gradients of `density_step` for its columns: fills g_D (q, u), adds to gM, gN, gb.
-
-    g_out (r, u) is the gradient of `out`; gG (r, r) must be gradient plus its transpose.
-    """
-    c = X.shape[0]
-    q, r = M.shape
-    Mt = M.T.copy()
-    g = np.empty((r, BLOCK))
-    for start in range(first, last, BLOCK):
-        stop = min(start + BLOCK, last)
-        n = stop - start
-        for i in range(r):
-            z = g[i, :n]
-            z[:] = gm[i]
-            _add_rows(z, X, gP, i, start)
-            _add_rows(z, out, gG, i, start)
-            _mask(z, w[start:stop], g_out[i, start:stop], out[i, start:stop])
-            gb[i] += _total(z)
-            for k in range(c):
-                gN[k, i] += _dot(z, X[k, start:stop])
-            for j in range(q):
-                gM[j, i] += _dot(z, D[j, start:stop])
-        for j in range(q):
-            z = g_D[j, start:stop]
-            z[:] = 0.0
-            _add_rows(z, g, Mt, j, 0)
-
-
-@njit(cache=True, nogil=True, fastmath=REORDER)
-def _add_rows(z, A, E, i, start):
-    """z += Σ_j E[j, i] A[j, start : start + n], four rows at a time to save loads and stores."""
-    n = z.shape[0]
-    stop = start + n
-    rows = A.shape[0]
-    j = 0
-    while j + 4 <= rows:
-        a0 = A[j, start:stop]
-        a1 = A[j + 1, start:stop]
-        a2 = A[j + 2, start:stop]
-        a3 = A[j + 3, start:stop]
-        e0, e1, e2, e3 = E[j, i], E[j + 1, i], E[j + 2, i], E[j + 3, i]
-        for t in range(n):
-            z[t] += e0 * a0[t] + e1 * a1[t] + e2 * a2[t] + e3 * a3[t]
-        j += 4
-    while j < rows:
-        a0 = A[j, start:stop]
-        e0 = E[j, i]
-        for t in range(n):
-            z[t] += e0 * a0[t]
-        j += 1
-
-
-@njit(cache=True, nogil=True, fastmath=REORDER)
-def _weigh(wd, w, d):
-    for t in range(wd.shape[0]):
-        wd[t] = w[t] * d[t]
-
-
-@njit(cache=True, nogil=True, fastmath=REORDER)
-def _mask(z, w, g, d):
-    """z = w z + g where d is positive, else 0."""
-    for t in range(z.shape[0]):
-        z[t] = (z[t] * w[t] + g[t]) if d[t] > 0.0 else 0.0
-
-
-@njit(cache=True, nogil=True, fastmath=REORDER)
-def _dot(a, b):
-    total = 0.0
-    for t in range(a.shape[0]):
-        total += a[t] * b[t]
-    return total
-
-
-@njit(cache=True, nogil=True, fastmath=REORDER)
-def _total(a):
-    total = 0.0
-    for t in range(a.shape[0]):
-        total += a[t]
-    return total
+    parts, u, r = g_entries.shape
+    g_scale[:] = 0.0
+    for start in range(0, u, _GROUP):
+        stop = min(start + _GROUP, u)
+        for j in range(r):
+            for i in range(start, stop):
+                g = g_entries[0, i, j]
+                for k in range(1, parts):
+                    g += g_entries[k, i, j]
+                g_table[j, i] = g * scale[j]
+                g_scale[j] += g * table[j, i]

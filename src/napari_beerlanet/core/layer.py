@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -11,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from . import kernels
-from .autograd import StoredColumns, refuse_second_derivative
-from .beerlanet import unroll
+from .autograd import StoredColumns, refuse_second_derivative, unroll_tensors
+from .columns import contiguous
 from .images import FLOAT_FLOOR, Domain
-from .palette import decode, number_codes
+from .palette import decode
 from .spectra import check_number, check_solver, check_spectra
 from .threads import run_all, slices
 
@@ -120,18 +121,35 @@ class BeerLaNet(nn.Module):
             images = images.float() / 255
         if images.numel() == 0:
             return images.new_zeros((len(images), self.components, *images.shape[2:]))
+        return self.read(images, weights)
+
+    def read(
+        self,
+        images: Tensor,
+        weights: Tensor | None = None,
+        readout: Callable[[Tensor, Tensor], Tensor] | None = None,
+    ) -> Tensor:
+        """`forward` of checked images, or (N, m, H, W) read out of their densities.
+
+        readout(X, D) takes columns X (c, u), in the solver's domain, and their densities D (r, u)
+        to (m, u). It is the same as a readout of every pixel at the cost of one of every distinct
+        colour.
+        """
         with torch.autocast(images.device.type, enabled=False):
             parts = [self._columns(*pair) for pair in zip(images, _each(weights), strict=False)]
             dtype = parts[0][0].X.dtype
             learned = (p.to(dtype) for p in (self.spectra, self.lam, self.gamma))
             columns = [part for part, _ in parts]
-            done = unroll(
+            done = unroll_tensors(
                 columns, *learned, iterations=self.iterations, unit_spectra=self.unit_spectra
             )
-            planes = [
-                _spread(image.D, a, rows)
-                for (image, rows), a in zip(parts, done.scale, strict=True)
-            ]
+            planes = []
+            for (image, rows), a in zip(parts, done.scale, strict=True):
+                table, scale = image.D, a
+                if readout is not None:
+                    table = readout(image.X, table * a[:, None])
+                    scale = table.new_ones(len(table))
+                planes.append(_spread(table, scale, rows))
         size = images.shape[2:]
         together = torch.stack(planes) if len(planes) > 1 else planes[0]
         return together.to(images.dtype).reshape(len(images), -1, *size)
@@ -172,7 +190,7 @@ def distinct_colours(values: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         codes = np.empty(planes.shape[1], np.uint32)
         if not kernels.encode_planes(planes, np.float32(min(tolerance, 0.25)), codes):
             return values, values, None
-        found, counts, rows = number_codes(codes)
+        found, counts, rows = kernels.number_codes(codes)
         colours = torch.from_numpy(decode(found, np.uint8).T / 255.0)
         return colours, torch.from_numpy(counts), torch.from_numpy(rows)
     grey = values.float() * 255
@@ -208,10 +226,10 @@ class _LookUp(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, table: Tensor, scale: Tensor, rows: Tensor) -> Tensor:
         ctx.save_for_backward(table, scale, rows)
-        scaled = table.detach().numpy().T * scale.detach().numpy()
-        entries = np.ascontiguousarray(scaled, dtype=np.float32)
-        index = rows.numpy()
-        planes = np.empty((entries.shape[1], len(index)), np.float32)
+        columns, index = contiguous(table.detach()), rows.numpy()
+        entries = np.empty(columns.shape[::-1], np.float32)
+        kernels.scale_to_rows(columns, contiguous(scale.detach()), entries)
+        planes = np.empty((len(columns), len(index)), np.float32)
         run_all(
             [
                 lambda part=part: kernels.look_up_rows(index[part], entries, planes[:, part])  # type: ignore[misc]
@@ -225,13 +243,14 @@ class _LookUp(torch.autograd.Function):
         refuse_second_derivative(gradient)
         table, scale, rows = (t.detach().numpy() for t in ctx.saved_tensors)
         planes = np.ascontiguousarray(gradient.numpy())
-
-        def scatter(part: slice) -> npt.NDArray[np.float64]:
-            sums = np.zeros((table.shape[1], table.shape[0]))
-            kernels.scatter_add(rows[part], planes[:, part], sums)
-            return sums
-
-        parts = run_all([lambda p=p: scatter(p) for p in slices(len(rows), _SCATTER)])  # type: ignore[misc]
-        total = np.ascontiguousarray(np.sum(parts, axis=0).T)
-        to_scale = np.einsum("ru,ru->r", total, table)
-        return torch.from_numpy(total * scale[:, None]), torch.from_numpy(to_scale), None
+        parts = slices(len(rows), _SCATTER)
+        sums = np.zeros((len(parts), *table.shape[::-1]))
+        run_all(
+            [
+                lambda k=k, part=part: kernels.scatter_add(rows[part], planes[:, part], sums[k])  # type: ignore[misc]
+                for k, part in enumerate(parts)
+            ]
+        )
+        g_table, g_scale = np.empty(table.shape), np.empty(scale.shape)
+        kernels.scale_to_rows_backward(sums, contiguous(table), contiguous(scale), g_table, g_scale)
+        return torch.from_numpy(g_table), torch.from_numpy(g_scale), None

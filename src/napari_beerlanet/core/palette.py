@@ -179,19 +179,6 @@ def decode(codes: npt.NDArray[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     return colours
 
 
-def number_codes(
-    codes: npt.NDArray[np.uint32],
-) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-    """Distinct Morton codes, ascending, their counts, and the row among them of each code."""
-    tables = _take_tables()
-    kernels.count_codes(codes, *tables)
-    found, counts = kernels.distinct(*tables, True)
-    rows = tables[0][codes].view(np.int32)
-    tables[0][found] = 0
-    _spare.append(tables)
-    return found, counts, rows
-
-
 def _filled_index(codes: npt.NDArray[np.uint32]) -> npt.NDArray[np.int32]:
     """(2**24,) int32: the row of each of the codes, and anything elsewhere."""
     try:
@@ -221,7 +208,7 @@ def _count(pixels: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.i
 def _count_bytes(pixels: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
     tables = _take_tables()
     kernels.count_pixels(pixels, pixels.shape[1] == 4, *tables)
-    found = kernels.distinct(*tables, False)
+    found = kernels.distinct(*tables)
     _spare.append(tables)
     return found  # type: ignore[no-any-return]
 
