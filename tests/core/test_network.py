@@ -105,6 +105,32 @@ def test_fused_network_finds_the_same(model, images):
     torch.testing.assert_close(before, after, atol=1e-2, rtol=1e-3)
 
 
+@pytest.mark.filterwarnings("ignore")  # tracing warns of every Python number
+def test_exported_network_sees_other_images_as_this_one_does(model, images):
+    """A trace must hold the solver, not its results for the image that it was traced with."""
+    still = copy.deepcopy(model)
+    for parameter in still.parameters():
+        parameter.requires_grad_(False)
+    with torch.no_grad():
+        traced = torch.jit.trace_module(still, {"see": images[:1]}, check_trace=False)
+        other = images[:1].flip(2) * 0.9
+        torch.testing.assert_close(traced.see(other), still.see(other), atol=1e-5, rtol=1e-4)
+
+
+def test_ultralytics_strips_the_optimizer_of_its_own_files(model, images, tmp_path):
+    from ultralytics.utils.torch_utils import strip_optimizer
+
+    file = tmp_path / "last.pt"
+    trained = copy.deepcopy(model)
+    trained.args = vars(trained.args)
+    record = {"model": trained, "ema": None, "optimizer": {}, "epoch": 3}
+    torch.save({**record, "train_args": {}}, file)
+    strip_optimizer(file)
+    kept = torch.load(file, weights_only=False)["model"].float()
+    with torch.no_grad():
+        torch.testing.assert_close(kept.see(images), model.see(images), atol=1e-6, rtol=0)
+
+
 def test_loss_reaches_every_stain_parameter(model, images):
     learner = copy.deepcopy(model).train()
     boxes = torch.tensor([[0.5, 0.5, 0.3, 0.3], [0.3, 0.3, 0.2, 0.2]])

@@ -429,6 +429,7 @@ def test_what_starts_several_processes_is_torchs_own(tmp_path):
     assert line[6] == several.__name__
 
 
+@pytest.mark.slow
 def test_failure_of_one_of_several_is_told(start, tmp_path, monkeypatch):
     folder = RunFolder(configured(tmp_path / "run", start, tmp_path / "gone.yaml"))
     alone = [sys.executable, "-m", several.__name__, str(folder.run_file)]

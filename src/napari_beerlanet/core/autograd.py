@@ -38,7 +38,8 @@ class StoredColumns:
     def by_kernels(self) -> bool:
         """Whether NumPy and the kernels may solve for them: on the CPU, X without a gradient."""
         x = self.X
-        return x.device.type == "cpu" and x.dtype == torch.float64 and not x.requires_grad
+        plain = x.device.type == "cpu" and x.dtype == torch.float64
+        return plain and not x.requires_grad and not is_recorded()
 
     def totals(self) -> Totals:
         """See `Columns`."""
@@ -64,6 +65,12 @@ def density_step(
     out = torch.relu(M.T @ D + N.T @ X + b[:, None])
     weighted = out * w
     return out, weighted @ out.T, X @ weighted.T, weighted.sum(1)
+
+
+def is_recorded() -> bool:
+    """Whether torch records operations to export them: what NumPy computes would be constants."""
+    tracing: Any = torch.jit  # its functions have no types
+    return bool(tracing.is_tracing() or torch.compiler.is_compiling())
 
 
 def unroll_tensors(

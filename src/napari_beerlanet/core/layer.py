@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from . import kernels
-from .autograd import StoredColumns, refuse_second_derivative, unroll_tensors
+from .autograd import StoredColumns, is_recorded, refuse_second_derivative, unroll_tensors
 from .columns import contiguous
 from .images import FLOAT_FLOOR, Domain
 from .palette import decode
@@ -159,7 +159,8 @@ class BeerLaNet(nn.Module):
     ) -> tuple[StoredColumns, Tensor | None]:
         """An image (c, H, W) as columns, and the row of each pixel among them (None: its own)."""
         values, rows = image.flatten(1), None
-        if self.method != "dense" and self.channels == 3 and not image.requires_grad:
+        by_colour = self.method != "dense" and self.channels == 3 and not is_recorded()
+        if by_colour and not image.requires_grad:
             values, counts, rows = distinct_colours(values)
             if rows is None and self.method == "palette":
                 raise ValueError('method="palette" takes 8-bit images (k / 255); use "auto".')

@@ -56,55 +56,41 @@ def fine_tune(
     Parameters
     ----------
     model
-        A `Detector`, a checkpoint's path or name, or an Ultralytics `.pt`, which gets a fresh front
-        end. For other classes the head is rebuilt, and what fits is kept.
+        A `Detector`, a checkpoint's path or name, or a `.pt` of Ultralytics, which gets a fresh
+        front end. For other classes the head is rebuilt, and what fits is kept.
     data
         A data.yaml with splits `train` and `val`, see `dataset`.
     output
         Folder of the run, see `runfiles`; best.safetensors in it is what is returned.
     scope
-        "all"; "head": the detection head alone, neither the layers before it nor the front end;
-        "stain": the front end alone (S_init, λ, γ and the 1×1 convolution), which adapts a model to
-        another laboratory's stain without touching what it knows of cells. What is not trained
-        stays as it is to the last bit, batch statistics included.
-    epochs, batch, learning_rate, seed
-        `learning_rate=None` leaves rate and optimizer to Ultralytics; otherwise it is AdamW's.
-        batch="auto" takes what a GPU's memory holds.
+        "all"; "head": the detection head alone, not the front end; "stain": the front end alone
+        (S_init, λ, γ, the 1×1 convolution), which adapts a model to another laboratory's stain.
+        What is not trained stays as it is to the last bit, batch statistics included.
+    batch, learning_rate
+        "auto" takes what a GPU's memory holds. None leaves rate and optimizer to Ultralytics.
     image_size
         Longer side of training images in pixels; None is the model's own, 640 for a fresh one.
     device
         "auto", "cpu", "cuda:0", "mps"; "0,1" trains on two GPUs.
     jitter
-        Vary stains, strength and light (`StainJitter`, or a dict of its settings); False does not.
+        Vary stains, strength and light (`StainJitter`; a dict has its settings).
     resume
         Go on after the last finished epoch of the run in `output`, with the settings that it was
         begun with; `model` and `data` may be None then.
     report, progress
-        Called after every batch, and with every event. `Cancelled` raised in either ends the run
-        after the batch; the best epoch so far is kept.
+        Called after every batch, and with every event; `Cancelled` raised in either ends the run.
     pixel_size
         Micrometres per pixel of the training images, if all have the same.
     advanced
         Ultralytics' own training arguments, for instance `mosaic=0.5`.
     """
-    named = None if model is None or _is_detector(model) else _name_or_path(model)  # type: ignore[arg-type]
-    recipe = Recipe(
-        model=named,
-        data=None if data is None else os.path.abspath(data),
-        scope=scope,
-        epochs=epochs,
-        image_size=image_size,
-        batch=batch,
-        learning_rate=learning_rate,
-        seed=seed,
-        device=device,
-        jitter=jitter,
-        pixel_size=pixel_size,
-        advanced=advanced,
-    )
+    start = model if _is_detector(model) else None
+    named = None if model is None or start is not None else _name_or_path(model)  # type: ignore[arg-type]
+    where = None if data is None else os.path.abspath(data)
+    rest = (batch, learning_rate, seed, device, jitter, pixel_size, advanced)
+    recipe = Recipe(named, where, scope, epochs, image_size, *rest)
     recipe.check()
     with RunFolder(output) as folder:
-        start = model if _is_detector(model) else None
         return _Run(folder, report, progress).go(recipe, start, resume)  # type: ignore[arg-type]
 
 
