@@ -141,6 +141,12 @@ class ImageRun:
             return self._first[1]
         report = report or within(self.report, 0.3, 0.9)
         found, self.plan = self._tiles(self.pixels, choice.scale, report)
+        largest = sizes.largest_size(self._sizes, 0.0)
+        if len(self.plan.tiles) > 1 and self.tile < 3 * largest:
+            self.notes.append(
+                f"Tiles of {self.tile} pixels are small for objects of up to {largest:.0f} at the "
+                "working resolution: large ones may be found in pieces."
+            )
         return found
 
     def _tiles(
