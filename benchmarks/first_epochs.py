@@ -2,10 +2,10 @@
 
     python benchmarks/first_epochs.py --epochs 4 --out first_epochs
 
-Trains YOLOv8n from COCO weights on BCCD's train split, as `cross_domain.py` does: plain, with the
-front end as it starts (its 1×1 convolution fitted to the training images' colours), and with a
-random 1×1 convolution. The front end comes with stain jitter, as `fine_tune` has it.
-Prints a table and draws OUT/first_epochs.png. Needs the extra `benchmark`.
+Trains YOLOv8n from COCO weights on BCCD's train split with and without the front end, with stain
+jitter and without any, and once with a random 1×1 convolution in place of the one that is fitted
+to the training images' colours. Prints a table and draws OUT/first_epochs.png. Needs the extra
+`benchmark`.
 """
 
 from pathlib import Path
@@ -19,11 +19,14 @@ from napari_beerlanet.core.augment import StainJitter
 from napari_beerlanet.core.dataset import read_dataset
 from napari_beerlanet.core.trainer import StainTrainer
 
-# name: settings of the front end (None: plain YOLO), stain jitter (None: hue, saturation, value)
+_NONE = StainJitter(share=0.0)
+# name: settings of the front end (None: plain YOLO), stain jitter, colour and style in the picture
 STARTS = {
-    "plain YOLOv8n": (None, None),
-    "front end, fitted start": ({}, StainJitter()),
-    "front end, random start": ({}, StainJitter()),
+    "plain, stain jitter": (None, StainJitter(), "C0-"),
+    "front end, stain jitter": ({}, StainJitter(), "C1-"),
+    "plain, no jitter": (None, _NONE, "C0--"),
+    "front end, no jitter": ({}, _NONE, "C1--"),
+    "front end, random start, stain jitter": ({}, StainJitter(), "C7:"),
 }
 
 
@@ -53,10 +56,10 @@ def curve(name, options, out, data):
         "save_dir": str(out / name.replace(",", "").replace(" ", "-")),
     }
     dataset, values = read_dataset(data), []
-    front, jitter = STARTS[name]
+    front, jitter, _ = STARTS[name]
     trainer = StainTrainer(settings, jitter=jitter, dataset=dataset)
     model = build(front, seed, options, dataset)
-    if name.endswith("random start"):
+    if "random" in name:
         torch.manual_seed(seed)
         model.mix.reset_parameters()
     trainer.model = model.to(memory_format=torch.channels_last)
@@ -68,13 +71,13 @@ def curve(name, options, out, data):
 
 
 def draw(curves, path):
-    figure, axes = plt.subplots(figsize=(5, 3.2), layout="constrained")
+    figure, axes = plt.subplots(figsize=(5.6, 3.6), layout="constrained")
     for name, values in curves.items():
-        axes.plot(range(1, len(values) + 1), values, marker="o", label=name)
+        axes.plot(range(1, len(values) + 1), values, STARTS[name][2], marker="o", label=name)
     axes.set(
         xlabel="epoch", ylabel="mAP50, BCCD val", xticks=range(1, len(values) + 1), ylim=(0, 1)
     )
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, fontsize="small")
     figure.savefig(path, dpi=150)
 
 
