@@ -14,7 +14,15 @@ from discs import enlivened
 from napari_beerlanet.core.boxes import Detections, to_centres
 from napari_beerlanet.core.dataset import read_dataset
 from napari_beerlanet.core.detector import Detector
-from napari_beerlanet.core.evaluate import Tally, Truth, class_numbers, collect, evaluate, match
+from napari_beerlanet.core.evaluate import (
+    Tally,
+    Truth,
+    _middle_of_maximum,
+    class_numbers,
+    collect,
+    evaluate,
+    match,
+)
 from napari_beerlanet.core.network import StainDetectionModel
 from napari_beerlanet.core.yolo import DetectionValidator
 from napari_beerlanet.sample_data import blood_smear
@@ -275,3 +283,16 @@ def test_unknown_classes_and_empty_splits_are_refused(model, data, tmp_path):
         evaluate(model, other)
     with pytest.raises(ValueError, match="test"):
         evaluate(model, data, split="test")
+
+
+@pytest.mark.parametrize(
+    ("curve", "index"),
+    [
+        ([0.1, 0.5, 0.2], 1),
+        ([1.0, 1.0, 1.0, 0.0], 1),
+        ([0.0, 0.7, 0.7, 0.7, 0.2, 0.7], 2),
+        ([0.3], 0),
+    ],
+)
+def test_best_threshold_is_amid_the_best_ones(curve, index):
+    assert _middle_of_maximum(np.array(curve)) == index

@@ -206,7 +206,7 @@ def _per_class(
             per_class[name] = _nothing(0)
             continue
         row = rows[k]
-        best = int(np.argmax(f1_curve[row]))
+        best = _middle_of_maximum(f1_curve[row])
         per_class[name] = {
             "AP50": float(ap[row, 0]),
             "AP50-95": float(ap[row].mean()),
@@ -225,6 +225,14 @@ def _per_class(
             "F1_at": f1_curve[row].tolist(),
         }
     return per_class, curves
+
+
+def _middle_of_maximum(curve: Array) -> int:
+    """The index of the maximum; where the curve is flat there, the middle of that part."""
+    first = int(np.argmax(curve))
+    below = np.flatnonzero(curve[first:] < curve[first] - 1e-9)
+    length = int(below[0]) if len(below) else len(curve) - first
+    return first + (length - 1) // 2
 
 
 def _nothing(count: int) -> dict[str, Any]:
