@@ -53,6 +53,11 @@ def test_the_batch_does_not_matter(image, batch):
     assert result.report["notes"] == []
 
 
+def test_tiles_that_are_small_for_the_objects_are_told(image):
+    result = disc_detector().detect(image, object_size=40, tile=128)
+    assert [note for note in result.report["notes"] if "in pieces" in note]
+
+
 def test_a_real_network_finds_the_same_in_any_batch():
     detector = lively()
     image = blood_smear((300, 500), seed=2, cell_diameter=40.0).image

@@ -142,7 +142,7 @@ class ImageRun:
         report = report or within(self.report, 0.3, 0.9)
         found, self.plan = self._tiles(self.pixels, choice.scale, report)
         largest = sizes.largest_size(self._sizes, 0.0)
-        if len(self.plan.tiles) > 1 and self.tile < 3 * largest:
+        if len(self.plan.tiles) > 1 and self.tile < 2.5 * largest:
             self.notes.append(
                 f"Tiles of {self.tile} pixels are small for objects of up to {largest:.0f} at the "
                 "working resolution: large ones may be found in pieces."
