@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from .files import FileError, atomic_path, read_image, remove
 from .images import Domain
-from .inputs import DENSITIES, OURS, PREVIEW, SPECTRA, Job, marked
+from .inputs import DENSITIES, OURS, PREVIEW, SPECTRA, Job
 from .progress import Report, tell
 from .results import read_json, write_densities, write_spectra
-from .stamps import same_file, stamp, unchanged
+from .stamps import earlier_result, unchanged
 from .tiff import PixelSize
 
 # Loaded only where needed, as torch comes with them: finding that all is done should be quick.
@@ -72,11 +72,7 @@ def decompose_file(
     """Decompose one file and write its results, unless that is done already."""
     if job.source.is_dir():
         raise FileError(f"{job.source}: no images in this folder.")
-    source = stamp(job.source)
-    name, record = job.name, _record(folder, job.name)
-    if record and not same_file(record, source):
-        name = marked(name, job.source)  # by an earlier run, from another file of that name
-        record = _record(folder, name)
+    name, record, source = earlier_result(job, lambda name: _record(folder, name))
     current = record.get("settings") == asdict(settings) and unchanged(record, source)
     if current and not overwrite and all(path.exists() for path in folder.others(name)):
         return Outcome(name, None)

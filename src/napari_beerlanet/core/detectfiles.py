@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from napari_beerlanet import __version__
 
 from .files import FileError, atomic_path, read_image
-from .inputs import FOUND, OVERLAY, Job, marked
+from .inputs import FOUND, OVERLAY, Job
 from .progress import Report, tell, within
 from .results import read_json
-from .stamps import same_file, stamp, unchanged
+from .stamps import earlier_result, stamp, unchanged
 
 # Loaded only where needed, as torch comes with them: finding that all is done should be quick.
 if TYPE_CHECKING:
@@ -105,11 +105,7 @@ def detect_file(
 
 def results_of(job: Job, folder: DetectFolder, settings: DetectSettings) -> tuple[str, bool]:
     """What a job's results are called, and whether they are there."""
-    source = stamp(job.source)
-    name, record = job.name, _record(folder, job.name)
-    if record and not same_file(record, source):
-        name = marked(name, job.source)  # by an earlier run, from another file of that name
-        record = _record(folder, name)
+    name, record, source = earlier_result(job, lambda name: _record(folder, name))
     current = record.get("settings") == asdict(settings) and unchanged(record, source)
     return name, current and all(path.exists() for path in folder.files(name).values())
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from .inputs import Job, marked
 
 HOPELESS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 """Errors of writing that the next file would meet, too."""
@@ -18,6 +21,21 @@ def stamp(path: Path) -> dict[str, Any]:
     except OSError:
         return {}  # reading it will say what is wrong
     return {"path": os.path.abspath(path), "size": status.st_size, "mtime_ns": status.st_mtime_ns}
+
+
+def earlier_result(
+    job: Job, read: Callable[[str], dict[str, Any]]
+) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """What a job's results are called, the record of those that are there, and the file's stamp.
+
+    `read` gives the record of the results of a name, {} if there are none.
+    """
+    source = stamp(job.source)
+    name, record = job.name, read(job.name)
+    if record and not same_file(record, source):
+        name = marked(name, job.source)  # by an earlier run, from another file of that name
+        record = read(name)
+    return name, record, source
 
 
 def same_file(record: dict[str, Any], source: dict[str, Any]) -> bool:
