@@ -26,6 +26,7 @@ HEAVY = {"torch", "numba"}
 # Data walks in at the top and out at the bottom: a module imports only from those before it.
 ORDER = [
     "progress",
+    "wording",
     "device",
     "threads",
     "kernels",

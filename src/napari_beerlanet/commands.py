@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from napari_beerlanet.core import wording
+
 if TYPE_CHECKING:
     from napari_beerlanet.core.batch import Folder, Settings
     from napari_beerlanet.core.decompose import Decomposition
@@ -46,15 +48,7 @@ def say(message: str) -> None:
 
 def sentence(error: Exception) -> str:
     """What went wrong, in one line."""
-    if isinstance(error, OSError) and error.strerror:
-        where = f"{error.filename}: " if error.filename is not None else ""
-        return f"{where}{error.strerror.lower()}."
-    if isinstance(error, ValueError) and str(error):
-        return " ".join(str(error).split())
-    if isinstance(error, MemoryError):
-        return "not enough memory."
-    what = " ".join(str(error).split())
-    return f"unexpected {type(error).__name__}: {what} (--debug shows where)."
+    return wording.sentence(error, " (--debug shows where)")
 
 
 def decompose(options: argparse.Namespace) -> int:

@@ -1,0 +1,1 @@
+"""The panels in the viewer: they read controls, start a task and show its result; no maths."""

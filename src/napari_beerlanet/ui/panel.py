@@ -1,0 +1,93 @@
+"""What every panel of ours is: it scrolls when short, and ends cleanly however it is closed."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from qtpy.QtCore import QEvent, Qt
+from qtpy.QtWidgets import QFrame, QScrollArea, QVBoxLayout, QWidget
+
+from napari_beerlanet.ui.tasks import Task
+
+
+def unwrapped(viewer: Any) -> Any:
+    """The viewer itself where napari hands a plugin its proxy, which hides what we need."""
+    return getattr(viewer, "__wrapped__", viewer)
+
+
+class Panel(QWidget):
+    """A panel beside the canvas. Put widgets into `self.body`, a vertical layout.
+
+    `task()` makes tasks that end with the panel, `listen()` connects to events of the viewer until
+    then. Override `ended()` for what else is to be done, once, when the panel is closed.
+    """
+
+    def __init__(self, viewer: Any) -> None:
+        super().__init__()
+        self.viewer = unwrapped(viewer)
+        self._tasks: list[Task] = []
+        self._listening: list[tuple[Any, weakref.WeakMethod[Any]]] = []
+        self._docked = self._over = False
+        self.body = self._scrolling_body()
+        listening = self._listening
+        self.destroyed.connect(lambda: _disconnect(listening))
+
+    def _scrolling_body(self) -> QVBoxLayout:
+        inside = QWidget()
+        body = QVBoxLayout(inside)
+        body.setContentsMargins(8, 6, 8, 6)
+        body.setSpacing(6)
+        scroll = QScrollArea()
+        scroll.setWidgetResizable(True)
+        scroll.setFrameShape(QFrame.Shape.NoFrame)
+        scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        scroll.setWidget(inside)
+        outer = QVBoxLayout(self)
+        outer.setContentsMargins(0, 0, 0, 0)
+        outer.addWidget(scroll)
+        self.setMinimumWidth(300)
+        return body
+
+    def task(self) -> Task:
+        """A new task that is closed with the panel."""
+        task = Task(self)
+        self._tasks.append(task)
+        return task
+
+    def listen(self, emitter: Any, method: Callable[..., Any]) -> None:
+        """Connect a bound method to an event emitter of napari's until the panel is closed."""
+        emitter.connect(method)
+        self._listening.append((emitter, weakref.WeakMethod(method)))
+
+    def close_down(self) -> None:
+        """End all work and hear nothing more of the viewer. A second call does nothing."""
+        if self._over:
+            return
+        self._over = True
+        _disconnect(self._listening)
+        for task in self._tasks:
+            task.close()
+        self.ended()
+
+    def ended(self) -> None:
+        """Called once when the panel is closed."""
+
+    def event(self, event: QEvent) -> bool:
+        """Close down when napari takes the panel out of its dock, which is how it closes one."""
+        if event.type() == QEvent.Type.ParentChange:
+            if self.parent() is not None:
+                self._docked = True
+            elif self._docked:
+                self.close_down()
+                self.deleteLater()
+        return super().event(event)
+
+
+def _disconnect(listening: list[tuple[Any, weakref.WeakMethod[Any]]]) -> None:
+    for emitter, weak in listening:
+        method = weak()
+        if method is not None:
+            emitter.disconnect(method)
+    listening.clear()

@@ -1,0 +1,46 @@
+"""What the panels of one viewer share: the loaded model, and results by image layer."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from psygnal import Signal
+
+from napari_beerlanet.ui.panel import unwrapped
+
+
+class Session:
+    """One per viewer; it ends with the viewer.
+
+    `model` is the loaded `Detector` or None, `model_key` what it was loaded from. `results` holds
+    the last `Detections`, `decompositions` the last decomposition of each image layer, for as long
+    as that layer lives.
+    """
+
+    model_changed = Signal(object)
+    detected = Signal(object)
+
+    def __init__(self) -> None:
+        self.model: Any = None
+        self.model_key: Any = None
+        self.results: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self.decompositions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+    def put_model(self, model: Any, key: Any = None) -> None:
+        """Make this the model of all panels."""
+        self.model, self.model_key = model, key
+        self.model_changed.emit(model)
+
+    def put_result(self, layer: Any, result: Any) -> None:
+        """Remember what was found in an image layer, and tell the other panels."""
+        self.results[layer] = result
+        self.detected.emit(layer)
+
+
+_sessions: weakref.WeakKeyDictionary[Any, Session] = weakref.WeakKeyDictionary()
+
+
+def session(viewer: Any) -> Session:
+    """The session of this viewer."""
+    return _sessions.setdefault(unwrapped(viewer), Session())

@@ -1,0 +1,80 @@
+"""What the panels' tests share: a window or a reason to skip, pictures, and patience."""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from qtpy.QtCore import QTimer
+
+from napari_beerlanet.sample_data import blood_smear
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """napari's canvas needs OpenGL, which Qt's offscreen platform has not."""
+    if os.environ.get("QT_QPA_PLATFORM") != "offscreen":
+        return
+    skip = pytest.mark.skip(reason="needs a display: run under xvfb-run")
+    for item in items:
+        if "window" in item.keywords:
+            item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def ultralytics_of_its_own(tmp_path, monkeypatch):
+    """Settings of Ultralytics, and ours, in a folder of the test."""
+    monkeypatch.setenv("YOLO_OFFLINE", "true")
+    monkeypatch.setenv("YOLO_CONFIG_DIR", str(tmp_path / "yolo"))
+    monkeypatch.setenv("NAPARI_BEERLANET_CONFIG", str(tmp_path / "settings"))
+
+
+@pytest.fixture(scope="session")
+def smear() -> np.ndarray:
+    """(240, 320, 3) uint8: some cells."""
+    return blood_smear((240, 320), cell_diameter=50).image
+
+
+@pytest.fixture
+def until(qtbot) -> Callable[[Callable[[], bool]], None]:
+    """Run the event loop until something is true; a busy machine gets time."""
+
+    def wait(condition: Callable[[], bool], timeout: int = 60_000) -> None:
+        qtbot.waitUntil(condition, timeout=timeout)
+
+    return wait
+
+
+class Stalls:
+    """The largest gap between ticks of a 10 ms timer: how long the GUI did not answer."""
+
+    def __init__(self) -> None:
+        self.longest = 0.0
+        self._last = time.perf_counter()
+        self._timer = QTimer()
+        self._timer.setInterval(10)
+        self._timer.timeout.connect(self._tick)
+
+    def _tick(self) -> None:
+        now = time.perf_counter()
+        self.longest, self._last = max(self.longest, now - self._last), now
+
+    @contextmanager
+    def watched(self):
+        self._last = time.perf_counter()
+        self._timer.start()
+        yield self
+        self._tick()
+        self._timer.stop()
+
+
+@pytest.fixture
+def stalls(qtbot) -> Stalls:
+    """`with stalls.watched(): …` then `stalls.longest` in seconds."""
+    return Stalls()
+
+
+if sys.platform == "linux":
+    os.environ.setdefault("LIBGL_ALWAYS_SOFTWARE", "1")
