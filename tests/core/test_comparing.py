@@ -1,0 +1,72 @@
+"""Two results on one image: gained, lost, changed."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from napari_beerlanet.core.boxes import Detections
+from napari_beerlanet.core.comparing import compare
+
+
+def result(*objects, names=("RBC", "WBC")) -> Detections:
+    """From (x, label, score) of squares of ten pixels."""
+    rows = np.array(objects, float).reshape(-1, 3)
+    xyxy = np.column_stack([rows[:, 0], 0 * rows[:, 0], rows[:, 0] + 10, 0 * rows[:, 0] + 10])
+    return Detections(xyxy, rows[:, 1].astype(int), rows[:, 2], list(names))
+
+
+def test_every_kind_of_change_is_told_apart():
+    before = result((0, 0, 0.9), (20, 0, 0.8), (40, 0, 0.7), (60, 1, 0.6))
+    after = result((1, 0, 0.95), (20, 0, 0.4), (60, 0, 0.85), (80, 1, 0.5))
+    found = compare(before, after)
+    assert found.counts() == {"gained": 1, "lost": 1, "relabelled": 1, "rescored": 1, "kept": 1}
+    assert after.xyxy[found.gained, 0].tolist() == [80]
+    assert before.xyxy[found.lost, 0].tolist() == [40]
+    (was, now), *_ = found.relabelled
+    assert (before.xyxy[was, 0], after.xyxy[now, 0]) == (60, 60)
+    assert sorted(found.states_after()) == ["gained", "kept", "relabelled", "rescored"]
+    assert sorted(found.states_before()) == ["kept", "lost", "relabelled", "rescored"]
+    assert found.sentence() == (
+        "1 box gained, 1 lost, 1 of another class, 1 of another confidence, 1 as before."
+    )
+
+
+def test_the_same_twice_is_no_change():
+    both = result((0, 0, 0.9), (20, 1, 0.8))
+    found = compare(both, both)
+    assert not found.changed
+    assert found.sentence() == "Nothing has changed: 2 boxes as before."
+
+
+def test_classes_go_by_name():
+    before = result((0, 0, 0.9), names=("RBC", "WBC"))
+    after = result((0, 1, 0.9), names=("WBC", "RBC"))
+    assert not compare(before, after).changed
+
+
+def test_a_box_of_the_same_class_is_preferred_to_a_closer_one_of_another():
+    before = result((0, 0, 0.9), (2, 1, 0.8))
+    after = result((2, 0, 0.9), (0, 1, 0.8))
+    assert compare(before, after).counts()["kept"] == 2
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_nothing_before_or_after(count):
+    some, none = result(*[(0, 0, 0.9)] * count), result()
+    assert compare(none, some).counts()["gained"] == count
+    assert compare(some, none).counts()["lost"] == count
+
+
+objects = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 1), st.floats(0, 1)), max_size=8)
+
+
+@given(objects, objects)
+def test_every_detection_is_of_exactly_one_kind(old, new):
+    found = compare(result(*old), result(*new))
+    counts = found.counts()
+    pairs = counts["relabelled"] + counts["rescored"] + counts["kept"]
+    assert counts["lost"] + pairs == len(old)
+    assert counts["gained"] + pairs == len(new)
+    used = [*found.gained, *found.relabelled[:, 1], *found.rescored[:, 1], *found.kept[:, 1]]
+    assert sorted(used) == list(range(len(new)))
