@@ -110,12 +110,16 @@ class Renames:
         self._panel, self._changed = panel, changed
         layers = panel.viewer.layers
         panel.listen(layers.events.inserted, self._inserted)
-        panel.listen(layers.events.removed, self._told)
+        panel.listen(layers.events.removed, self._removed)
         for layer in layers:
             panel.listen(layer.events.name, self._told)
 
     def _inserted(self, event: Any) -> None:
         self._panel.listen(event.value.events.name, self._told)
+        self._told(event)
+
+    def _removed(self, event: Any) -> None:
+        self._panel.unlisten(event.value.events.name, self._told)
         self._told(event)
 
     def _told(self, event: Any = None) -> None:

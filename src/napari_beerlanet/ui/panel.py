@@ -61,6 +61,15 @@ class Panel(QWidget):
         emitter.connect(method)
         self._listening.append((emitter, weakref.WeakMethod(method)))
 
+    def unlisten(self, emitter: Any, method: Callable[..., Any]) -> None:
+        """Disconnect what `listen` connected; the panel keeps nothing of the emitter."""
+        emitter.disconnect(method)
+        self._listening[:] = [
+            (other, weak)
+            for other, weak in self._listening
+            if other is not emitter or weak() != method
+        ]
+
     def close_down(self) -> None:
         """End all work and hear nothing more of the viewer. A second call does nothing."""
         if self._over:

@@ -117,8 +117,8 @@ def all_planes(layer: Image) -> list[Plane]:
 def visible_window(layer: Image, viewer: Any) -> Window | None:
     """The rows and columns of the finest level that the canvas shows; None if it shows none."""
     height, width = _levels(layer)[0].shape[-3:-1]
-    half = np.array(viewer.canvas.size, dtype=float) / viewer.camera.zoom / 2
-    centre, corners = np.array(viewer.camera.center[-2:]), []
+    half = np.array(viewer.canvas.size, dtype=float) / viewer.scene.camera.zoom / 2
+    centre, corners = np.array(viewer.scene.camera.center[-2:]), []
     for signs in itertools.product((-1, 1), repeat=2):
         world = np.array(viewer.dims.point, dtype=float)
         world[list(viewer.dims.displayed[-2:])] = centre + half * signs
