@@ -7,7 +7,7 @@ python=${1:-python3}
 command -v dpkg >/dev/null 2>&1 && command -v apt-get >/dev/null 2>&1 || exit 0
 
 # libglib2.0-bin stands for the GLib library, whose own package name differs between releases.
-wanted="xvfb libegl1 libgl1 libgl1-mesa-dri libxkbcommon-x11-0 libxcb-cursor0 libxcb-icccm4
+wanted="xvfb xauth libegl1 libgl1 libgl1-mesa-dri libxkbcommon-x11-0 libxcb-cursor0 libxcb-icccm4
 libxcb-keysyms1 libxcb-shape0 libdbus-1-3 libfontconfig1 libglib2.0-bin"
 if ! command -v uv >/dev/null 2>&1 && ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
     wanted="$wanted python3-venv"
