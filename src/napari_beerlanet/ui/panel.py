@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from qtpy.QtCore import QEvent, Qt
-from qtpy.QtWidgets import QFrame, QScrollArea, QVBoxLayout, QWidget
+from qtpy.QtGui import QKeySequence
+from qtpy.QtWidgets import QFrame, QScrollArea, QShortcut, QVBoxLayout, QWidget
 
 from napari_beerlanet.ui.tasks import Task
 
@@ -69,6 +70,12 @@ class Panel(QWidget):
             for other, weak in self._listening
             if other is not emitter or weak() != method
         ]
+
+    def shortcut(self, keys: str, method: Callable[[], Any]) -> None:
+        """Call a method on a key of the window, such as "Ctrl+Shift+D", while the panel is open."""
+        made = QShortcut(QKeySequence(keys), self)
+        made.setContext(Qt.ShortcutContext.WindowShortcut)
+        made.activated.connect(method)
 
     def close_down(self) -> None:
         """End all work and hear nothing more of the viewer. A second call does nothing."""
