@@ -50,10 +50,16 @@ def add_parser(verbs: Any, finish: Callable[[argparse.ArgumentParser, Any], None
 
 def _add_settings(group: Any) -> None:
     add = group.add_argument
-    add("--epochs", type=int, default=50, metavar="N", help="default 50")
+    add("--epochs", type=int, metavar="N", help="default: as many as the number of images needs")
+    add(
+        "--length",
+        choices=("quick", "normal", "thorough"),
+        default="normal",
+        help="how long to train where --epochs is not given (default normal)",
+    )
     add("--imgsz", type=int, metavar="PIXELS", help="longer side of images (default: the model's)")
     add("--batch", type=_number_or_auto, default=8, metavar="N", help="images per step, or auto")
-    add("--lr", type=float, metavar="RATE", help="learning rate (default: Ultralytics chooses)")
+    add("--lr", type=float, metavar="RATE", help="learning rate (default: gentle)")
     add("--seed", type=int, default=0, metavar="N", help="of all random numbers (default 0)")
     add("--device", default="auto", help="auto (default), cpu, cuda:0, mps; 0,1 for two GPUs")
     add("--pixel-size", type=float, metavar="µM", help="micrometres per pixel of the images")
@@ -110,6 +116,7 @@ def train(options: argparse.Namespace) -> int:
             report=lambda _: stop_if_asked(),
             progress=shown,
             pixel_size=options.pixel_size,
+            length=options.length,
             **dict(options.set),
         )
     except Cancelled:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from .detector import Detector
 from .labels import DataError
 from .loader import read_bgr
 from .network import StainDetectionModel
+from .plan import Plan, small_data_defaults
 from .progress import Report
 from .recipe import FRESH_SIZE, Recipe
 from .runfiles import RunFolder
@@ -83,11 +83,41 @@ class Prepared:
                 jitter=self.recipe.stain_jitter(),
                 scope=self.recipe.scope,  # type: ignore[arg-type]
                 dataset=self.dataset,
+                repeats=self.recipe.repeats or 1,
+                keep_statistics=bool(self.recipe.keep_statistics),
+                average=self.recipe.average,
                 state=state,
                 watcher=keeper,
             )
         except (SyntaxError, TypeError) as error:  # what Ultralytics says to wrong arguments
             raise ValueError(" ".join(str(error).split())) from error
+
+
+def settle(recipe: Recipe) -> Recipe:
+    """The recipe with whatever it leaves open chosen by model and data."""
+    if recipe.is_settled:
+        return recipe
+    assert recipe.model is not None
+    assert recipe.data is not None
+    return settled(recipe, load_checkpoint(recipe.model, device="cpu"), read_dataset(recipe.data))
+
+
+def settled(recipe: Recipe, parent: Detector, dataset: Dataset) -> Recipe:
+    """As `settle`.
+
+    A network that has never seen stains learns as Ultralytics would have it; a head with new
+    classes learns at their rate, but from batch statistics that fit.
+    """
+    if recipe.is_settled:
+        return recipe
+    if is_fresh(parent):
+        return recipe.settled(Plan())
+    batch = recipe.batch if isinstance(recipe.batch, int) else 8
+    fields = max(len(dataset.splits.get("train", ())), 1)
+    plan = small_data_defaults(fields, recipe.scope, recipe.length, batch)
+    if parent.classes != dataset.names:
+        plan = replace(plan, learning_rate=None)
+    return recipe.settled(plan)
 
 
 def prepare(folder: RunFolder, recipe: Recipe, report: Report | None = None) -> Prepared:
@@ -97,6 +127,7 @@ def prepare(folder: RunFolder, recipe: Recipe, report: Report | None = None) -> 
     dataset = read_dataset(recipe.data)
     notes = check_dataset(dataset, ("train", "val"), report)
     parent = load_checkpoint(recipe.model, device="cpu")
+    recipe = settled(recipe, parent, dataset)
     size = recipe.image_size or (FRESH_SIZE if is_fresh(parent) else parent.info["image_size"])
     size = -(-size // 32) * 32  # as Ultralytics rounds it
     sample = training_sample(dataset, size)
@@ -205,20 +236,8 @@ def _record(dataset: Dataset, recipe: Recipe) -> dict[str, Any]:
         "scope": recipe.scope,
         "versions": versions(),
         "parent": checkpoint_hash(str(recipe.model)),
-        "command": _command(recipe, data, start.name),
+        "command": recipe.command(data, start.name),
     }
-
-
-def _command(recipe: Recipe, data: str, model: str) -> str:
-    words = ["napari-beerlanet", "train", "--data", data, "--model", model, "--scope", recipe.scope]
-    words += ["--epochs", str(recipe.epochs), "--batch", str(recipe.batch), "--seed"]
-    words += [str(recipe.seed)]
-    if recipe.image_size:
-        words += ["--imgsz", str(recipe.image_size)]
-    if recipe.learning_rate:
-        words += ["--lr", str(recipe.learning_rate)]
-    words += [f"--set={key}={value}" for key, value in recipe.advanced.items()]
-    return shlex.join(words)
 
 
 def _working_pixel_size(dataset: Dataset, recipe: Recipe, image_size: int) -> float | None:

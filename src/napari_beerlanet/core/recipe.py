@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
+import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from .device import pick_device
+from .plan import LENGTHS, Plan
 
 if TYPE_CHECKING:
     from .augment import StainJitter
@@ -27,12 +30,15 @@ _OURS = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """The arguments of `fine_tune`; `model` is a path or a name, `data` a path."""
+    """The arguments of `fine_tune`; `model` is a path or a name, `data` a path.
+
+    None leaves a setting to the `Plan` for so many fields, which `settled` fills in.
+    """
 
     model: str | None = None
     data: str | None = None
     scope: str = "all"
-    epochs: int = 50
+    epochs: int | None = None
     image_size: int | None = None
     batch: int | str = 8
     learning_rate: float | None = None
@@ -41,6 +47,10 @@ class Recipe:
     jitter: bool | dict[str, Any] = True
     pixel_size: float | None = None
     advanced: dict[str, Any] = field(default_factory=dict)
+    length: str = "normal"
+    repeats: int | None = None
+    keep_statistics: bool | None = None
+    average: int | None = None
 
     @classmethod
     def read(cls, settings: Mapping[str, Any]) -> Recipe:
@@ -60,7 +70,11 @@ class Recipe:
         """A `ValueError` for a setting that makes no sense."""
         if self.scope not in SCOPES:
             raise ValueError(f"scope must be one of {', '.join(SCOPES)}, not {self.scope!r}.")
-        _whole("epochs", self.epochs, 1)
+        if self.length not in LENGTHS:
+            raise ValueError(f"length must be one of {', '.join(LENGTHS)}, not {self.length!r}.")
+        for name in ("epochs", "repeats", "average"):
+            if getattr(self, name) is not None:
+                _whole(name, getattr(self, name), 1)
         _whole("seed", self.seed, 0)
         if self.batch != "auto":
             _whole("batch", self.batch, 1)
@@ -75,6 +89,23 @@ class Recipe:
             raise ValueError(f"{refused[0]} is not a setting of training here; see fine_tune.")
         if not isinstance(self.jitter, bool):
             self.stain_jitter()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing is left to a plan."""
+        return None not in (self.epochs, self.repeats, self.keep_statistics)
+
+    def settled(self, plan: Plan) -> Recipe:
+        """With a plan's settings where there are none; an epoch that is counted is one pass."""
+        return replace(
+            self,
+            epochs=self.epochs or plan.epochs,
+            repeats=self.repeats or (1 if self.epochs else plan.repeats),
+            learning_rate=self.learning_rate or plan.learning_rate,
+            keep_statistics=_first(self.keep_statistics, plan.keep_statistics),
+            average=self.average or plan.average,
+            advanced={**plan.advanced, **self.advanced},
+        )
 
     def differences(self, other: Recipe) -> list[str]:
         """Sentences on what was asked for here and does not hold where `other` goes on."""
@@ -106,6 +137,18 @@ class Recipe:
         if len(found) > 1 and any(not name.startswith("cuda") for name in found):
             raise ValueError(f'Several devices must be GPUs such as "0,1", not {self.device!r}.')
         return found
+
+    def command(self, data: str, model: str) -> str:
+        """What does the same on the command line, for the training record."""
+        words = ["napari-beerlanet", "train", "--data", data, "--model", model]
+        words += ["--scope", self.scope, "--epochs", str(self.epochs), "--batch", str(self.batch)]
+        words += ["--seed", str(self.seed)]
+        words += ["--imgsz", str(self.image_size)] if self.image_size else []
+        words += ["--lr", str(self.learning_rate)] if self.learning_rate else []
+        ours = {key: getattr(self, key) for key in ("repeats", "keep_statistics", "average")}
+        further = {key: value for key, value in ours.items() if value is not None} | self.advanced
+        words += [f"--set={key}={json.dumps(value)}" for key, value in further.items()]
+        return shlex.join(words)
 
     def overrides(self, image_size: int, folder: str) -> dict[str, Any]:
         """Ultralytics' training arguments."""
@@ -140,6 +183,10 @@ def _half(kind: str) -> str | bool:
     import torch
 
     return "bf16" if kind == "cuda" and torch.cuda.is_bf16_supported(False) else False
+
+
+def _first(given: bool | None, otherwise: bool) -> bool:
+    return otherwise if given is None else given
 
 
 def _whole(name: str, value: Any, least: int) -> None:

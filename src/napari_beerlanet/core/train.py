@@ -37,7 +37,7 @@ def fine_tune(
     data: str | os.PathLike[str] | None,
     output: str | os.PathLike[str],
     scope: str = "all",
-    epochs: int = 50,
+    epochs: int | None = None,
     image_size: int | None = None,
     batch: int | str = 8,
     learning_rate: float | None = None,
@@ -49,6 +49,10 @@ def fine_tune(
     progress: Tell | None = None,
     *,
     pixel_size: float | None = None,
+    length: str = "normal",
+    repeats: int | None = None,
+    keep_statistics: bool | None = None,
+    average: int | None = None,
     **advanced: Any,
 ) -> Detector:
     """Train a model on a dataset and return it as it was after its best epoch.
@@ -66,8 +70,12 @@ def fine_tune(
         "all"; "head": the detection head alone, not the front end; "stain": the front end alone
         (S_init, λ, γ, the 1×1 convolution), which adapts a model to another laboratory's stain.
         What is not trained stays as it is to the last bit, batch statistics included.
+    epochs, length
+        Passes through the data. None: as many as the number of fields asks for, see `plan`, with
+        `length` "quick", "normal" or "thorough".
     batch, learning_rate
-        "auto" takes what a GPU's memory holds. None leaves rate and optimizer to Ultralytics.
+        "auto" takes what a GPU's memory holds. None: a rate that is gentle to a trained model;
+        where none is trained yet, rate and optimizer are left to Ultralytics.
     image_size
         Longer side of training images in pixels; None is the model's own, 640 for a fresh one.
     device
@@ -81,6 +89,8 @@ def fine_tune(
         Called after every batch, and with every event; `Cancelled` raised in either ends the run.
     pixel_size
         Micrometres per pixel of the training images, if all have the same.
+    repeats, keep_statistics, average
+        See `StainTrainer`; None is what the number of fields asks for.
     advanced
         Ultralytics' own training arguments, for instance `mosaic=0.5`.
     """
@@ -88,7 +98,8 @@ def fine_tune(
     named = None if model is None or start is not None else _name_or_path(model)  # type: ignore[arg-type]
     where = None if data is None else os.path.abspath(data)
     rest = (batch, learning_rate, seed, device, jitter, pixel_size, advanced)
-    recipe = Recipe(named, where, scope, epochs, image_size, *rest)
+    gentle = (length, repeats, keep_statistics, average)
+    recipe = Recipe(named, where, scope, epochs, image_size, *rest, *gentle)
     recipe.check()
     with RunFolder(output) as folder:
         return _Run(folder, report, progress).go(recipe, start, resume)  # type: ignore[arg-type]
@@ -157,6 +168,8 @@ class _Run:
             self.tell({"event": event, "epoch": epoch, "best": best, "message": message, **more})
 
     def _train(self, recipe: Recipe) -> Detector:
+        recipe = self._settled(recipe)
+        assert recipe.epochs is not None
         state = self.folder.read_state()
         devices = recipe.devices
         if state is not None:  # a kill may have come between it and these
@@ -170,6 +183,15 @@ class _Run:
         from .checkpoint import load_checkpoint
 
         return load_checkpoint(self.folder.best, device=devices[0])
+
+    def _settled(self, recipe: Recipe) -> Recipe:
+        """With everything decided, and that written down: a run goes on as it was begun."""
+        if not recipe.is_settled:
+            from .preparing import settle
+
+            recipe = settle(recipe)
+            self.folder.write_run(settings=recipe.write())
+        return recipe
 
 
 def _is_detector(model: object) -> bool:

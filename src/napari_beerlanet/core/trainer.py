@@ -8,6 +8,7 @@ statistics, too.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -55,6 +56,14 @@ class StainTrainer(RepeatableTrainer):
         "all"; "head": the last module alone; "stain": the front end alone.
     dataset
         What to train on; None reads overrides["data"].
+    repeats
+        How often an epoch shows every training image, each time augmented anew.
+    keep_statistics
+        Normalise with the batch statistics that the model came with, and leave them as they are:
+        those of a few fields are no good substitute.
+    average
+        Steps over which weights are averaged; None is Ultralytics' own average, which forgets what
+        is more than some thousand steps ago and hardly averages anything in the first hundreds.
     watcher, state
         See `RepeatableTrainer`.
     """
@@ -67,10 +76,14 @@ class StainTrainer(RepeatableTrainer):
         front: dict[str, Any] | None = None,
         scope: Scope = "all",
         dataset: Dataset | None = None,
+        repeats: int = 1,
+        keep_statistics: bool = False,
+        average: int | None = None,
         watcher: Watcher | None = None,
         state: dict[str, Any] | None = None,
     ) -> None:
         self.jitter, self.front, self.scope, self.dataset = jitter, front, scope, dataset
+        self.repeats, self.keep_statistics, self.average = repeats, keep_statistics, average
         super().__init__({**DEFAULTS, **overrides}, watcher, state)
 
     # --- data and model --------------------------------------------------------------------------
@@ -88,7 +101,7 @@ class StainTrainer(RepeatableTrainer):
         hyp.deterministic = False  # else it warns of the cache, which is exact here
         train = mode == "train"
         return StainDataset(
-            img_path=img_path,
+            img_path=list(img_path) * (self.repeats if train else 1),
             facts=self.dataset.facts,
             jitter=self.jitter if train else None,
             imgsz=self.args.imgsz,
@@ -128,11 +141,14 @@ class StainTrainer(RepeatableTrainer):
         for name, parameter in unwrapped(self.model).named_parameters():
             if not self.trains(name):
                 parameter.requires_grad = False
+        if self.average is not None and self.ema is not None:
+            self.ema.decay = _weight_of_the_past(self.average)
 
     def _model_train(self) -> None:
         super()._model_train()
         for name, module in unwrapped(self.model).named_modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm) and not self.trains(name):
+            frozen = self.keep_statistics or not self.trains(name)
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) and frozen:
                 module.eval()
 
     def build_optimizer(self, model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -146,6 +162,11 @@ class StainTrainer(RepeatableTrainer):
         plain = [g for g in optimizer.param_groups if g.get("param_group") == "bn"][-1]
         plain["params"] += ours
         return optimizer
+
+
+def _weight_of_the_past(steps: int) -> Callable[[int], float]:
+    """Of an average after so many updates: a plain mean at first, then the last `steps`."""
+    return lambda updates: 1 - 1 / min(updates + 1, steps)
 
 
 def described(dataset: Dataset, splits: tuple[str, ...]) -> dict[str, Any]:

@@ -1,0 +1,196 @@
+"""Fine-tune the packaged model on 1, 5 and 20 fields of another laboratory: what is won and lost.
+
+    python benchmarks/finetune.py --out finetune
+
+Every run starts from "blood-cells" and takes the settings that `fine_tune` chooses by itself. It is
+measured on fields of that laboratory that no run has seen, and on BCCD's test split, where the
+parent comes from. "all" fields are the yardstick: everything that is not held out. A finished run
+is a line of OUT/finetune.jsonl and is not done again; the table is printed and in OUT/finetune.md.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from smears import NAMES, write_bccd, write_other_lab
+
+import napari_beerlanet as nb
+from napari_beerlanet.core.dataset import Dataset, read_dataset
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+PARENT = "blood-cells"
+SCOPES = ("stain", "head", "all")
+FEWEST_TO_HOLD_BACK = 10  # with fewer fields, all are trained on and validation sees the same ones
+KEYS = {"other": "other laboratory", "bccd": "BCCD test"}
+
+
+def main():
+    options = parse()
+    out = options.out.resolve()
+    bccd = write_bccd(options.shared, out / "bccd", together=True)
+    lab = Laboratory(write_other_lab(options.shared, out / "other-lab"), options.held_out)
+    sets = {"other": lab.held_out, "bccd": read_dataset(bccd)}
+    done = Results(out / "finetune.jsonl")
+    done.once({"fields": 0, "scope": "none", "seed": 0}, lambda key: before(sets))
+    for key in wanted(options):
+        done.once(key, lambda key: one_run(key, lab, sets, out, options.length))
+        print(table(done.rows), flush=True)
+        (out / "finetune.md").write_text(table(done.rows))
+    print(table(done.rows))
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--fields", type=int, nargs="*", default=[1, 5, 20])
+    parser.add_argument("--scopes", nargs="+", choices=SCOPES, default=SCOPES)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--yardsticks", type=int, nargs="*", default=[0], help="seeds of `all`")
+    parser.add_argument("--held-out", type=int, default=120, help="fields to measure on")
+    parser.add_argument("--length", choices=("quick", "normal", "thorough"), default="normal")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--shared", type=Path, default=SHARED)
+    parser.add_argument("--out", type=Path, default=Path("finetune"))
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    return options
+
+
+def wanted(options):
+    """The runs, those first that tell most if there is no time for all."""
+    for seed in options.seeds:
+        for fields in sorted(options.fields, key=lambda n: (n != 5, n)):
+            for scope in options.scopes:
+                yield {"fields": fields, "scope": scope, "seed": seed}
+        if seed in options.yardsticks:
+            yield {"fields": "all", "scope": "all", "seed": seed}
+
+
+class Laboratory:
+    """Its fields, some of them held out."""
+
+    def __init__(self, data, held_out):
+        dataset = read_dataset(data)
+        self.items = sorted(dataset.splits["val"], key=lambda item: item.image.name)
+        order = np.random.default_rng(0).permutation(len(self.items))
+        self.pool = order[held_out:]
+        measured = [self.items[k] for k in order[:held_out]]
+        self.held_out = Dataset(dataset.path, dataset.names, {"test": measured})
+
+    def draw(self, fields, seed, folder):
+        """A data.yaml of so many fields."""
+        order = np.random.default_rng([seed, 1]).permutation(self.pool)
+        chosen = order if fields == "all" else order[:fields]
+        few = len(chosen) < FEWEST_TO_HOLD_BACK
+        back = 0 if few else min(len(chosen) // 5, 30)
+        folder.mkdir(parents=True, exist_ok=True)
+        for split, numbers in {"train": chosen[back:], "val": chosen[: back or None]}.items():
+            lines = [str(self.items[k].image) for k in numbers]
+            (folder / f"{split}.txt").write_text("\n".join(lines) + "\n")
+        data = folder / "data.yaml"
+        data.write_text(f"train: train.txt\nval: val.txt\nnames: [{', '.join(NAMES)}]\n")
+        return data
+
+
+class Results:
+    """Finished runs, one JSON object per line."""
+
+    def __init__(self, path):
+        self.path = path
+        lines = path.read_text().splitlines() if path.exists() else []
+        self.rows = [json.loads(text) for text in lines]
+
+    def once(self, key, run):
+        """Do a run that is not there yet."""
+        if not any(key.items() <= row.items() for row in self.rows):
+            self.rows.append({**key, **run(key)})
+            with self.path.open("a") as file:
+                file.write(json.dumps(self.rows[-1]) + "\n")
+
+
+def before(sets):
+    return measured(nb.load_checkpoint(PARENT, device="cpu"), sets)
+
+
+def one_run(key, lab, sets, out, length):
+    """Train and measure; a run that was interrupted goes on."""
+    folder = out / "runs" / f"{key['fields']}-{key['scope']}-{key['seed']}"
+    data = lab.draw(key["fields"], key["seed"], folder / "data")
+    steps = []
+    began = time.perf_counter()
+    model = nb.fine_tune(
+        PARENT,
+        data,
+        output=folder / "run",
+        scope=key["scope"],
+        seed=key["seed"],
+        device="cpu",
+        length=length,
+        resume=True,
+        progress=lambda event: steps.append(event["event"] == "batch"),
+    )
+    seconds = time.perf_counter() - began
+    settings = model.info["training"]["settings"]
+    chosen = {k: settings[k] for k in ("epochs", "repeats", "learning_rate", "keep_statistics")}
+    facts = {"seconds": round(seconds, 1), "steps": sum(steps), "settings": chosen}
+    return {**facts, "best": model.info["training"]["epochs"], **measured(model, sets)}
+
+
+def measured(model, sets):
+    """What a user gets on every set, without the curves."""
+    found = {name: nb.evaluate(model, data, "test") for name, data in sets.items()}
+    keys = ("mAP50", "mAP50-95", "per_class")
+    return {name: {key: result[key] for key in keys} for name, result in found.items()}
+
+
+# --- the table -----------------------------------------------------------------------------------
+
+
+def table(rows):
+    """Means over seeds, with the standard deviation where there are several."""
+    parent = next(row for row in rows if row["fields"] == 0)
+    best = [row for row in rows if row["fields"] == "all"]
+    head = ["fields", "scope", "runs", "other lab mAP50", "mAP50-95", "gap closed", "of mAP50-95"]
+    head += ["BCCD mAP50", "change", "BCCD mAP50-95", "change", "steps", "seconds"]
+    lines = [line(head), "|---" * len(head) + "|", line(cells([parent], parent, best))]
+    for fields in (1, 5, 20, *sorted({r["fields"] for r in rows} - {0, 1, 5, 20, "all"}), "all"):
+        for scope in SCOPES:
+            same = [r for r in rows if (r["fields"], r["scope"]) == (fields, scope)]
+            lines += [line(cells(same, parent, best))] if same else []
+    return "\n".join(lines) + "\n"
+
+
+def cells(same, parent, best):
+    known = same[0]["fields"], same[0]["scope"], len(same)
+    texts = [str(value) for value in known]
+    texts += [spread([r["other"][key] for r in same]) for key in ("mAP50", "mAP50-95")]
+    texts += [gap(same, parent, best, key) for key in ("mAP50", "mAP50-95")]
+    for key in ("mAP50", "mAP50-95"):
+        values = [r["bccd"][key] for r in same]
+        texts += [spread(values), f"{100 * (np.mean(values) - parent['bccd'][key]):+.1f}"]
+    for key in ("steps", "seconds"):
+        texts.append(f"{np.mean([r[key] for r in same]):.0f}" if key in same[0] else "")
+    return texts
+
+
+def gap(same, parent, best, key):
+    """Share of what training on all of the laboratory's fields wins."""
+    if not best or same[0] is parent:
+        return ""
+    whole = np.mean([r["other"][key] for r in best]) - parent["other"][key]
+    return f"{(np.mean([r['other'][key] for r in same]) - parent['other'][key]) / whole:.0%}"
+
+
+def spread(values):
+    more = f" ± {np.std(values, ddof=1):.3f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.3f}{more}"
+
+
+def line(texts):
+    return "| " + " | ".join(texts) + " |"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""How long and how gently to train a model further, by the number of annotated fields.
+
+Few fields are the normal case, and there a parent is destroyed more easily than improved. The
+numbers were chosen on fields of another laboratory, see docs/finetune.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+LENGTHS = {"quick": 0.4, "normal": 1.0, "thorough": 2.5}
+"""Steps of training, as multiples of the normal number."""
+
+MANY = 100
+"""From so many fields on, batch statistics of the new fields are better than the parent's."""
+
+_STEPS_OF_ONE = 32  # for a single field; with more they grow as the square root of the fields
+_MOST_STEPS = 600
+_STEPS_PER_EPOCH = 8  # at least: after each epoch come validation and writing
+_RATES = {"all": 2e-4, "head": 5e-4, "stain": 2e-3}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What holds where nobody says otherwise; names as in `Recipe`."""
+
+    epochs: int = 50
+    repeats: int = 1
+    learning_rate: float | None = None
+    keep_statistics: bool = False
+    average: int | None = None
+    advanced: dict[str, Any] = field(default_factory=dict)
+
+    def steps(self, fields: int, batch: int = 8) -> int:
+        """Optimizer steps of the whole run, if it does not stop early."""
+        return self.epochs * -(-fields * self.repeats // batch)
+
+
+def small_data_defaults(
+    fields: int, scope: str = "all", length: str = "normal", batch: int = 8
+) -> Plan:
+    """How to train a trained model further on so many annotated fields."""
+    steps = round(min(_STEPS_OF_ONE * fields**0.5, _MOST_STEPS) * LENGTHS[length])
+    repeats = -(-_STEPS_PER_EPOCH * batch // fields) if fields < _STEPS_PER_EPOCH * batch else 1
+    epochs = max(round(steps / -(-fields * repeats // batch)), 3)
+    return Plan(
+        epochs,
+        repeats,
+        _RATES[scope],
+        keep_statistics=fields < MANY,
+        average=max(steps // 5, 2),
+        advanced={
+            "cos_lr": True,
+            "lrf": 0.05,
+            "nbs": batch,
+            "patience": max(epochs // 2, 3),
+            "warmup_epochs": 1,
+        },
+    )
