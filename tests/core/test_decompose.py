@@ -11,6 +11,7 @@ import napari_beerlanet as nb
 from algorithm1 import algorithm1, columns_of
 from napari_beerlanet import Decomposition, decompose
 from napari_beerlanet.core.images import ImageError
+from napari_beerlanet.core.palette import Histogram, palette_of
 from napari_beerlanet.core.progress import Cancelled
 from napari_beerlanet.core.spectra import default_spectra
 from pictures import ODD, section, smear, start, with_alpha
@@ -531,3 +532,61 @@ def test_reports_come_from_the_thread_that_called():
     seen = set()
     decompose(smear(), 3, "converge", report=lambda _: seen.add(threading.get_ident()))
     assert seen == {threading.get_ident()}
+
+
+# A palette that was counted before.
+
+
+@MODES
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_a_ready_palette_gives_the_same_and_is_not_counted_again(iterations, dtype, monkeypatch):
+    image = as_type(smear(), dtype)
+    d = decompose(image, 4, iterations, method="palette")
+    palette = palette_of(image.reshape(-1, 3))
+    monkeypatch.setattr("napari_beerlanet.core.decompose.palette_of", None)
+    assert parts(decompose(image, 4, iterations, palette=palette)) == parts(d)
+
+
+def test_one_palette_for_all_planes_gives_them_one_fit():
+    planes = [smear(seed=seed) for seed in (0, 1)]
+    histogram = Histogram().add(planes[0]).add(planes[1])
+    one, other = (decompose(p, 3, palette=histogram.palette()) for p in planes)
+    np.testing.assert_array_equal(one.spectra, other.spectra)
+    np.testing.assert_array_equal(one.densities_of(planes[1]), other.densities)
+    both = decompose(np.concatenate(planes), 3)
+    np.testing.assert_allclose(one.spectra, both.spectra, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("image", "settings", "reason"),
+    [
+        (section(), {}, "colours that the given palette does not hold"),
+        (section().astype(np.uint16), {}, "palette is of uint8 colours, the image uint16"),
+        (section() / 255, {}, "palette is of uint8 colours, the image float64"),
+        (smear(), {"method": "dense"}, "takes no palette"),
+    ],
+)
+def test_a_palette_that_is_not_the_images_is_refused(image, settings, reason):
+    with pytest.raises(ValueError, match=reason):
+        decompose(image, 3, 2, palette=palette_of(smear().reshape(-1, 3)), **settings)
+
+
+def test_a_palette_of_nothing_is_refused():
+    with pytest.raises(ImageError, match="empty"):
+        decompose(smear(), 3, 2, palette=Histogram().palette())
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_a_colour_of_the_image_has_exactly_its_densities_elsewhere(dtype):
+    image = as_type(smear(64, 80), dtype)
+    d = decompose(image, 4, "converge", method="palette")
+    np.testing.assert_array_equal(d.densities_of(image[5:25, 30:50]), d.densities[:, 5:25, 30:50])
+
+
+def test_a_search_does_not_depend_on_the_number_of_threads(monkeypatch):
+    found = []
+    for threads in ("1", "3"):
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+        monkeypatch.setattr("napari_beerlanet.core.threads._pool", None)
+        found += [parts(decompose(smear(), 5, "converge", lam=lam)) for lam in ("auto", 0.3)]
+    assert found[:2] == found[2:]

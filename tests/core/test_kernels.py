@@ -143,9 +143,15 @@ def test_look_up_pixels(n, channels):
     index = np.full(kernels.CODES, -7, np.int32)
     index[codes] = np.argsort(order)
     table, planes = rng.normal(size=(64, 3)).astype(np.float32), np.empty((3, n), np.float32)
-    assert kernels.look_up_pixels(pixels, codes[order], index, table[order], planes)
+    which = np.arange(3)
+    assert kernels.look_up_pixels(pixels, codes[order], index, table[order], which, planes)
     rows = pixels[:, 0] * 16 + pixels[:, 1] * 4 + pixels[:, 2]
     np.testing.assert_array_equal(planes, table[rows].T)
+    some = np.full((3, n), 7, np.float32)
+    which = np.array([0, 2])
+    assert kernels.look_up_pixels(pixels, codes[order], index, table[order], which, some)
+    np.testing.assert_array_equal(some[which], planes[which])
+    assert (some[1] == 7).all()
 
 
 @pytest.mark.parametrize("garbage", [-1, 0, 63, 64, 2**31 - 1])
@@ -155,7 +161,7 @@ def test_look_up_pixels_refuses_a_colour_it_does_not_hold(garbage):
     index[codes] = np.arange(64)
     table, planes = np.zeros((64, 2), np.float32), np.zeros((2, 3), np.float32)
     pixels = np.array([[1, 1, 1], [9, 9, 9], [2, 2, 2]], np.uint8)
-    assert not kernels.look_up_pixels(pixels, codes, index, table, planes)
+    assert not kernels.look_up_pixels(pixels, codes, index, table, np.arange(2), planes)
 
 
 @pytest.mark.parametrize("u", [1, 513])

@@ -248,3 +248,12 @@ def test_alpha_only_hides():
     rgba = with_alpha(smear(), hidden).reshape(-1, 4)
     assert as_dict(Histogram().add(rgba).palette()) == expected(smear()[~hidden])
     assert palette_of(rgba).counts.sum() == (~hidden).sum()
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_columns_of_zeros_are_planes_of_zeros(dtype):
+    pixels = smear().astype(dtype).reshape(-1, 3)
+    p = palette_of(pixels)
+    table = np.random.default_rng(0).normal(size=(len(p), 4)).astype(np.float32)
+    table[:, [0, 2]] = 0
+    np.testing.assert_array_equal(p.look_up(table, pixels), table[p.rows(pixels)].T)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from napari_beerlanet.core.progress import Cancelled, Progress, tell, within
+from napari_beerlanet.core.progress import Cancelled, Progress, furthest, tell, within
 
 
 @pytest.mark.parametrize(
@@ -36,3 +36,12 @@ def test_a_part_reports_its_part_of_the_whole():
     assert [p.fraction for p in heard] == [0.5, 0.625, 0.75]
     assert {p.message for p in heard} == {"counting"}
     assert within(None, 0, 1) is None
+
+
+def test_the_furthest_of_several_threads_counts():
+    heard = []
+    report = furthest(heard.append)
+    for done in (2, 1, 5, 3):
+        report(Progress(done, 10, "searching"))
+    assert [p.fraction for p in heard] == [0.2, 0.2, 0.5, 0.5]
+    assert furthest(None) is None

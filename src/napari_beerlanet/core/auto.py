@@ -17,6 +17,7 @@ where noise, chroma subsampling and colour fringes have averaged out but cells h
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -27,6 +28,7 @@ from scipy.optimize import linear_sum_assignment
 from .converge import Array, Cells, Solution, converge
 from .images import Domain, to_columns
 from .progress import Report, tell, within
+from .threads import run_all
 
 Strength = tuple[float, float]
 """(ρ, κ) in OD."""
@@ -131,8 +133,12 @@ def block_means(pixels: npt.NDArray[Any], domain: Domain) -> Array:
 
 def _best_fit(cells: Cells, S: Array, rank: int, path: tuple[Strength, ...]) -> Solution:
     starts = combinations(range(min(max(_STARTS, rank), S.shape[1])), rank)
-    fits = (_follow(cells, S[:, list(start)], path) for start in starts)
-    return min(fits, key=lambda fit: fit.objective[-1])
+
+    def fit(start: tuple[int, ...]) -> Solution:
+        return _follow(cells, S[:, list(start)], path)
+
+    fits = run_all([partial(fit, start) for start in starts])
+    return min(fits, key=lambda end: end.objective[-1])
 
 
 def _follow(cells: Cells, S: Array, path: tuple[Strength, ...]) -> Solution:

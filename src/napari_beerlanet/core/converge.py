@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -19,7 +18,8 @@ import numpy.typing as npt
 from . import sweeps
 from .beerlanet import unroll
 from .columns import ArrayColumns
-from .progress import Report, tell, within
+from .descent import Descent
+from .progress import Report, furthest, within
 from .threads import run_all, slices
 
 Array = npt.NDArray[np.float64]
@@ -29,13 +29,8 @@ _HELD: tuple[Hold, ...] = get_args(Hold)  # in the order of the kernel's numbers
 TOLERANCE = 1e-6
 """Converged: over ten sweeps the objective fell by less than this share of itself."""
 
-_MAX_SWEEPS = 2000
-_LOOK_BACK = 10
-_PARALLEL = 0.9999  # cosine from which a merger is tried; it is kept if the objective does not rise
-_MOMENTUM = 0.5, 0.98  # first and largest
 _RUN = 1 << 14
 _FIRST_STEPS = 30
-_ROUNDING = 1e-10
 
 
 @dataclass(frozen=True)
@@ -110,19 +105,35 @@ def converge(
             quick=quick,
             report=within(report, 0, 0.5),
         )
-        starts = [replace(above, densities=np.ascontiguousarray(above.densities[:, cells.parent]))]
+        begin = replace(above, densities=np.ascontiguousarray(above.densities[:, cells.parent]))
         report = within(report, 0.5, 1)
     elif start is not None or quick:
-        starts = [start or _blank(cells, S)]
+        begin = start or _blank(cells, S)
     else:
-        unit, plain = (_after_steps(cells, S, lam, gamma, u) for u in (True, False))
-        starts = [_blank(cells, S), unit, plain]
-    ends = [
-        _Sweeper(cells, begin, lam, gamma, hold).run(
-            tolerance, within(report, k / len(starts), (k + 1) / len(starts))
-        )
-        for k, begin in enumerate(starts)
-    ]
+        return _lowest(cells, S, lam, gamma, hold, tolerance, report)
+    return _swept(cells, begin, lam, gamma, hold, tolerance, report)
+
+
+def _lowest(
+    cells: Cells,
+    S: Array,
+    lam: float,
+    gamma: float,
+    hold: Hold,
+    tolerance: float,
+    report: Report | None,
+) -> Solution:
+    """The lowest of the minima that three starts lead to."""
+    report = furthest(report)
+
+    def from_steps(unit_spectra: bool) -> Solution:
+        begin = _after_steps(cells, S, lam, gamma, unit_spectra)
+        return _swept(cells, begin, lam, gamma, hold, tolerance, report)
+
+    def from_nothing() -> Solution:
+        return _swept(cells, _blank(cells, S), lam, gamma, hold, tolerance, report)
+
+    ends = run_all([from_nothing, lambda: from_steps(True), lambda: from_steps(False)])
     return min(ends, key=lambda end: end.objective[-1])
 
 
@@ -145,96 +156,21 @@ def _blank(cells: Cells, S: Array) -> Solution:
     return Solution(mean, unit, np.zeros((S.shape[1], len(cells.w))), np.empty(0), 0.0, 0.0)
 
 
-class _State:
-    """D (r, u), S (c, r), x₀ (c,): one point of the search."""
-
-    def __init__(self, D: Array, S: Array, x0: Array) -> None:
-        self.D, self.S, self.x0 = (np.array(a, np.float64, order="C") for a in (D, S, x0))
-
-    def copy_from(self, other: _State) -> None:
-        for mine, its in ((self.D, other.D), (self.S, other.S), (self.x0, other.x0)):
-            np.copyto(mine, its)
-
-
-class _Sweeper:
-    """Sweeps over one level of cells: extrapolation, restart, merging."""
-
-    def __init__(self, cells: Cells, start: Solution, lam: float, gamma: float, hold: Hold) -> None:
-        self.X, self.w = np.ascontiguousarray(cells.X), cells.w
-        self.lam, self.gamma = float(lam), float(gamma)
-        self.hold = _HELD.index(hold)
-        begin = (start.densities, start.spectra, start.background)
-        self.here, self.before, self.next = (_State(*begin) for _ in range(3))
-        self.R = np.empty_like(self.X)
-
-    def run(self, tolerance: float, report: Report | None) -> Solution:
-        self._refresh(self.here)
-        here = self.here
-        last = float(sweeps.objective(self.w, here.D, self.R, here.S, self.lam, self.gamma))
-        values, momentum, moving = [last], _MOMENTUM[0], False
-        while len(values) <= _MAX_SWEEPS:
-            self._start_next(momentum if moving else 0.0)
-            value = self._sweep()
-            if value > values[-1] and moving:
-                self._start_next(0.0)
-                value, momentum = self._sweep(), momentum / 2
-            else:
-                momentum = min(1.1 * momentum, _MOMENTUM[1])
-            self.before, self.here, self.next = self.here, self.next, self.before
-            moving = True
-            settled = len(values) >= _LOOK_BACK and (
-                values[-_LOOK_BACK] - value <= tolerance * value
-            )
-            merged = None
-            if self.hold == 0 and (settled or len(values) % _LOOK_BACK == 0):
-                merged = self._merge(value)
-            if merged is not None:
-                value, moving = merged, False
-            values.append(min(value, values[-1]))  # rounding in the last digit is no rise
-            tell(report, len(values) - 1, _MAX_SWEEPS, "finding stains")
-            if settled and merged is None:
-                break
-        here, objective = self.here, np.array(values[1:])
-        return Solution(here.x0, here.S, here.D, objective, self.lam, self.gamma)
-
-    def _start_next(self, momentum: float) -> None:
-        """Where the next sweep starts: here, or further along the way that led here."""
-        here, before, after = self.here, self.before, self.next
-        if momentum == 0.0:
-            after.copy_from(here)
-        else:
-            sweeps.extrapolate(here.D, before.D, momentum, after.D)
-            sweeps.extrapolate(here.S, before.S, momentum, after.S)
-            after.x0 = here.x0 + momentum * (here.x0 - before.x0)
-        self._refresh(after)
-
-    def _sweep(self) -> float:
-        at = self.next
-        penalty = (self.lam, self.gamma, self.hold)
-        return float(sweeps.sweep(self.w, at.D, self.R, at.S, at.x0, *penalty))
-
-    def _refresh(self, at: _State) -> None:
-        sweeps.residual(self.X, at.D, at.S, at.x0, self.R)
-
-    def _merge(self, value: float) -> float | None:
-        """Join the most parallel pair that can be joined without raising the objective."""
-        S, mass = self.here.S, self.here.D @ self.w
-        cosine = S.T @ S
-        pairs = [p for p in combinations(np.flatnonzero(mass > 0), 2) if cosine[p] > _PARALLEL]
-        for i, j in sorted(pairs, key=lambda p: -cosine[p]):
-            after = self.next
-            after.copy_from(self.here)
-            keep, drop = (i, j) if mass[i] >= mass[j] else (j, i)
-            joint = mass[i] * S[:, i] + mass[j] * S[:, j]
-            after.S[:, keep] = joint / np.linalg.norm(joint)
-            after.D[keep] += after.D[drop]
-            after.S[:, drop], after.D[drop] = 0.0, 0.0
-            self._refresh(after)
-            merged = self._sweep()
-            if merged <= value * (1 + _ROUNDING):
-                self.here, self.next = self.next, self.here
-                return merged
-        return None
+def _swept(
+    cells: Cells,
+    start: Solution,
+    lam: float,
+    gamma: float,
+    hold: Hold,
+    tolerance: float,
+    report: Report | None,
+) -> Solution:
+    """Where sweeps over one level of cells lead."""
+    begin = (start.densities, start.spectra, start.background)
+    descent = Descent(cells.X, cells.w, *begin, lam, gamma, _HELD.index(hold))
+    objective = descent.run(tolerance, report)
+    D, S, x0 = descent.here
+    return Solution(x0.copy(), S.copy(), D.copy(), objective, float(lam), float(gamma))
 
 
 @dataclass(frozen=True)

@@ -1,130 +1,28 @@
-"""An image to its background light, spectra and densities, and back."""
+"""An image to its background light, spectra and densities."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from .decomposition import Decomposition, Entries, map_pixels
 from .device import pick_device
-from .images import Domain, ImageError, RGBImage, check_rgb, from_columns, to_columns
+from .images import Domain, ImageError, check_rgb, to_columns
 from .palette import Palette, palette_of, palette_pays
 from .progress import Report, tell, within
-from .solve import BLOCK, Fit, Problem, solve_converged, solve_unrolled
+from .solve import Fit, Problem, solve_converged, solve_unrolled
 from .spectra import check_number, check_solver, check_spectra
-from .threads import run_all, slices
 
 if TYPE_CHECKING:
     import torch
 
-Array = npt.NDArray[np.float64]
+__all__ = ["Decomposition", "Method", "decompose"]
+
 Method = Literal["auto", "palette", "dense"]
 
 _NOTHING = 1e-12  # mean density that is rounding and no stain
-_DISPLAY_OD = 1.2  # OD in the strongest channel at which a component's colour is shown
-
-
-@dataclass(frozen=True)
-class Decomposition:
-    """An image as background light and r components, in the order of the start spectra.
-
-    background (3,) float64
-        x₀ in the solver's domain: ln of the light's intensity for "log".
-    spectra (3, r) float64, densities (r, H, W) float32
-        S and D.
-    active (r,) bool
-        False where a component's spectrum or density is zero everywhere.
-    share (r,) float64
-        How much of the image's optical density each component explains; sums to 1 (to 0 where
-        nothing is active).
-    objective (iterations,) float64
-        The objective after each iteration.
-    lam, gamma
-        λ and γ as used.
-    method
-        "palette" or "dense": which one was used.
-    """
-
-    background: Array
-    spectra: Array
-    densities: npt.NDArray[np.float32]
-    active: npt.NDArray[np.bool_]
-    share: Array
-    objective: Array
-    lam: float
-    gamma: float
-    domain: Domain
-    method: str
-    image: RGBImage = field(repr=False)
-    _columns_to_densities: Callable[[Array], Array] = field(repr=False, compare=False)
-
-    @property
-    def light(self) -> Array:
-        """(3,) intensity of the background light; 1 is full."""
-        return np.exp(self.background) if self.domain == "log" else self.background
-
-    @property
-    def colours(self) -> npt.NDArray[np.uint8]:
-        """(r, 3) RGB: what each component alone would look like on white light."""
-        strongest = self.spectra.max(axis=0)
-        scale = np.divide(_DISPLAY_OD, strongest, where=strongest > 0, out=np.zeros_like(strongest))
-        seen = np.exp(-(self.spectra * scale).T)
-        return np.asarray(np.rint(255 * seen), dtype=np.uint8)
-
-    def reconstruct(self, components: Sequence[int] | None = None) -> npt.NDArray[Any]:
-        """(H, W, 3) in the input's dtype, from all components or those of a list or mask."""
-        keep = self._indices(components)
-        out = np.empty((*self.image.shape, 3), self.image.pixels.dtype)
-        flat, D = out.reshape(-1, 3), self.densities.reshape(len(self.densities), -1)
-
-        def work(part: slice) -> None:
-            model = self.background[:, None] - self.spectra[:, keep] @ D[keep, part]
-            flat[part] = from_columns(model, self.domain, out.dtype)
-
-        _in_blocks(work, len(flat))
-        return out
-
-    def residual(self) -> npt.NDArray[np.float32]:
-        """(H, W, 3) float32: model minus image in the solver's domain (OD for "log")."""
-        out = np.empty((*self.image.shape, 3), np.float32)
-        flat, D = out.reshape(-1, 3), self.densities.reshape(len(self.densities), -1)
-        pixels = self.image.flat
-
-        def work(part: slice) -> None:
-            model = self.background[:, None] - self.spectra @ D[:, part]
-            flat[part] = (model - to_columns(pixels[part], self.domain)).T
-
-        _in_blocks(work, len(flat))
-        return out
-
-    def densities_of(self, rgb: Any) -> npt.NDArray[np.float32]:
-        """(r, h, w) float32 of another image under this fit, for instance a tile or a thumbnail.
-
-        The same colour has the same densities as in the image that was decomposed.
-        """
-        other = check_rgb(rgb)
-        if other.pixels.dtype != self.image.pixels.dtype:
-            raise ImageError(
-                f"This fit is of a {self.image.pixels.dtype} image, not {other.pixels.dtype}."
-            )
-        planes = _map_pixels(other.flat, self.domain, self._columns_to_densities, len(self.active))
-        return planes.reshape(-1, *other.shape)
-
-    def _indices(self, components: Sequence[int] | None) -> npt.NDArray[np.intp]:
-        r = len(self.active)
-        if components is None:
-            return np.arange(r)
-        wanted = np.asarray(components)
-        if wanted.dtype == bool and wanted.shape == (r,):
-            return np.flatnonzero(wanted)
-        whole = wanted.ndim == 1 and (wanted.size == 0 or wanted.dtype.kind in "iu")
-        if not whole or ((wanted < 0) | (wanted >= r)).any():
-            raise ValueError(f"components must be indices from 0 to {r - 1}, not {components!r}.")
-        wanted = wanted.astype(np.intp)
-        return np.unique(wanted)
 
 
 def decompose(
@@ -140,6 +38,7 @@ def decompose(
     method: Method = "auto",
     device: str | torch.device = "auto",
     report: Report | None = None,
+    palette: Palette | None = None,
 ) -> Decomposition:
     """Take an image's stains apart.
 
@@ -167,6 +66,9 @@ def decompose(
         the way to a GPU, and the best device for dense. "converge" always runs on the CPU.
     report
         Called with a `Progress`; may raise `Cancelled`.
+    palette
+        The image's own colours as `palette_of` counts them, or more, for instance those of all
+        planes of a stack, which then have one fit. Spares counting them again.
     """
     image = check_rgb(rgb)
     start = check_spectra(spectra, components)
@@ -178,7 +80,7 @@ def decompose(
     if pixels.shape[1] == 4 and not pixels[:, 3].any():
         raise ImageError("Every pixel of the image is fully transparent.")
     tell(report, 0, 1, "counting colours")
-    palette = _palette(pixels, method)
+    palette = _palette(pixels, method) if palette is None else _fitting(palette, pixels, method)
     solving = within(report, 0.1, 0.7)
     problem = Problem(image, pixels, palette, start, domain, reference_pixels, solving)
     tell(solving, 0, 1, "finding stains")
@@ -199,18 +101,27 @@ def _palette(pixels: npt.NDArray[Any], method: str) -> Palette | None:
     return palette_of(pixels) if wanted else None
 
 
+def _fitting(palette: Palette, pixels: npt.NDArray[Any], method: str) -> Palette:
+    """The palette, if it can be the image's; colours that it lacks are found at the look-up."""
+    if method == "dense":
+        raise ValueError('method="dense" goes pixel by pixel and takes no palette.')
+    if palette.dtype != pixels.dtype:
+        raise ImageError(f"The palette is of {palette.dtype} colours, the image {pixels.dtype}.")
+    if not palette.counts.any():
+        raise ImageError("The palette is empty: none of its colours was counted.")
+    return palette
+
+
 def _finish(problem: Problem, fit: Fit) -> Decomposition:
     palette, r = problem.palette, fit.spectra.shape[1]
     present = fit.mass > _NOTHING * problem.total_weight
     active = (np.linalg.norm(fit.spectra, axis=0) > 0) & present
+    known = None
     if palette is not None:
-        table = fit.table
-        if table is None:
-            table = fit.columns_to_densities(to_columns(palette.colours, problem.domain))
-        entries = np.ascontiguousarray(table.T, dtype=np.float32)
-        planes = palette.look_up(entries, problem.pixels)
+        known = palette, _entries(problem, palette, fit)
+        planes = _looked_up(*known, problem.pixels)
     else:
-        planes = _map_pixels(problem.pixels, problem.domain, fit.columns_to_densities, r)
+        planes = map_pixels(problem.pixels, problem.domain, fit.columns_to_densities, r)
     weight = np.where(active, fit.spectra.sum(0) * fit.mass, 0.0)
     share = weight / weight.sum() if weight.sum() > 0 else np.zeros(r)
     return Decomposition(
@@ -226,20 +137,24 @@ def _finish(problem: Problem, fit: Fit) -> Decomposition:
         method="dense" if palette is None else "palette",
         image=problem.image,
         _columns_to_densities=fit.columns_to_densities,
+        _known=known,
     )
 
 
-def _map_pixels(
-    pixels: npt.NDArray[Any], domain: Domain, to_densities: Callable[[Array], Array], r: int
-) -> npt.NDArray[np.float32]:
-    planes = np.empty((r, len(pixels)), np.float32)
-    for part in slices(len(pixels), BLOCK):
-        planes[:, part] = to_densities(to_columns(pixels[part], domain))
-    return planes
+def _entries(problem: Problem, palette: Palette, fit: Fit) -> Entries:
+    """(u, r) densities of the palette's colours."""
+    table = fit.table
+    if table is None:
+        table = fit.columns_to_densities(to_columns(palette.colours, problem.domain))
+    return np.ascontiguousarray(table.T, dtype=np.float32)
 
 
-def _in_blocks(work: Callable[[slice], None], total: int) -> None:
-    run_all([lambda part=part: work(part) for part in slices(total, BLOCK)])  # type: ignore[misc]
+def _looked_up(palette: Palette, entries: Entries, pixels: npt.NDArray[Any]) -> Entries:
+    """(r, n) planes from the entries (u, r) of the palette's colours."""
+    try:
+        return palette.look_up(entries, pixels)
+    except KeyError as error:
+        raise ImageError("The image has colours that the given palette does not hold.") from error
 
 
 def _penalty(value: Any, name: str) -> float | None:

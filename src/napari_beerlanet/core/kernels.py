@@ -182,12 +182,15 @@ def number_codes(codes):
 
 
 @njit(cache=True, nogil=True)
-def look_up_pixels(pixels, codes, index, table, planes):
+def look_up_pixels(pixels, codes, index, table, which, planes):
     """planes[j, i] = table[row, j] with codes[row] the code of pixel i; False if there is none.
 
     `index` (2**24,) int32 has the row of each of the ascending `codes`, and anything elsewhere.
+    Only the planes j of `which` (k,) int64 are written.
     """
-    rows = np.empty(BLOCK, np.int64)
+    r = table.shape[1]
+    flat = table.reshape(-1)
+    place = np.empty(BLOCK, np.uint64)
     for start in range(0, pixels.shape[0], BLOCK):
         stop = min(start + BLOCK, pixels.shape[0])
         for i in range(start, stop):
@@ -195,8 +198,11 @@ def look_up_pixels(pixels, codes, index, table, planes):
             row = index[code]
             if row < 0 or row >= codes.shape[0] or codes[row] != code:
                 return False
-            rows[i - start] = row
-        look_up_rows(rows[: stop - start], table, planes[:, start:stop])
+            place[i - start] = np.uint64(row) * np.uint64(r)
+        for j in which:
+            plane = planes[j, start:stop]
+            for i in range(stop - start):
+                plane[i] = flat[place[i] + np.uint64(j)]
     return True
 
 

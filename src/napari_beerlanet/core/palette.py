@@ -58,17 +58,19 @@ class Palette:
     ) -> npt.NDArray[np.float32]:
         """(r, n) float32 planes from `table` (u, r): what each pixel's colour has there.
 
-        Colours that the palette does not hold are refused.
+        Colours that the palette does not hold are refused. A column of zeros is not looked up:
+        its plane is memory that is never touched, which costs nothing.
         """
         if pixels.dtype != self.dtype or len(table) != len(self):
             raise ValueError(f"A palette of {len(self)} {self.dtype} colours does not fit these.")
-        planes = np.empty((table.shape[1], len(pixels)), np.float32)
+        which = np.flatnonzero(table.any(axis=0))
+        planes = np.zeros((table.shape[1], len(pixels)), np.float32)
         if self.dtype == np.uint8:
             index = _filled_index(self.codes)
             known = run_all(
                 [
                     lambda part=part: kernels.look_up_pixels(  # type: ignore[misc]
-                        pixels[part], self.codes, index, table, planes[:, part]
+                        pixels[part], self.codes, index, table, which, planes[:, part]
                     )
                     for part in slices(len(pixels), _RUN)
                 ]

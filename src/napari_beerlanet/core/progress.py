@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -41,6 +42,21 @@ def within(report: Report | None, start: float, stop: float) -> Report | None:
         report(Progress(round(_FINE * fraction), _FINE, progress.message))
 
     return part
+
+
+def furthest(report: Report | None) -> Report | None:
+    """A report for several threads that each go from 0 to 1: how far the furthest of them is."""
+    if report is None:
+        return None
+    lock, far = threading.Lock(), 0.0
+
+    def any_thread(progress: Progress) -> None:
+        nonlocal far
+        with lock:
+            far = max(far, progress.fraction)
+            report(Progress(round(_FINE * far), _FINE, progress.message))
+
+    return any_thread
 
 
 def tell(report: Report | None, done: int, total: int, message: str = "") -> None:

@@ -104,7 +104,6 @@ def solve_converged(
     else:
         used = auto.penalties(cells, lam, gamma)
         found = converge(cells, problem.start, *used, report=problem.report)
-
     exact = problem.palette is not None and problem.palette.dtype == np.uint8
     return Fit(
         found.background,
