@@ -1,0 +1,253 @@
+"""A person's decisions on detections: accepted, rejected, another class; what is left to look at.
+
+Everything is columnar and NumPy, so that a hundred thousand detections are filtered and sorted
+between two movements of a slider. Rows are places in `Review.found`, the highest score first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from .boxes import Detections
+
+Rows = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+UNREVIEWED, ACCEPTED, REJECTED = "unreviewed", "accepted", "rejected"
+STATES = (UNREVIEWED, ACCEPTED, REJECTED)
+Order = Literal["confidence", "least confident", "uncertain", "unusual", "position", "shuffled"]
+ORDERS: tuple[Order, ...] = (
+    "confidence",
+    "least confident",
+    "uncertain",
+    "unusual",
+    "position",
+    "shuffled",
+)
+_STEPS = 1000  # that can be undone
+
+
+@dataclass(frozen=True)
+class Filter:
+    """What to look at. None is no restriction; ranges are inclusive.
+
+    `ranges`: least and most of a numeric column, such as "confidence", "area", "OD 1 mean".
+    `text` is looked for in class and status, small and capital letters alike.
+    """
+
+    classes: frozenset[str] | None = None
+    states: frozenset[str] | None = None
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class _Step:
+    rows: Rows
+    status: npt.NDArray[np.uint8]
+    labels: Rows
+
+
+class Review:
+    """Decisions on `found`, which holds all candidates; nothing here changes the detections.
+
+    `status` (n,) uint8, places in `STATES`; `labels` (n,) int64, places in `names`: as a person
+    has them, which may be other classes than were found.
+    """
+
+    def __init__(self, found: Detections) -> None:
+        self.found = found if found.candidates is None else found.candidates
+        self.names = list(self.found.names)
+        self.status = np.zeros(len(self.found), np.uint8)
+        self.labels = self.found.labels.copy()
+        self._done: list[_Step] = []
+        self._undone: list[_Step] = []
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+    # --- deciding ---
+
+    def accept(self, rows: Sequence[int] | Rows) -> Rows:
+        """These are right; returns the rows that this changes."""
+        return self._decide(rows, ACCEPTED)
+
+    def reject(self, rows: Sequence[int] | Rows) -> Rows:
+        """These are no objects, or not of their class."""
+        return self._decide(rows, REJECTED)
+
+    def forget(self, rows: Sequence[int] | Rows) -> Rows:
+        """These have not been looked at after all."""
+        return self._decide(rows, UNREVIEWED)
+
+    def relabel(self, rows: Sequence[int] | Rows, name: str) -> Rows:
+        """These are right but for their class, which is `name`; that accepts them."""
+        return self._decide(rows, ACCEPTED, self.place_of(name))
+
+    def _decide(self, rows: Sequence[int] | Rows, state: str, label: int | None = None) -> Rows:
+        wanted: Rows = np.unique(np.asarray(rows, np.int64).reshape(-1))
+        if len(wanted) and not (wanted[0] >= 0 and wanted[-1] < len(self)):
+            raise ValueError(f"There are {len(self)} detections; there is no row {wanted[-1]}.")
+        new = np.full(len(wanted), STATES.index(state), np.uint8)
+        labels = self.labels[wanted] if label is None else np.full(len(wanted), label, np.int64)
+        changed = (self.status[wanted] != new) | (self.labels[wanted] != labels)
+        if changed.any():
+            step = _Step(wanted[changed], new[changed], labels[changed])
+            self._done = [*self._done[-_STEPS + 1 :], self._put(step)]
+            self._undone.clear()
+        return np.asarray(wanted[changed])
+
+    def _put(self, step: _Step) -> _Step:
+        """Set what a step says; returns the step back."""
+        back = _Step(step.rows, self.status[step.rows], self.labels[step.rows])
+        self.status[step.rows], self.labels[step.rows] = step.status, step.labels
+        return back
+
+    def undo(self) -> Rows:
+        """Take the last decision back; the rows that this changes, none if there is nothing."""
+        return self._move(self._done, self._undone)
+
+    def redo(self) -> Rows:
+        """Decide again what was taken back last."""
+        return self._move(self._undone, self._done)
+
+    def _move(self, source: list[_Step], target: list[_Step]) -> Rows:
+        if not source:
+            return np.empty(0, np.int64)
+        step = source.pop()
+        target.append(self._put(step))
+        return step.rows
+
+    # --- looking ---
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """(n,) values by name: class, confidence, status, area, width, height, x, y, others."""
+        x1, y1, x2, y2 = self.found.xyxy.T
+        if name == "class":
+            return np.array(self.names, dtype=object)[self.labels]
+        if name == "found as":
+            return np.array(self.found.names, dtype=object)[self.found.labels]
+        if name == "status":
+            return np.array(STATES, dtype=object)[self.status]
+        plain: dict[str, Callable[[], npt.NDArray[Any]]] = {
+            "id": lambda: np.arange(len(self)),
+            "confidence": lambda: self.found.scores,
+            "area": lambda: (x2 - x1) * (y2 - y1),
+            "width": lambda: x2 - x1,
+            "height": lambda: y2 - y1,
+            "x": lambda: (x1 + x2) / 2,
+            "y": lambda: (y1 + y2) / 2,
+        }
+        return plain[name]() if name in plain else self.found.columns[name]
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of all columns, in the order of a table."""
+        first = ["id", "class", "confidence", "status", "area", "width", "height", "x", "y"]
+        return [*first, *self.found.columns]
+
+    def mask(self, chosen: Filter) -> Mask:
+        """(n,) which rows pass."""
+        passing = np.ones(len(self), bool)
+        if chosen.classes is not None:
+            known = np.array([name in chosen.classes for name in self.names], bool)
+            passing &= known[self.labels]
+        if chosen.states is not None:
+            passing &= np.array([state in chosen.states for state in STATES])[self.status]
+        for name, (least, most) in chosen.ranges.items():
+            values = self.column(name)
+            passing &= (values >= np.asarray(least, values.dtype)) & (values <= most)
+        if chosen.text:
+            passing &= self._with_text(chosen.text.casefold())
+        return passing
+
+    def _with_text(self, text: str) -> Mask:
+        classes = np.array([text in name.casefold() for name in self.names], bool)
+        states = np.array([text in state for state in STATES])
+        return np.asarray(classes[self.labels] | states[self.status])
+
+    def ordered(
+        self, mask: Mask, order: Order = "confidence", threshold: float = 0.25, seed: int = 0
+    ) -> Rows:
+        """The rows of a mask in an order for looking through.
+
+        "uncertain": the nearest to the threshold first. "unusual": the densities least like those
+        of their class first. "position": line by line, as one reads. "shuffled": an unbiased
+        sample.
+        """
+        rows = np.flatnonzero(mask).astype(np.int64)
+        if order == "shuffled":
+            place = np.random.default_rng(seed).permutation(len(self))
+            return rows[np.argsort(place[rows])]
+        keys = {
+            "confidence": lambda: -self.found.scores,
+            "least confident": lambda: self.found.scores,
+            "uncertain": lambda: np.abs(self.found.scores - threshold),
+            "unusual": lambda: -self.unusual(),
+            "position": self._reading_order,
+        }
+        if order not in keys:
+            raise ValueError(f"The order is one of {', '.join(ORDERS)}, not {order!r}.")
+        return rows[np.argsort(keys[order]()[rows], kind="stable")]
+
+    def _reading_order(self) -> npt.NDArray[np.float64]:
+        """A key by lines as high as two objects, and from left to right within them."""
+        if not len(self):
+            return np.empty(0)
+        height = 2 * max(float(np.median(self.column("height"))), 1e-6)
+        width = float(self.found.xyxy[:, 2].max()) + 1
+        return np.asarray(np.floor(self.column("y") / height) * width + self.column("x"))
+
+    def unusual(self) -> npt.NDArray[np.float64]:
+        """(n,) how far mean densities are from their class's median, in typical spreads."""
+        names = [name for name in self.found.columns if name.endswith(" mean")]
+        far = np.zeros(len(self))
+        for label in np.unique(self.found.labels):
+            mine = self.found.labels == label
+            for name in names:
+                values = np.asarray(self.found.columns[name][mine], np.float64)
+                off = np.abs(values - np.median(values))
+                spread = float(np.median(off))
+                if spread > 0:
+                    far[mine] += (off / spread) ** 2
+        return np.sqrt(far)
+
+    def progress(self, mask: Mask | None = None) -> tuple[int, int]:
+        """How many are reviewed, of how many."""
+        status = self.status if mask is None else self.status[mask]
+        return int((status > 0).sum()), len(status)
+
+    def next_unreviewed(self, rows: Rows, after: int) -> int | None:
+        """The place in `rows` of the next one to look at, going round; None if all are done."""
+        open_ = np.flatnonzero(self.status[rows] == 0)
+        if not len(open_):
+            return None
+        later = open_[open_ > after]
+        return int(later[0] if len(later) else open_[0])
+
+    def decided(self) -> Detections:
+        """The accepted detections under the classes that a person gave them."""
+        which = np.flatnonzero(self.status == STATES.index(ACCEPTED))
+        part = self.found[which]
+        columns = {**part.columns, "status": np.full(len(which), ACCEPTED, dtype=object)}
+        return Detections(
+            part.xyxy,
+            self.labels[which],
+            part.scores,
+            self.names,
+            columns,
+            part.image_shape,
+            part.pixel_size,
+            self.found.report,
+        )
+
+    def place_of(self, name: str) -> int:
+        """The number of a class, which is added if it is new."""
+        if name not in self.names:
+            self.names.append(name)
+        return self.names.index(name)
