@@ -68,7 +68,7 @@ def test_words_for_people(quick, tmp_path, capfd):
     assert "training of 2 epochs: 4 train and 2 val images, on cpu." in err
     assert "epoch 1 of 2: mAP50" in err
     record = load_checkpoint(tmp_path / "run" / "best.safetensors", "cpu").info["training"]
-    assert record["settings"]["advanced"] == {"mosaic": 0.5}
+    assert record["settings"]["advanced"]["mosaic"] == 0.5
     assert (record["scope"], record["settings"]["jitter"]) == ("stain", False)
     assert "--set=mosaic=0.5" in record["command"]
 

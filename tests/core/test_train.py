@@ -21,6 +21,8 @@ from napari_beerlanet.core.detector import Detector
 from napari_beerlanet.core.files import FileError
 from napari_beerlanet.core.labels import DataError
 from napari_beerlanet.core.network import StainDetectionModel
+from napari_beerlanet.core.plan import Plan, patience, small_data_defaults
+from napari_beerlanet.core.preparing import settle
 from napari_beerlanet.core.progress import Cancelled
 from napari_beerlanet.core.recipe import Recipe
 from napari_beerlanet.core.runfiles import RunFolder
@@ -148,6 +150,32 @@ def test_model_in_memory_trains_as_from_its_file(whole, model, data, tmp_path):
     detector = fine_tune(model, data, tmp_path / "run", **{**QUICK, "epochs": 3})
     assert_same_weights(detector.network.state_dict(), whole[1].network.state_dict())
     assert_same_weights(model.network.state_dict(), before)
+
+
+def test_what_is_not_said_is_chosen_by_the_number_of_fields(start, data, tmp_path):
+    folder = tmp_path / "run"
+    with pytest.raises(Cancelled):
+        fine_tune(start, data, folder, batch=2, device="cpu", progress=stop_after(2))
+    plan = small_data_defaults(5, "all", "normal", 2)
+    settings = json.loads((folder / "run.json").read_text())["settings"]
+    names = ("epochs", "repeats", "learning_rate", "keep_statistics", "average")
+    assert {name: settings[name] for name in names} == {n: getattr(plan, n) for n in names}
+    assert settings["advanced"] == {**plan.advanced, "patience": patience(plan.epochs)}
+    told = next(event for event in events(folder) if event["event"] == "batch")
+    assert told["epochs"] * told["batches"] == plan.steps(5, 2)
+
+
+def test_a_network_without_stains_learns_as_ultralytics_has_it(shared, data, tmp_path):
+    start = shared / "weights" / "yolov8n.pt"
+    assert settle(Recipe(str(start), str(data))) == Recipe(str(start), str(data)).settled(Plan())
+
+
+def test_new_classes_learn_faster(start, tmp_path):
+    data = write_smears(tmp_path / "smears", train=2, val=1, side=64)
+    data.write_text(data.read_text().replace("RBC", "cell"))
+    recipe = settle(Recipe(str(start), str(data)))
+    assert recipe.learning_rate is None  # Ultralytics' own
+    assert recipe.keep_statistics
 
 
 def test_stain_scope_keeps_the_detector_to_the_last_bit(start, data, tmp_path):

@@ -1,6 +1,7 @@
 """Ultralytics' trainer as we use it: what it trains, what it repeats, what it leaves alone."""
 
 import copy
+import itertools
 import logging
 import os
 import socket
@@ -54,12 +55,16 @@ class Memory:
         self.rows.append(trainer.row)
 
 
+OURS = ("repeats", "keep_statistics", "average")
+
+
 def trained(data, folder, watcher=None, state=None, scope="all", **overrides):
     """A trainer that has trained the tiny network; its weights before that."""
+    ours = {key: overrides.pop(key) for key in OURS if key in overrides}
     settings = {"model": "none.pt", "data": str(data), "epochs": 1, "imgsz": 64, "batch": 2}
     settings |= {"device": "cpu", "save_dir": str(folder), **overrides}
     trainer = StainTrainer(
-        settings, jitter=StainJitter(), front={}, scope=scope, watcher=watcher, state=state
+        settings, jitter=StainJitter(), front={}, scope=scope, watcher=watcher, state=state, **ours
     )
     torch.manual_seed(0)
     trainer.model = trainer.get_model(MODEL)
@@ -102,7 +107,48 @@ def test_stain_parameters_do_not_decay(data, tmp_path):
     assert len(everything) == len(list(trainer.model.parameters()))
 
 
-@pytest.mark.parametrize("settings", [{}, {"nbs": 6}, {"optimizer": "SGD", "cos_lr": True}])
+def test_kept_statistics_are_those_of_the_parent(data, tmp_path):
+    trainer, before = trained(data, tmp_path / "run", keep_statistics=True)
+    for network in (trainer.model, trainer.ema.ema):
+        moved = changed(before, network.state_dict())
+        assert not [name for name in moved if "running" in name or "num_batches" in name]
+        assert "model.0.conv.weight" in moved
+        assert "model.0.bn.weight" in moved
+
+
+def test_an_epoch_shows_every_image_as_often_as_asked(data, tmp_path):
+    memory = Memory()
+    trainer, _ = trained(data, tmp_path / "run", memory, repeats=3)
+    assert memory.batches == 8  # 15 images, two in a batch
+    assert len(trainer.test_loader.dataset) == 2
+
+
+def test_weights_are_averaged_over_the_steps_that_are_asked_for(data, tmp_path):
+    seen = []
+
+    class Following(Memory):
+        def batch(self, trainer):
+            name = "model.0.conv.weight"
+            states = trainer.model.state_dict(), trainer.ema.ema.state_dict()
+            seen.append([state[name].clone() for state in states])
+
+    settings = {"epochs": 2, "nbs": 2, "optimizer": "AdamW", "lr0": 0.01, "warmup_epochs": 0}
+    _, before = trained(data, tmp_path / "run", Following(), average=3, **settings)
+    now, mean = seen[0]
+    torch.testing.assert_close(mean, (before["model.0.conv.weight"] + now) / 2)
+    for (_, past), (now, mean) in itertools.pairwise(seen):
+        torch.testing.assert_close(mean, past + (now - past) / 3)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"nbs": 6},
+        {"optimizer": "SGD", "cos_lr": True},
+        {"repeats": 2, "keep_statistics": True, "average": 3},
+    ],
+)
 def test_going_on_gives_the_same_numbers(data, tmp_path, settings):
     whole, part = Memory(), Memory()
     trained(data, tmp_path / "whole", whole, epochs=3, **settings)

@@ -30,11 +30,17 @@ class Plan:
     learning_rate: float | None = None
     keep_statistics: bool = False
     average: int | None = None
+    stops_early: bool = False
     advanced: dict[str, Any] = field(default_factory=dict)
 
     def steps(self, fields: int, batch: int = 8) -> int:
         """Optimizer steps of the whole run, if it does not stop early."""
         return self.epochs * -(-fields * self.repeats // batch)
+
+
+def patience(epochs: int) -> int:
+    """Epochs without a better one after which a run of so many ends."""
+    return max(epochs // 2, 3)
 
 
 def small_data_defaults(
@@ -50,11 +56,6 @@ def small_data_defaults(
         _RATES[scope],
         keep_statistics=fields < MANY,
         average=max(steps // 5, 2),
-        advanced={
-            "cos_lr": True,
-            "lrf": 0.05,
-            "nbs": batch,
-            "patience": max(epochs // 2, 3),
-            "warmup_epochs": 1,
-        },
+        stops_early=True,
+        advanced={"cos_lr": True, "lrf": 0.05, "nbs": batch, "warmup_epochs": 1},
     )

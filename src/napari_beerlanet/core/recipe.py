@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from .device import pick_device
-from .plan import LENGTHS, Plan
+from .plan import LENGTHS, Plan, patience
 
 if TYPE_CHECKING:
     from .augment import StainJitter
@@ -75,6 +75,8 @@ class Recipe:
         for name in ("epochs", "repeats", "average"):
             if getattr(self, name) is not None:
                 _whole(name, getattr(self, name), 1)
+        if self.keep_statistics not in (None, True, False):
+            raise ValueError(f"keep_statistics is yes or no, not {self.keep_statistics!r}.")
         _whole("seed", self.seed, 0)
         if self.batch != "auto":
             _whole("batch", self.batch, 1)
@@ -97,14 +99,16 @@ class Recipe:
 
     def settled(self, plan: Plan) -> Recipe:
         """With a plan's settings where there are none; an epoch that is counted is one pass."""
+        epochs = self.epochs or plan.epochs
+        ends = {"patience": patience(epochs)} if plan.stops_early else {}
         return replace(
             self,
-            epochs=self.epochs or plan.epochs,
+            epochs=epochs,
             repeats=self.repeats or (1 if self.epochs else plan.repeats),
             learning_rate=self.learning_rate or plan.learning_rate,
             keep_statistics=_first(self.keep_statistics, plan.keep_statistics),
             average=self.average or plan.average,
-            advanced={**plan.advanced, **self.advanced},
+            advanced={**plan.advanced, **ends, **self.advanced},
         )
 
     def differences(self, other: Recipe) -> list[str]:

@@ -1,0 +1,87 @@
+"""How long and how gently a model is trained further, by the number of fields."""
+
+import itertools
+
+import pytest
+
+from napari_beerlanet.core.plan import LENGTHS, MANY, Plan, small_data_defaults
+from napari_beerlanet.core.recipe import SCOPES, Recipe
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("batch", [1, 2, 8, 16])
+def test_steps_grow_with_the_fields_and_do_not_run_away(scope, length, batch):
+    counts = (1, 2, 5, 20, 50, 200, 1000)
+    plans = [small_data_defaults(n, scope, length, batch) for n in counts]
+    steps = [plan.steps(n, batch) for n, plan in zip(counts, plans, strict=True)]
+    assert steps[0] >= 12
+    assert all(after >= 0.8 * before for before, after in itertools.pairwise(steps))
+    assert all(plan.epochs >= 3 for plan in plans)
+
+
+def test_fifty_fields_do_not_take_fifty_times_as_long():
+    one, fifty = (small_data_defaults(n).steps(n) for n in (1, 50))
+    assert fifty < 10 * one
+
+
+def test_an_epoch_of_one_field_has_several_steps_with_full_batches():
+    plan = small_data_defaults(1, batch=8)
+    assert plan.repeats % 8 == 0
+    assert plan.repeats >= 32
+
+
+def test_lengths_are_in_order():
+    for fields in (1, 5, 20, 50, 300):
+        steps = [small_data_defaults(fields, "all", length).steps(fields) for length in LENGTHS]
+        assert steps[0] < steps[1] < steps[2]
+
+
+def test_statistics_of_few_fields_are_not_taken_over():
+    assert small_data_defaults(5).keep_statistics
+    assert not small_data_defaults(MANY).keep_statistics
+
+
+def test_rates_are_gentler_where_more_is_trained():
+    rates = [small_data_defaults(5, scope).learning_rate for scope in ("all", "head", "stain")]
+    assert rates == sorted(rates)
+    assert rates[0] < 1e-3
+
+
+def test_a_run_stops_early_only_after_the_warm_up():
+    for fields in (1, 5, 50, 500):
+        advanced = Recipe().settled(small_data_defaults(fields)).advanced
+        assert advanced["patience"] > advanced["warmup_epochs"]
+
+
+def test_what_is_given_goes_before_the_plan():
+    plan = Plan(8, 16, 1e-4, True, 10, advanced={"mosaic": 0.5, "lrf": 0.1})
+    given = {"learning_rate": 1e-3, "keep_statistics": False, "average": 3, "repeats": 2}
+    recipe = Recipe(**given, advanced={"mosaic": 0.0}).settled(plan)
+    assert {key: getattr(recipe, key) for key in given} == given
+    assert recipe.advanced == {"mosaic": 0.0, "lrf": 0.1}
+    assert recipe.epochs == 8
+    assert recipe.is_settled
+
+
+def test_epochs_that_are_given_are_passes_through_the_data():
+    plan = Plan(8, 16, 1e-4, True, 10, stops_early=True)
+    long = Recipe(epochs=50).settled(plan)
+    assert (long.repeats, long.advanced["patience"]) == (1, 25)
+    assert Recipe().settled(plan).repeats == 16
+
+
+def test_a_settled_recipe_survives_being_written():
+    recipe = Recipe(model="a", data="b").settled(small_data_defaults(5))
+    assert Recipe.read(recipe.write()) == recipe
+    command = recipe.command("data.yaml", "a")
+    assert f"--set=repeats={recipe.repeats}" in command
+    assert "--set=keep_statistics=true" in command
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"length": "long"}, {"repeats": 0}, {"average": 1.5}, {"keep_statistics": "no"}]
+)
+def test_wrong_settings_are_named(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Recipe(**wrong).check()
