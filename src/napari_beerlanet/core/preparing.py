@@ -99,7 +99,8 @@ def settle(recipe: Recipe) -> Recipe:
         return recipe
     assert recipe.model is not None
     assert recipe.data is not None
-    return settled(recipe, load_checkpoint(recipe.model, device="cpu"), read_dataset(recipe.data))
+    dataset = read_dataset(recipe.data)
+    return settled(recipe, load_checkpoint(recipe.model, device="cpu"), dataset)
 
 
 def settled(recipe: Recipe, parent: Detector, dataset: Dataset) -> Recipe:
