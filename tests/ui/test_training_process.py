@@ -1,0 +1,400 @@
+"""Training processes, real ones: every way to end is told once, and nothing is half-written."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from napari_beerlanet.core.checkpoint import load_checkpoint, save_checkpoint
+from napari_beerlanet.core.detector import Detector
+from napari_beerlanet.core.network import StainDetectionModel
+from napari_beerlanet.core.recipe import Recipe
+from napari_beerlanet.core.runfiles import RunFolder, read_run
+from napari_beerlanet.core.runs import EventTail, State, list_runs, look_at, new_run
+from napari_beerlanet.core.weights import describe
+from napari_beerlanet.ui import training_launch, training_process
+from napari_beerlanet.ui.training_process import TrainingProcess
+from tinydata import MODEL, NAMES, write_smears
+
+posix = pytest.mark.skipif(os.name == "nt", reason="sends POSIX signals")
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("project of five")
+    write_smears(folder, train=4, val=2, side=64)
+    torch.manual_seed(0)
+    network = StainDetectionModel(MODEL, nc=3, imgsz=64)
+    network.fit_mix()
+    save_checkpoint(
+        Detector(network, describe(network, "tiny", list(NAMES), 64)), folder / "tiny.safetensors"
+    )
+    return folder
+
+
+@pytest.fixture
+def begin(project, qtbot, monkeypatch):
+    """A function that starts a run in a process; what still runs is killed at the end."""
+    monkeypatch.setattr(training_process, "lower_priority", lambda process: None)  # it takes longer
+    begun = []
+
+    def start(environment=None, resume: Path | None = None, **settings) -> TrainingProcess:
+        given = {"scope": "all", "epochs": 3, "batch": 2, "device": "cpu", **settings}
+        data, model = project / "data.yaml", project / "tiny.safetensors"
+        recipe = Recipe(str(model), str(data), **given)
+        run = TrainingProcess(resume or new_run(project, recipe.write()))
+        run.environment = {"OMP_NUM_THREADS": "1", **(environment or {})}
+        run.events, run.ends = [], []
+        run.told.connect(run.events.append)
+        run.ended.connect(run.ends.append)
+        begun.append(run)
+        run.start()
+        return run
+
+    yield start
+    for run in begun:
+        run.kill()
+        run.leave()
+
+
+def heard(run: TrainingProcess, kind: str) -> Callable[[], bool]:
+    return lambda: any(event["event"] == kind for event in run.events) or bool(run.ends)
+
+
+def kinds(run):
+    return [event["event"] for event in run.events if event["event"] != "warning"]
+
+
+def assert_whole(folder: Path) -> None:
+    """Every file that has its final name can be read to its end."""
+    assert read_run(folder / "run.json")["settings"]
+    for name in ("best.safetensors", "last.safetensors"):
+        if (folder / name).exists():
+            load_checkpoint(folder / name, device="cpu")
+    RunFolder(folder, locked=False).read_state()
+    if (folder / "results.csv").exists():
+        lines = (folder / "results.csv").read_text().splitlines()
+        assert len({line.count(",") for line in lines}) == 1
+
+
+def injected(folder: Path, code: str) -> dict[str, str]:
+    """An environment in which a process runs this code before all else."""
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(textwrap.dedent(code))
+    return {"PYTHONPATH": str(folder)}
+
+
+# --- a run and its ends --------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_run_to_its_end(begin, until):
+    run = begin(epochs=2)
+    assert run.running
+    until(lambda: bool(run.ends))
+    assert kinds(run) == ["start", "batch", "batch", "epoch", "batch", "batch", "epoch", "end"]
+    assert [end.state for end in run.ends] == [State.FINISHED]
+    assert not run.running
+    assert look_at(run.folder).state is State.FINISHED
+    assert look_at(run.folder).best is not None
+
+
+@pytest.mark.slow
+def test_paused_run_stands_still_and_is_found_again(begin, until, qtbot):
+    run = begin(epochs=500)
+    until(heard(run, "epoch"))
+    run.pause()
+    assert run.paused
+    qtbot.wait(500)
+    before = len(run.events)
+    qtbot.wait(1500)
+    assert len(run.events) == before
+    assert look_at(run.folder).state is State.PAUSED
+    other = TrainingProcess(run.folder)  # as a viewer does that is started now
+    assert other.attach()
+    assert other.paused
+    other.resume()
+    until(lambda: len(run.events) > before)
+    other.leave()
+    run.resume()
+    run.stop()
+    until(lambda: bool(run.ends))
+    assert [end.state for end in run.ends] == [State.STOPPED]
+
+
+@pytest.mark.slow
+def test_stopped_run_keeps_its_best_and_goes_on(begin, until):
+    run = begin(epochs=4)
+    until(heard(run, "epoch"))
+    run.stop()
+    until(lambda: bool(run.ends))
+    assert [end.state for end in run.ends] == [State.STOPPED]
+    assert_whole(run.folder)
+    assert look_at(run.folder).best is not None
+    assert look_at(run.folder).can_resume
+    again = begin(resume=run.folder)
+    until(lambda: bool(again.ends))
+    assert [end.state for end in again.ends] == [State.FINISHED]
+    assert next(event for event in again.events if event["event"] == "start")["resumed"]
+    rows = (run.folder / "results.csv").read_text().splitlines()
+    assert len(rows) == 1 + 4
+
+
+@pytest.mark.slow
+def test_stop_before_the_first_step(begin, until):
+    run = begin(epochs=50)
+    run.stop()
+    until(lambda: bool(run.ends))
+    assert [end.state for end in run.ends] == [State.STOPPED]
+    assert "batch" not in kinds(run)
+    assert look_at(run.folder).can_resume
+
+
+@posix
+@pytest.mark.slow
+def test_a_run_that_does_not_listen_is_killed(begin, until, tmp_path):
+    deaf = """
+        import signal
+        signal.signal = lambda *_: None
+        import pathlib
+        seen = pathlib.Path.exists
+        pathlib.Path.exists = lambda self, **_: False if self.name == "stop" else seen(self)
+    """
+    run = begin(injected(tmp_path / "deaf", deaf), epochs=500)
+    run.patience = (30.0, 1.0)
+    until(heard(run, "epoch"))
+    run.stop()
+    until(lambda: bool(run.ends))
+    assert [end.state for end in run.ends] == [State.STOPPED]
+    assert_whole(run.folder)
+
+
+@pytest.mark.slow
+def test_killed_run_is_told_once_and_can_go_on(begin, until):
+    run = begin(epochs=50)
+    until(heard(run, "epoch"))
+    psutil.Process(run.process).kill()
+    until(lambda: bool(run.ends))
+    assert [end.state for end in run.ends] == [State.INTERRUPTED]
+    assert "resume" in run.ends[0].message
+    assert look_at(run.folder).state is State.INTERRUPTED
+    assert_whole(run.folder)
+
+
+def test_a_process_that_cannot_be_started(begin, qtbot, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    run = begin()
+    assert [end.state for end in run.ends] == [State.FAILED]
+    assert "could not be started" in run.ends[0].message
+    assert not run.running
+
+
+@pytest.mark.slow
+def test_leaving_a_run_lets_it_go_on(begin, until, qtbot):
+    run = begin(epochs=500)
+    until(heard(run, "epoch"))
+    run.leave()
+    assert psutil.pid_exists(run.process)
+    found = [each for each in list_runs(run.folder.parents[1]) if each.goes_on]
+    assert [each.path for each in found] == [run.folder]
+    other = TrainingProcess(found[0].path)
+    seen, ends = [], []
+    other.told.connect(seen.append)
+    other.ended.connect(ends.append)
+    assert other.attach(found[0])
+    until(lambda: len(seen) > 3)
+    assert seen[0]["event"] in ("start", "warning")  # what was told before is told again
+    other.stop()
+    until(lambda: bool(ends))
+    assert ends[0].state is State.STOPPED
+    assert not run.ends
+
+
+# --- twenty kills --------------------------------------------------------------------------------
+
+
+@posix
+@pytest.mark.slow
+def test_twenty_kills_at_random_moments(begin, until, qtbot):
+    """One run, killed over and over: it always goes on, and gets to its end."""
+    chance = random.Random(4)
+    run, folder, reached = begin(epochs=60), None, []
+    for _ in range(20):
+        folder = run.folder
+        # From within the loading of the program to some epochs after the start.
+        if chance.random() < 0.75:
+            until(heard(run, "batch"))
+            qtbot.wait(chance.randrange(1200))
+        else:
+            qtbot.wait(chance.randrange(3000))
+        if not run.ends:
+            os.kill(run.process, signal.SIGKILL)
+            until(lambda: bool(run.ends))  # noqa: B023 - waited for right here
+        assert len(run.ends) == 1
+        assert run.ends[0].state in (State.INTERRUPTED, State.FINISHED)
+        assert_whole(folder)
+        state = (
+            RunFolder(folder, locked=False).read_state() if (folder / "state.pt").exists() else None
+        )
+        reached.append(-1 if state is None else state["epoch"])
+        run = begin(resume=folder)
+    assert reached == sorted(reached), "a kill has cost a finished epoch"
+    assert reached[-1] > 3
+    run.stop()
+    until(lambda: bool(run.ends))
+    assert run.ends[0].state in (State.STOPPED, State.FINISHED)
+    assert_whole(folder)
+    assert not list(folder.glob(".*.partial*"))
+    rows = (folder / "results.csv").read_text().splitlines()[1:]
+    assert [int(row.split(",")[0]) for row in rows] == list(range(1, len(rows) + 1))
+
+
+# --- what goes wrong has its sentence ------------------------------------------------------------
+
+
+def failed(run, until) -> str:
+    until(lambda: bool(run.ends))
+    assert [end.state for end in run.ends] == [State.FAILED]
+    message = run.ends[0].message
+    assert message
+    assert "\n" not in message
+    assert "Traceback" not in message
+    return message
+
+
+@pytest.mark.slow
+def test_exception_inside_training(begin, until, tmp_path):
+    broken = """
+        import napari_beerlanet.core.watching as watching
+        def epoch(self, trainer):
+            raise RuntimeError("something in the middle of it")
+        watching.Keeper.epoch = epoch
+    """
+    run = begin(injected(tmp_path / "broken", broken))
+    assert "something in the middle of it" in failed(run, until)
+    again = begin(resume=run.folder, epochs=3)
+    until(lambda: bool(again.ends))
+    assert again.ends[0].state is State.FINISHED
+
+
+@pytest.mark.slow
+def test_no_space_left(begin, until, tmp_path):
+    full = """
+        import errno, os
+        from contextlib import contextmanager
+        import napari_beerlanet.core.runfiles as runfiles
+        plain = runfiles.atomic_path
+        @contextmanager
+        def atomic_path(path):
+            if str(path).endswith("state.pt"):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            with plain(path) as unfinished:
+                yield unfinished
+        runfiles.atomic_path = atomic_path
+    """
+    run = begin(injected(tmp_path / "full", full))
+    assert "no space left" in failed(run, until)
+    assert_whole(run.folder)
+
+
+@pytest.mark.slow
+def test_device_that_is_gone(begin, until):
+    run = begin(device="cuda:7")
+    assert "cuda:7" in failed(run, until)
+    assert look_at(run.folder).can_resume
+
+
+@pytest.mark.slow
+def test_folder_that_is_gone(begin, until, tmp_path, project):
+    run = begin(epochs=500)
+    until(heard(run, "epoch"))
+    moved = tmp_path / "elsewhere"
+    run.folder.rename(moved)
+    until(lambda: bool(run.ends))
+    assert len(run.ends) == 1
+    assert run.ends[0].state in (State.FAILED, State.INTERRUPTED)
+    assert "the folder is gone" in run.ends[0].message
+    assert_whole(moved)
+    moved.rename(run.folder)
+    assert look_at(run.folder).can_resume
+
+
+# --- following -----------------------------------------------------------------------------------
+
+
+def test_tail_waits_for_whole_lines_and_passes_over_garbage(tmp_path):
+    file = tmp_path / "progress.jsonl"
+    tail = EventTail(tmp_path)
+    assert tail.read() == []
+    file.write_bytes(b'{"event": "batch", "epoch": 1}\nwarning: \xff\xfe\n[1]\n{"a": 1}\n{"eve')
+    assert tail.read() == [{"event": "batch", "epoch": 1}]
+    assert tail.read() == []
+    with file.open("ab") as more:
+        more.write(b'nt": "end"}\n')
+    assert tail.read() == [{"event": "end"}]
+    file.write_bytes(b'{"event": "start"}\n')  # begun anew
+    assert tail.read() == [{"event": "start"}]
+
+
+def test_tail_begins_late_in_a_long_file_with_a_whole_line(tmp_path):
+    lines = [json.dumps({"event": "batch", "number": k}) for k in range(1000)]
+    (tmp_path / "progress.jsonl").write_text("\n".join(lines) + "\n")
+    read = EventTail(tmp_path, latest=500).read()
+    assert 5 < len(read) < 20
+    assert read[-1]["number"] == 999
+
+
+def test_states_of_runs(tmp_path):
+    path = new_run(tmp_path, Recipe("m", "d").write())
+    assert look_at(path).state is State.NEW
+    done = subprocess.Popen([sys.executable, "-c", ""])
+    done.wait()
+    folder = RunFolder(path, locked=False)
+    folder.write_run(state="running", process=done.pid)
+    (path / ".lock").touch()
+    assert look_at(path).state is State.INTERRUPTED
+    folder.write_run(process=os.getpid())
+    assert look_at(path).state is State.RUNNING
+    os.utime(path / ".lock", (1e9, 1e9))  # before this process began: the number is another's
+    assert look_at(path).state is State.INTERRUPTED
+    folder.write_run(state="finished")
+    assert look_at(path).state is State.FINISHED
+    (path / "run.json").write_text("{")
+    assert look_at(path).state is State.DAMAGED
+    assert new_run(tmp_path, {"scope": "all"}) != path
+    assert len(list_runs(tmp_path)) == 2
+    assert list_runs(tmp_path / "gone") == []
+
+
+@posix
+def test_priority_is_lowered():
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    training_launch.lower_priority(psutil.Process(child.pid))
+    assert psutil.Process(child.pid).nice() == 10
+    child.communicate()
+
+
+def test_environment_of_the_process(monkeypatch):
+    monkeypatch.setenv("QT_QPA_PLATFORM_PLUGIN_PATH", "cv2")
+    made = training_launch.process_environment()
+    assert "QT_QPA_PLATFORM_PLUGIN_PATH" not in made
+    assert made["YOLO_OFFLINE"] == "true"
+
+
+def test_time_is_not_needed_to_look(tmp_path):
+    """Looking at fifty runs is done on the GUI thread, so it must be short."""
+    for _ in range(50):
+        new_run(tmp_path, Recipe("m", "d").write())
+    began = time.perf_counter()
+    assert len(list_runs(tmp_path)) == 50
+    assert time.perf_counter() - began < 5
