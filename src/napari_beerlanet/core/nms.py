@@ -15,9 +15,9 @@ import numpy.typing as npt
 from numba import njit
 
 _CELLS = 1 << 14  # along the longer side, at most; a row of the grid has twice as many numbers
-_ROW = 1 << 15
-_GRID = 1 << 30
-_SLACK = 1 + 1e-9  # rounding must never hide a neighbour
+ROW = 1 << 15
+GRID = 1 << 30
+SLACK = 1 + 1e-9  # rounding must never hide a neighbour
 
 
 def survivors(
@@ -31,7 +31,7 @@ def survivors(
     if len(boxes) == 0:
         return np.empty(0, np.int64)
     boxes = np.asarray(boxes, np.float64)
-    grid = _Grid.of(boxes, labels)
+    grid = Grid.of(boxes, labels)
     place = np.empty(len(boxes), np.int64)
     place[grid.order] = np.arange(len(boxes))
     alive = np.ones(len(boxes), np.bool_)
@@ -51,7 +51,7 @@ def survivors(
 
 
 @dataclass(frozen=True)
-class _Grid:
+class Grid:
     """Where each box is: sorted by `keys`, which are label, level, row, column in one number.
 
     `order` (n,) sorts the boxes so; `starts` (labels · levels + 1,) is where each grid begins;
@@ -65,7 +65,7 @@ class _Grid:
     cell: float
 
     @classmethod
-    def of(cls, boxes: npt.NDArray[np.float64], labels: npt.NDArray[Any]) -> _Grid:
+    def of(cls, boxes: npt.NDArray[np.float64], labels: npt.NDArray[Any]) -> Grid:
         corner = boxes[:, :2].min(axis=0)
         side = (boxes[:, 2:] - boxes[:, :2]).max(axis=1)
         extent = (boxes[:, :2].max(axis=0) - corner).max()
@@ -76,9 +76,9 @@ class _Grid:
         kinds, kind = np.unique(labels, return_inverse=True)
         number = kind * levels + level
         columns, rows = ((boxes[:, :2] - corner).T // (cell * 2.0**level)).astype(np.int64)
-        keys = number * _GRID + rows * _ROW + columns
+        keys = number * GRID + rows * ROW + columns
         order = np.argsort(keys, kind="stable")
-        starts = np.searchsorted(keys[order], np.arange(len(kinds) * levels + 1) * _GRID)
+        starts = np.searchsorted(keys[order], np.arange(len(kinds) * levels + 1) * GRID)
         return cls(order, keys[order], starts, levels, float(cell))
 
 
@@ -89,25 +89,25 @@ def _sweep(boxes, turns, keys, starts, levels, cell, corner, limit, alive):
         if not alive[p]:
             continue
         side = max(boxes[p, 2] - boxes[p, 0], boxes[p, 3] - boxes[p, 1])
-        label = keys[p] // (_GRID * levels)
+        label = keys[p] // (GRID * levels)
         for level in range(levels):
             grid = label * levels + level
             size = cell * 2.0**level  # this level's boxes are at least half as long
-            too_small = size * _SLACK < limit * side
-            too_large = level > 0 and side * _SLACK < limit * size / 2
+            too_small = size * SLACK < limit * side
+            too_large = level > 0 and side * SLACK < limit * size / 2
             if starts[grid] == starts[grid + 1] or too_small or too_large:
                 continue
-            reach = size * _SLACK
+            reach = size * SLACK
             left = max(int(np.floor((boxes[p, 0] - corner[0] - reach) / size)), 0)
-            right = min(int(np.floor((boxes[p, 2] - corner[0]) / size)), _ROW - 1)
+            right = min(int(np.floor((boxes[p, 2] - corner[0]) / size)), ROW - 1)
             top = max(int(np.floor((boxes[p, 1] - corner[1] - reach) / size)), 0)
-            bottom = min(int(np.floor((boxes[p, 3] - corner[1]) / size)), _ROW - 1)
+            bottom = min(int(np.floor((boxes[p, 3] - corner[1]) / size)), ROW - 1)
             if bottom - top > starts[grid + 1] - starts[grid]:
                 _remove(boxes, p, starts[grid], starts[grid + 1], limit, alive)
                 continue
             for row in range(top, bottom + 1):
-                here = grid * _GRID + row * _ROW
-                begin = _first(keys, starts[grid], starts[grid + 1], here + left)
+                here = grid * GRID + row * ROW
+                begin = first_at(keys, starts[grid], starts[grid + 1], here + left)
                 end = begin
                 while end < starts[grid + 1] and keys[end] <= here + right:
                     end += 1
@@ -115,7 +115,7 @@ def _sweep(boxes, turns, keys, starts, levels, cell, corner, limit, alive):
 
 
 @njit(cache=True, nogil=True)
-def _first(keys, low, high, key):
+def first_at(keys, low, high, key):
     """The first index from `low` on whose key is not below `key`; `high` if there is none."""
     while low < high:
         middle = (low + high) // 2
