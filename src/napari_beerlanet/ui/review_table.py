@@ -1,0 +1,181 @@
+"""The table of detections: any number of rows, filtered and sorted by NumPy and not by Qt.
+
+Qt's own proxy asks for every comparison in Python, a minute for a hundred thousand rows. Here a
+filter or an order is one array of row numbers, which the model maps through.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from qtpy.QtCore import QAbstractTableModel, QItemSelectionModel, QModelIndex, Qt, Signal
+from qtpy.QtGui import QColor
+from qtpy.QtWidgets import QAbstractItemView, QHeaderView, QTableView
+
+from napari_beerlanet.core.reviewing import ACCEPTED, REJECTED, STATES, Review
+
+Rows = npt.NDArray[np.int64]
+
+_NOWHERE = QModelIndex()
+_TINTS = {ACCEPTED: QColor(60, 160, 90, 90), REJECTED: QColor(200, 70, 60, 90)}
+_RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
+_TITLES = {"x": "x (px)", "y": "y (px)", "area": "area (px²)"}
+
+
+class ReviewModel(QAbstractTableModel):
+    """Rows of a `Review` in the order of `rows` (m,), places in the review; columns by name."""
+
+    def __init__(self, review: Review, parent: Any = None) -> None:
+        super().__init__(parent)
+        self.review = review
+        self.names = review.columns
+        self.rows: Rows = np.arange(len(review))
+        self._values: dict[str, npt.NDArray[Any]] = {}
+
+    def rowCount(self, parent: QModelIndex = _NOWHERE) -> int:
+        return 0 if parent.isValid() else len(self.rows)
+
+    def columnCount(self, parent: QModelIndex = _NOWHERE) -> int:
+        return 0 if parent.isValid() else len(self.names)
+
+    def show(self, rows: Rows) -> None:
+        """Show these rows in this order."""
+        self.beginResetModel()
+        self.rows = rows
+        self.endResetModel()
+
+    def place_of(self, row: int) -> int | None:
+        """Where in the table a row of the review is, None if it is filtered out."""
+        found = np.flatnonzero(self.rows == row)
+        return int(found[0]) if len(found) else None
+
+    def changed(self) -> None:
+        """Classes or states are others now."""
+        self._values.clear()
+        if len(self.rows):
+            last = self.index(len(self.rows) - 1, len(self.names) - 1)
+            self.dataChanged.emit(self.index(0, 0), last)
+
+    def data(self, index: QModelIndex, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        """Text, alignment and tint of a cell."""
+        if not index.isValid() or index.row() >= len(self.rows):
+            return None
+        row, name = int(self.rows[index.row()]), self.names[index.column()]
+        if role == Qt.ItemDataRole.DisplayRole:
+            return text_of(name, self.values(name)[row])
+        if role == Qt.ItemDataRole.TextAlignmentRole:
+            return _RIGHT if self.values(name).dtype.kind in "iuf" else None
+        if role == Qt.ItemDataRole.BackgroundRole:
+            return _TINTS.get(STATES[self.review.status[row]])
+        return None
+
+    def headerData(self, section: int, orientation: Any, role: int = 0) -> Any:
+        """Column names; rows are counted from 1."""
+        if role != Qt.ItemDataRole.DisplayRole:
+            return None
+        if orientation == Qt.Orientation.Horizontal:
+            return _TITLES.get(self.names[section], self.names[section])
+        return section + 1
+
+    def values(self, name: str) -> npt.NDArray[Any]:
+        """A column of all rows of the review; kept until something changes."""
+        if name not in self._values:
+            self._values[name] = self.review.column(name)
+        return self._values[name]
+
+    def sorted_by(self, column: int, descending: bool) -> Rows:
+        """The rows shown now by the values of a column; equal ones keep their order."""
+        values = self.values(self.names[column])[self.rows]
+        if values.dtype.kind == "O":
+            values = np.unique(values.astype(str), return_inverse=True)[1]
+        values = np.nan_to_num(values.astype(np.float64), nan=-np.inf)
+        return self.rows[np.argsort(-values if descending else values, kind="stable")]
+
+
+class ReviewTable(QTableView):
+    """Shows a `ReviewModel`; `picked` tells the review's row that became the current one."""
+
+    picked = Signal(int)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setToolTip("All detections that pass the filter. Click one to go there.")
+        self.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
+        self.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
+        self.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
+        self.setAlternatingRowColors(False)
+        self.setWordWrap(False)
+        self.verticalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
+        self.verticalHeader().setDefaultSectionSize(22)
+        self.horizontalHeader().setSectionsClickable(True)
+        self.horizontalHeader().setSortIndicatorShown(True)
+        self.horizontalHeader().sectionClicked.connect(self._sort)
+        self._sorting: tuple[int, bool] | None = None
+
+    def use(self, model: ReviewModel) -> None:
+        """Show another model."""
+        old = self.selectionModel()
+        self.setModel(model)
+        if old is not None:
+            old.deleteLater()
+        self._sorting = None
+        self.horizontalHeader().setSortIndicator(-1, Qt.SortOrder.AscendingOrder)
+        self.selectionModel().currentRowChanged.connect(self._pick)
+        for column, name in enumerate(model.names):
+            self.setColumnWidth(column, 92 if name in ("class", "status") else 74)
+
+    def show_rows(self, rows: Rows) -> None:
+        """Rows in the order of the review, or as a click on a heading has sorted them."""
+        model = self.model()
+        model.show(rows)
+        if self._sorting is not None:
+            model.show(model.sorted_by(*self._sorting))
+
+    def unsort(self) -> None:
+        """Back to the order that rows are given in."""
+        self._sorting = None
+        self.horizontalHeader().setSortIndicator(-1, Qt.SortOrder.AscendingOrder)
+
+    @property
+    def selected_rows(self) -> Rows:
+        """(k,) rows of the review that are selected."""
+        if self.selectionModel() is None:
+            return np.empty(0, np.int64)
+        places = [index.row() for index in self.selectionModel().selectedRows()]
+        return self.model().rows[np.array(places, np.int64)]
+
+    def go_to(self, row: int) -> bool:
+        """Make a row of the review the current one without telling; whether it is in the table."""
+        place = self.model().place_of(row) if self.model() is not None else None
+        if place is None:
+            return False
+        was = self.blockSignals(True)
+        index = self.model().index(place, 0)
+        flags = QItemSelectionModel.SelectionFlag
+        self.selectionModel().setCurrentIndex(index, flags.ClearAndSelect | flags.Rows)
+        self.scrollTo(index)
+        self.blockSignals(was)
+        return True
+
+    def _pick(self, current: QModelIndex, _: QModelIndex) -> None:
+        if current.isValid() and not self.signalsBlocked():
+            self.picked.emit(int(self.model().rows[current.row()]))
+
+    def _sort(self, column: int) -> None:
+        header = self.horizontalHeader()
+        descending = header.sortIndicatorOrder() == Qt.SortOrder.DescendingOrder
+        self._sorting = column, descending
+        self.model().show(self.model().sorted_by(column, descending))
+
+
+def text_of(name: str, value: Any) -> str:
+    """A value as a table shows it."""
+    if isinstance(value, str):
+        return " ".join(value.split())
+    if name in ("x", "y", "width", "height"):
+        return f"{value:.1f}"
+    if isinstance(value, (int, np.integer)):
+        return str(value)
+    return "" if value != value else f"{value:.0f}" if name == "area" else f"{value:.3f}"
