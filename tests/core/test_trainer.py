@@ -13,6 +13,7 @@ import torch
 
 from napari_beerlanet.core.augment import StainJitter
 from napari_beerlanet.core.progress import Cancelled
+from napari_beerlanet.core.repeatable import RepeatableTrainer
 from napari_beerlanet.core.trainer import StainTrainer, validate
 from tinydata import MODEL, NAMES, write_smears
 
@@ -55,7 +56,7 @@ class Memory:
         self.rows.append(trainer.row)
 
 
-OURS = ("repeats", "keep_statistics", "average")
+OURS = ("repeats", "keep_statistics", "average", "doubt")
 
 
 def trained(data, folder, watcher=None, state=None, scope="all", **overrides):
@@ -138,6 +139,32 @@ def test_weights_are_averaged_over_the_steps_that_are_asked_for(data, tmp_path):
     torch.testing.assert_close(mean, (before["model.0.conv.weight"] + now) / 2)
     for (_, past), (now, mean) in itertools.pairwise(seen):
         torch.testing.assert_close(mean, past + (now - past) / 3)
+
+
+@pytest.mark.parametrize(
+    ("doubt", "best"), [(0.0, [True, True, False, False]), (0.1, [True, True, True, False])]
+)
+def test_a_later_epoch_is_the_best_unless_it_is_clearly_worse(
+    data, tmp_path, monkeypatch, doubt, best
+):
+    values = iter([0.5, 0.6, 0.55, 0.45])
+    validate = RepeatableTrainer.validate
+
+    def as_told(self):
+        before = self.best_fitness
+        metrics, fitness = validate(self)[0], next(values)
+        self.best_fitness = fitness if before is None else max(before, fitness)
+        return metrics, fitness
+
+    monkeypatch.setattr(RepeatableTrainer, "validate", as_told)
+    seen = []
+
+    class Following(Memory):
+        def epoch(self, trainer):
+            seen.append(trainer.best_fitness == trainer.fitness)
+
+    trained(data, tmp_path / "run", Following(), doubt=doubt, epochs=4)
+    assert seen == best
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from .weights import describe
 from .yolo import cv2
 
 _SAMPLE = 16  # images that tell colours and stains of the data
+_DOUBT = 0.1  # of mAP50-95 on one field: about its standard error
 
 
 @dataclass
@@ -86,6 +87,7 @@ class Prepared:
                 repeats=self.recipe.repeats or 1,
                 keep_statistics=bool(self.recipe.keep_statistics),
                 average=self.recipe.average,
+                doubt=_DOUBT / max(len(self.dataset.splits["val"]), 1) ** 0.5,
                 state=state,
                 watcher=keeper,
             )

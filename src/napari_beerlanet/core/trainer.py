@@ -64,6 +64,9 @@ class StainTrainer(RepeatableTrainer):
     average
         Steps over which weights are averaged; None is Ultralytics' own average, which forgets what
         is more than some thousand steps ago and hardly averages anything in the first hundreds.
+    doubt
+        By how much mAP50-95 of an epoch may stay behind the highest one's and the epoch, as the
+        later one, still count as the best: few images cannot tell such differences.
     watcher, state
         See `RepeatableTrainer`.
     """
@@ -79,11 +82,13 @@ class StainTrainer(RepeatableTrainer):
         repeats: int = 1,
         keep_statistics: bool = False,
         average: int | None = None,
+        doubt: float = 0.0,
         watcher: Watcher | None = None,
         state: dict[str, Any] | None = None,
     ) -> None:
         self.jitter, self.front, self.scope, self.dataset = jitter, front, scope, dataset
         self.repeats, self.keep_statistics, self.average = repeats, keep_statistics, average
+        self.doubt = doubt
         super().__init__({**DEFAULTS, **overrides}, watcher, state)
 
     # --- data and model --------------------------------------------------------------------------
@@ -150,6 +155,13 @@ class StainTrainer(RepeatableTrainer):
             frozen = self.keep_statistics or not self.trains(name)
             if isinstance(module, nn.modules.batchnorm._BatchNorm) and frozen:
                 module.eval()
+
+    def validate(self) -> Any:
+        """Ultralytics' metrics and fitness; an epoch within `doubt` of the highest is the best."""
+        metrics, fitness = super().validate()
+        if fitness is not None and self.doubt and fitness > self.stopper.best_fitness - self.doubt:
+            self.best_fitness, self.stopper.best_epoch = fitness, self.epoch + 1
+        return metrics, fitness
 
     def build_optimizer(self, model: Any, *args: Any, **kwargs: Any) -> Any:
         """Ultralytics' optimizer; λ, γ, S and the mix are no filters to decay or orthogonalise."""
