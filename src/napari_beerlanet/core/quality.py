@@ -103,7 +103,8 @@ class Quality:
         both = np.where(taken >= 0, taken, other)
         true, wrong = (self._counted_pairs(which) for which in (taken, other))
         false = np.sort(turns[(both[turns] < 0) & self.inside[turns]])
-        missed = np.setdiff1d(np.flatnonzero(self.true_inside), both)
+        free[other[other >= 0]] = False
+        missed = np.flatnonzero(free & self.true_inside)
         scores = self._scores(true, wrong, false)
         return Verdict(
             self.names, true, wrong, false, missed, self.labels, self.true_labels,

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from .matching import most_shared
 from .quality import Quality
-from .verdict import Indices, Verdict
+from .verdict import Indices
 
 Kind = Literal["not annotated", "another class", "another place", "never found"]
 
@@ -42,19 +42,24 @@ def likely_label_errors(
     """
     verdict = quality.at(0.0, level)
     recall = {score.name: score.recall for score in verdict.scores if score.count}
-    never = _never(quality, recall)
-    found = [*_wrong(quality, verdict), *_false(quality, verdict, level), *never]
-    chosen = [suspect for suspect in found if suspect.doubt >= least]
+    sure = quality.scores >= np.float32(least)
+    wrong = verdict.wrong[sure[verdict.wrong[:, 0]]]
+    false = verdict.false[sure[verdict.false]]
+    chosen = [
+        *_wrong(quality, wrong),
+        *_false(quality, false, verdict.missed, level),
+        *_never(quality, recall, least),
+    ]
     # What is there and not drawn comes first among equals: it is the most frequent error.
     order = {"not annotated": 0, "another class": 1, "another place": 2, "never found": 3}
     chosen.sort(key=lambda s: (-s.doubt, order[s.kind], s.found, s.true))
     return chosen[:most]
 
 
-def _wrong(quality: Quality, verdict: Verdict) -> list[Suspect]:
+def _wrong(quality: Quality, wrong: Indices) -> list[Suspect]:
     """Found at the right place as something else."""
     suspects = []
-    for i, j in verdict.wrong.tolist():
+    for i, j in wrong.tolist():
         name, other = (quality.names[k] for k in (quality.labels[i], quality.true_labels[j]))
         score = float(quality.scores[i])
         sentence = f"Annotated as {other}, found as {name} with {_percent(score)}."
@@ -62,15 +67,15 @@ def _wrong(quality: Quality, verdict: Verdict) -> list[Suspect]:
     return suspects
 
 
-def _false(quality: Quality, verdict: Verdict, level: float) -> list[Suspect]:
+def _false(quality: Quality, false: Indices, missed: Indices, level: float) -> list[Suspect]:
     """Found where nothing is annotated, or beside it; a double of what was found is none."""
     near = quality.overlaps.iou >= min(NEAR, level)
     share = most_shared(quality.overlaps, near)
-    missed = np.zeros(len(quality.true_labels), bool)
-    missed[verdict.missed] = True
-    neighbour = _nearest(quality, near & missed[quality.overlaps.true])
+    unfound = np.zeros(len(quality.true_labels), bool)
+    unfound[missed] = True
+    neighbour = _nearest(quality, near & unfound[quality.overlaps.true])
     suspects = []
-    for i in verdict.false.tolist():
+    for i in false.tolist():
         score, name = float(quality.scores[i]), quality.names[quality.labels[i]]
         if share[i] == 0:
             sentence = f"{name} with {_percent(score)}, and nothing is annotated there."
@@ -81,7 +86,7 @@ def _false(quality: Quality, verdict: Verdict, level: float) -> list[Suspect]:
     return suspects
 
 
-def _never(quality: Quality, recall: dict[str, float]) -> list[Suspect]:
+def _never(quality: Quality, recall: dict[str, float], least: float) -> list[Suspect]:
     """Annotated where no candidate of any class comes near with more than a trace of a score.
 
     The less of a class the detector finds at all, the less this says.
@@ -90,13 +95,14 @@ def _never(quality: Quality, recall: dict[str, float]) -> list[Suspect]:
     pairs = quality.overlaps
     near = pairs.iou >= NEAR
     np.maximum.at(best, pairs.true[near], quality.scores[pairs.found[near]])
+    known = np.array([recall.get(name, 0.0) for name in quality.names])
+    doubt = (1 - best) * known[quality.true_labels]
     suspects = []
-    for j in np.flatnonzero(quality.true_inside).tolist():
+    for j in np.flatnonzero(quality.true_inside & (doubt >= least)).tolist():
         name = quality.names[quality.true_labels[j]]
         seen = f"nothing above {_percent(best[j])} is" if best[j] else "nothing at all is"
         sentence = f"Annotated as {name}, and {seen} found there."
-        doubt = (1 - float(best[j])) * recall[name]
-        suspects.append(Suspect("never found", -1, j, doubt, sentence))
+        suspects.append(Suspect("never found", -1, j, float(doubt[j]), sentence))
     return suspects
 
 
