@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-import numpy as np
-
-from ..boxes import Detections, area
+from ..boxes import Detections
 from ..files import FileError
 from .shared import (
     AnyPath,
+    Entry,
     Rows,
     Shape,
     agreed_shape,
-    coordinates,
-    extras,
+    entries,
     load_json,
     parsing,
     plain,
     to_detections,
-    write_text,
+    write_json,
 )
 
 
@@ -33,21 +30,19 @@ def write_coco(path: AnyPath, detections: Detections, image_name: str = "") -> N
     image: dict[str, Any] = {"id": 1, "file_name": image_name}
     if detections.image_shape is not None:
         image["height"], image["width"] = map(int, detections.image_shape)
-    xyxy = detections.xyxy.astype(np.float64)
-    boxes = coordinates(np.hstack([xyxy[:, :2], xyxy[:, 2:] - xyxy[:, :2]]))
-    annotations = [
-        {
-            **{"id": i + 1, "image_id": 1, "category_id": int(detections.labels[i]) + 1},
-            **{"bbox": boxes[i], "area": size, "iscrowd": 0, "segmentation": []},
-            **{"score": plain(detections.scores[i]), "attributes": extra},
-        }
-        for i, (size, extra) in enumerate(
-            zip(coordinates(area(xyxy)), extras(detections), strict=True)
-        )
-    ]
     categories = [{"id": i + 1, "name": name} for i, name in enumerate(detections.names)]
-    content = {"images": [image], "categories": categories, "annotations": annotations}
-    write_text(path, json.dumps(content, ensure_ascii=False, allow_nan=False))
+    annotations = [_annotation(i, entry) for i, entry in enumerate(entries(detections), 1)]
+    write_json(path, {"images": [image], "categories": categories, "annotations": annotations})
+
+
+def _annotation(number: int, entry: Entry) -> dict[str, Any]:
+    x1, y1, x2, y2 = entry.box
+    width, height = round(x2 - x1, 3), round(y2 - y1, 3)
+    return {
+        **{"id": number, "image_id": 1, "category_id": entry.label + 1},
+        **{"bbox": [x1, y1, width, height], "area": round(width * height, 3), "iscrowd": 0},
+        **{"segmentation": [], "score": entry.score, "attributes": entry.extra},
+    }
 
 
 def read_coco(

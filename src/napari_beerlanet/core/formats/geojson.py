@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -12,15 +11,14 @@ from ..boxes import Detections
 from ..colours import parse_colours
 from .shared import (
     AnyPath,
+    Entry,
     Rows,
     Shape,
-    coordinates,
-    extras,
+    entries,
     load_json,
     parsing,
-    plain,
     to_detections,
-    write_text,
+    write_json,
 )
 
 UNCLASSIFIED = "Unclassified"
@@ -45,27 +43,23 @@ def write_geojson(
         {"name": name, "color": list(shade)}
         for name, shade in zip(detections.names, shades, strict=True)
     ]
-    features = []
-    for (x1, y1, x2, y2), label, score, extra in zip(
-        coordinates(detections.xyxy),
-        detections.labels,
-        detections.scores,
-        extras(detections),
-        strict=True,
-    ):
-        ring = [[x1, y1], [x2, y1], [x2, y2], [x1, y2], [x1, y1]]
-        numbers = {name: v for name, v in extra.items() if not isinstance(v, (str, bool))}
-        words = {name: str(v) for name, v in extra.items() if isinstance(v, (str, bool))}
-        properties = {
-            "objectType": object_type,
-            "classification": classes[label],
-            "measurements": {_CONFIDENCE: plain(score), **numbers},
-        }
-        properties |= {"metadata": words} if words else {}
-        shape = {"type": "Polygon", "coordinates": [ring]}
-        features.append({"type": "Feature", "geometry": shape, "properties": properties})
-    collection = {"type": "FeatureCollection", "features": features}
-    write_text(path, json.dumps(collection, ensure_ascii=False, allow_nan=False))
+    features = [_feature(entry, classes, object_type) for entry in entries(detections)]
+    write_json(path, {"type": "FeatureCollection", "features": features})
+
+
+def _feature(entry: Entry, classes: list[dict[str, Any]], object_type: str) -> dict[str, Any]:
+    x1, y1, x2, y2 = entry.box
+    ring = [[x1, y1], [x2, y1], [x2, y2], [x1, y2], [x1, y1]]
+    numbers = {name: v for name, v in entry.extra.items() if not isinstance(v, (str, bool))}
+    words = {name: str(v) for name, v in entry.extra.items() if isinstance(v, (str, bool))}
+    properties = {
+        "objectType": object_type,
+        "classification": classes[entry.label],
+        "measurements": {_CONFIDENCE: entry.score, **numbers},
+    }
+    properties |= {"metadata": words} if words else {}
+    shape = {"type": "Polygon", "coordinates": [ring]}
+    return {"type": "Feature", "geometry": shape, "properties": properties}
 
 
 def read_geojson(

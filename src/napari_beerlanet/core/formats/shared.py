@@ -21,6 +21,13 @@ from ..files import FileError, atomic_path
 Shape = tuple[int, int]
 AnyPath = str | os.PathLike[str]
 
+LARGEST = 1 << 28
+"""Bytes of a file that is read: a million boxes have room."""
+MOST_PARTS = 1 << 24
+"""Cells, words or tags of a file that is read. Each takes some hundred bytes of memory at most."""
+MOST_CONTAINERS = 1 << 22
+"""Lists and objects of a JSON file that is read: hundreds of thousands of boxes."""
+
 
 @dataclass
 class Rows:
@@ -51,11 +58,17 @@ def read_bytes(path: AnyPath, empty: bool = False) -> bytes:
     if not path.is_file():  # reading from a pipe would wait for ever
         raise FileError(f"{path}: not a regular file.")
     try:
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            content = file.read(LARGEST + 1)
     except PermissionError as error:
         raise FileError(f"{path}: no permission to read it.") from error
     except OSError as error:
         raise FileError(f"{path}: cannot be read ({error.strerror or error}).") from error
+    if len(content) > LARGEST:
+        raise FileError(
+            f"{path}: larger than {LARGEST >> 20} MB, more than a file of boxes ever needs; "
+            "save it in parts."
+        )
     if not empty and not content.strip():
         raise FileError(f"{path}: the file is empty.")
     return content
@@ -69,6 +82,14 @@ def read_text(path: AnyPath, empty: bool = False) -> str:
         raise FileError(f"{path}: not a text file in UTF-8.") from error
 
 
+def check_amount(
+    path: AnyPath, content: str | bytes, marks: Sequence[Any], most: int = MOST_PARTS
+) -> None:
+    """Refuse what would take many times its size in memory, by how often `marks` are in it."""
+    if sum(content.count(mark) for mark in marks) > most:
+        raise FileError(f"{path}: in more than {most:,} parts; save it in several files.")
+
+
 def write_text(path: AnyPath, text: str) -> None:
     """Write text as UTF-8, whole or not at all; a file's name may hold what is no character."""
     try:
@@ -78,9 +99,21 @@ def write_text(path: AnyPath, text: str) -> None:
         raise FileError(f"{path}: cannot be written ({error.strerror or error}).") from error
 
 
+def write_json(path: AnyPath, content: Any) -> None:
+    """Write JSON in plain characters; where some are none (half a pair), in escapes."""
+    text = json.dumps(content, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        text = json.dumps(content, allow_nan=False)
+    write_text(path, text)
+
+
 def load_json(path: AnyPath, what: str) -> Any:
     """A JSON file's content; `what` it should be is named where it is none."""
     text = read_text(path)
+    check_amount(path, text, "[{", MOST_CONTAINERS)
+    check_amount(path, text, ",:")
     with parsing(path, what):
         return json.loads(text)
 
@@ -164,13 +197,27 @@ def parse_value(text: str) -> Any:
         return text
 
 
-def extras(detections: Detections) -> list[dict[str, Any]]:
-    """The further columns of each detection by name, plain, without what has no value."""
+@dataclass(frozen=True)
+class Entry:
+    """A detection to write: `box` x1, y1, x2, y2 with three decimals, `extra` further columns.
+
+    All plain, as JSON has it; columns without a value are left out.
+    """
+
+    label: int
+    name: str
+    box: list[float]
+    score: float
+    extra: dict[str, Any]
+
+
+def entries(detections: Detections) -> Iterator[Entry]:
+    """The detections one by one."""
     columns = {name: [plain(v) for v in values] for name, values in detections.columns.items()}
-    return [
-        {name: values[i] for name, values in columns.items() if values[i] is not None}
-        for i in range(len(detections))
-    ]
+    boxes, scores = coordinates(detections.xyxy), [plain(score) for score in detections.scores]
+    for i, label in enumerate(detections.labels.tolist()):
+        extra = {name: v[i] for name, v in columns.items() if v[i] is not None}
+        yield Entry(label, detections.names[label], boxes[i], scores[i], extra)
 
 
 def coordinates(values: npt.NDArray[Any]) -> list[Any]:

@@ -16,6 +16,7 @@ from .shared import (
     AnyPath,
     Rows,
     Shape,
+    check_amount,
     parse_value,
     parsing,
     plain,
@@ -54,6 +55,7 @@ def read_csv(
     Cells may be divided by semicolons or tabs, as spreadsheets do; then commas are decimal points.
     """
     text = read_text(path)
+    check_amount(path, text, ",;\t\n")
     with parsing(path, "a CSV table"):
         delimiter = _delimiter(text)
         header, *body = _lines(text, delimiter)

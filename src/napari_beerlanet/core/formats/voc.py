@@ -14,14 +14,14 @@ from typing import Any
 from ..boxes import Detections
 from .shared import (
     AnyPath,
+    Entry,
     Rows,
     Shape,
     agreed_shape,
-    coordinates,
-    extras,
+    check_amount,
+    entries,
     parse_value,
     parsing,
-    plain,
     read_bytes,
     to_detections,
     write_text,
@@ -44,14 +44,8 @@ def write_voc(path: AnyPath, detections: Detections, image_name: str = "") -> No
         height, width = detections.image_shape
         for name, number in (("width", width), ("height", height), ("depth", 3)):
             _add(size, name, int(number))
-    for box, label, score, extra in zip(
-        coordinates(detections.xyxy),
-        detections.labels,
-        detections.scores,
-        extras(detections),
-        strict=True,
-    ):
-        _add_object(root, detections.names[label], box, plain(score), extra)
+    for entry in entries(detections):
+        _add_object(root, entry)
     ET.indent(root)
     # Parsers make a line feed of a carriage return that is not written as a reference.
     text = ET.tostring(root, encoding="unicode").replace("\r", "&#13;")
@@ -67,6 +61,7 @@ def read_voc(
     """Read the objects of one image."""
     content = read_bytes(path)
     with parsing(path, "Pascal VOC XML"):
+        check_amount(path, content, [b"<"])
         root = _parse(content)
         if root.tag != "annotation":
             raise ValueError(f"it is about <{root.tag}>, not <annotation>")
@@ -117,21 +112,19 @@ def _add(parent: ET.Element, tag: str, content: Any) -> None:
     ET.SubElement(parent, tag).text = text
 
 
-def _add_object(
-    root: ET.Element, name: str, box: list[float], score: float, extra: dict[str, Any]
-) -> None:
+def _add_object(root: ET.Element, detection: Entry) -> None:
     entry = ET.SubElement(root, "object")
-    _add(entry, "name", name)
+    _add(entry, "name", detection.name)
     _add(entry, "pose", "Unspecified")
     _add(entry, "truncated", 0)
     _add(entry, "difficult", 0)
-    _add(entry, "confidence", score)
+    _add(entry, "confidence", detection.score)
     corners = ET.SubElement(entry, "bndbox")
-    for side, value in zip(_BOX, box, strict=True):
+    for side, value in zip(_BOX, detection.box, strict=True):
         _add(corners, side, value)
-    if extra:
+    if detection.extra:
         attributes = ET.SubElement(entry, "attributes")
-        for column, value in extra.items():
+        for column, value in detection.extra.items():
             attribute = ET.SubElement(attributes, "attribute")
             _add(attribute, "name", column)
             _add(attribute, "value", value)

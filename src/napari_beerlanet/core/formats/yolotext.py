@@ -9,11 +9,21 @@ import numpy as np
 
 from ..boxes import Detections, area, clip, from_centres, to_centres
 from ..files import FileError
-from .shared import AnyPath, Rows, Shape, parsing, read_text, to_detections, write_text
+from .shared import (
+    AnyPath,
+    Rows,
+    Shape,
+    check_amount,
+    parsing,
+    read_text,
+    to_detections,
+    write_text,
+)
 
 CLASSES = "classes.txt"
 """The file beside YOLO's that names the classes, one on each line."""
 
+_MOST_WORDS = 1 << 23
 _SLACK = 0.01  # of the image's side, by which others' rounding may lead out of it
 
 
@@ -56,6 +66,7 @@ def read_yolo(
     if image_shape is None:
         raise ValueError("YOLO's text is in shares of the image, so image_shape must be given.")
     text = read_text(path, empty=True)
+    check_amount(path, text, " \t\n", _MOST_WORDS)
     lines = [(n, line.split()) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
     with parsing(path, "YOLO's text"):
         parsed = [_parse(path, number, words) for number, words in lines]
