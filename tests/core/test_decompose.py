@@ -590,3 +590,11 @@ def test_a_search_does_not_depend_on_the_number_of_threads(monkeypatch):
         monkeypatch.setattr("napari_beerlanet.core.threads._pool", None)
         found += [parts(decompose(smear(), 5, "converge", lam=lam)) for lam in ("auto", 0.3)]
     assert found[:2] == found[2:]
+
+
+def test_another_image_is_rebuilt_and_compared_under_the_same_fit():
+    d = decompose(smear(), 3, "converge")
+    tile = smear()[5:25, 30:50]
+    np.testing.assert_array_equal(d.reconstruct_of(tile), d.reconstruct()[5:25, 30:50])
+    np.testing.assert_array_equal(d.reconstruct_of(tile, [0]), d.reconstruct([0])[5:25, 30:50])
+    np.testing.assert_allclose(d.residual_of(tile), d.residual()[5:25, 30:50], atol=1e-6)

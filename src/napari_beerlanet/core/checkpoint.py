@@ -16,9 +16,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
 from .device import pick_device
 from .files import FileError, atomic_path
 from .header import read_header
+from .spectra import check_spectra
 
 if TYPE_CHECKING:
     import torch
@@ -75,6 +79,24 @@ def read_info(path_or_name: str | os.PathLike[str]) -> dict[str, Any]:
         raise CheckpointError(f"{path}: a .pt does not describe itself; load it instead.")
     with _told(path), path.open("rb") as file:
         return read_header(file, path.stat().st_size).info
+
+
+def learned_spectra(path_or_name: str | os.PathLike[str]) -> npt.NDArray[np.float64]:
+    """The spectra (3, r) that a checkpoint's front end has learned (of our own without torch)."""
+    path = _resolve(path_or_name)
+    if path.suffix.lower() == ".pt":
+        learned = load_checkpoint(path, "cpu").network.stain.spectra
+        return np.asarray(learned.detach().numpy(), dtype=np.float64)
+    read_info(path)  # tells what is wrong with a file that is not ours
+    from safetensors import SafetensorError, safe_open
+
+    with _told(path):
+        try:
+            with safe_open(path, "numpy") as file:
+                spectra = np.abs(np.asarray(file.get_tensor("stain.raw_spectra"), dtype=np.float64))
+        except SafetensorError as error:
+            raise ValueError("it has no spectra of a stain front end") from error
+        return check_spectra(spectra, spectra.shape[-1] or 1)
 
 
 def packaged_models() -> list[str]:

@@ -70,9 +70,25 @@ class Decomposition:
 
     def reconstruct(self, components: Sequence[int] | None = None) -> npt.NDArray[Any]:
         """(H, W, 3) in the input's dtype, from all components or those of a list or mask."""
+        return self._rebuilt(self.densities, components)
+
+    def reconstruct_of(self, rgb: Any, components: Sequence[int] | None = None) -> npt.NDArray[Any]:
+        """As `reconstruct`, of another image under this fit: see `densities_of`."""
+        return self._rebuilt(self.densities_of(rgb), components)
+
+    def residual(self) -> npt.NDArray[np.float32]:
+        """(H, W, 3) float32: model minus image in the solver's domain (OD for "log")."""
+        return self._unexplained(self.image, self.densities)
+
+    def residual_of(self, rgb: Any) -> npt.NDArray[np.float32]:
+        """As `residual`, of another image under this fit: see `densities_of`."""
+        other = check_rgb(rgb)
+        return self._unexplained(other, self.densities_of(other))
+
+    def _rebuilt(self, densities: Entries, components: Sequence[int] | None) -> npt.NDArray[Any]:
         keep = self._indices(components)
-        out = np.empty((*self.image.shape, 3), self.image.pixels.dtype)
-        flat, D = out.reshape(-1, 3), self.densities.reshape(len(self.densities), -1)
+        out = np.empty((*densities.shape[1:], 3), self.image.pixels.dtype)
+        flat, D = out.reshape(-1, 3), densities.reshape(len(densities), -1)
 
         def work(part: slice) -> None:
             model = self.background[:, None] - self.spectra[:, keep] @ D[keep, part]
@@ -81,11 +97,10 @@ class Decomposition:
         _in_blocks(work, len(flat))
         return out
 
-    def residual(self) -> npt.NDArray[np.float32]:
-        """(H, W, 3) float32: model minus image in the solver's domain (OD for "log")."""
-        out = np.empty((*self.image.shape, 3), np.float32)
-        flat, D = out.reshape(-1, 3), self.densities.reshape(len(self.densities), -1)
-        pixels = self.image.flat
+    def _unexplained(self, image: RGBImage, densities: Entries) -> npt.NDArray[np.float32]:
+        out = np.empty((*image.shape, 3), np.float32)
+        flat, D = out.reshape(-1, 3), densities.reshape(len(densities), -1)
+        pixels = image.flat
 
         def work(part: slice) -> None:
             model = self.background[:, None] - self.spectra @ D[:, part]

@@ -1,0 +1,87 @@
+"""A few lines of Python that make the same layers again."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from napari_beerlanet.ui.component_layer import Look, component_name
+from napari_beerlanet.ui.fitting import Fitted, Target
+
+
+def snippet(fitted: Fitted, layer_name: str, look: Look = "opaque") -> str:
+    """Python that finds the image in `viewer`, takes it apart and adds the layers."""
+    lines = ["import numpy as np", "", "import napari_beerlanet as nb"]
+    if fitted.target.whole_stack:
+        lines += ["from napari_beerlanet.core.stacks import colours_of_stack"]
+    lines += [""]
+    lines += _source(fitted.target, layer_name)
+    lines += [f"d = nb.decompose(seen, {_arguments(fitted)})"]
+    lines += _densities(fitted.target)
+    return "\n".join([*lines, *_layers(fitted, look), ""])
+
+
+def _source(target: Target, name: str) -> list[str]:
+    """`image`, what the layers are of, and `seen`, what is fitted."""
+    level, step = target.sampling
+    levels = len(target.plane.levels) > 1
+    lines = [f"source = viewer.layers[{name!r}]"]
+    if target.whole_stack:
+        finest = "source.data[0]" if levels else "source.data"
+        seen = f"source.data[{level}]" if levels else "source.data"
+        lines += [f"image = {finest}", f"planes = {seen}"]
+        rows = f"[:, ::{step}, ::{step}]" if step > 1 else ""
+        lines += [
+            f"planes = planes.reshape(-1, *planes.shape[-3:]){rows}",
+            "seen, palette = colours_of_stack(planes, len(planes))",
+        ]
+        return lines
+    index = f"[{', '.join(map(str, target.plane.index))}]" if target.plane.index else ""
+    finest = "source.data[0]" if levels else "source.data"
+    coarse = f"source.data[{level}]" if levels else "source.data"
+    rows = f"[::{step}, ::{step}]" if step > 1 else ""
+    return [f"image = {finest}{index}", f"seen = np.asarray({coarse}{index}{rows})"]
+
+
+def _arguments(fitted: Fitted) -> str:
+    settings, parts = fitted.settings, []
+    for name, value in settings.arguments.items():
+        if isinstance(value, np.ndarray):
+            parts.append(f"{name}=np.array({value.tolist()!r})")
+        elif name != "components" or settings.spectra is None:
+            parts.append(f"{name}={value!r}")
+    if fitted.target.whole_stack:
+        parts.append("palette=palette")
+    return ", ".join(parts)
+
+
+def _densities(target: Target) -> list[str]:
+    """`densities`, (r, …, H, W)."""
+    if not target.lazy:
+        return ["densities = d.densities  # (r, H, W): one plane for each stain"]
+    if target.whole_stack:
+        return [
+            "stack = np.asarray(image).reshape(-1, *image.shape[-3:])",
+            "densities = np.stack([d.densities_of(plane) for plane in stack], axis=1)",
+            "densities = densities.reshape(-1, *image.shape[:-1])  # (r, …, H, W)",
+        ]
+    return ["densities = d.densities_of(np.asarray(image))  # (r, H, W); needs memory for it all"]
+
+
+def _layers(fitted: Fitted, look: Look) -> list[str]:
+    d = fitted.decomposition
+    names = {int(i): component_name(i, d.share[i]) for i in np.flatnonzero(d.active)}
+    planar = fitted.target.plane.index and not fitted.target.whole_stack
+    place = (
+        "source.scale[-2:], source.translate[-2:]" if planar else "source.scale, source.translate"
+    )
+    return [
+        f"names = {names!r}",
+        f"scale, translate = {place}",
+        "layers = [",
+        "    viewer.add_image(",
+        "        densities[i], name=name, scale=scale, translate=translate,",
+        f"        contrast_limits=(0, {fitted.limit!r}), blending={look!r},",
+        "    )",
+        "    for i, name in names.items()",
+        "]",
+    ]

@@ -1,0 +1,175 @@
+"""From planes of a layer to a fit, off the GUI thread: what is counted once is not counted again.
+
+An image of more than `BUDGET` pixels is fitted on a coarser level of it or on every n-th pixel, and
+a stack with one fit for all on the colours of all its planes; neither is ever in memory as a whole.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from napari_beerlanet.core.decompose import Decomposition, decompose
+from napari_beerlanet.core.images import RGBImage, check_rgb
+from napari_beerlanet.core.palette import Palette, palette_of, palette_pays
+from napari_beerlanet.core.progress import Report, tell, within
+from napari_beerlanet.core.stacks import colours_of_stack
+from napari_beerlanet.ui.planes import Plane
+
+BUDGET = 16_000_000
+"""Pixels of a plane that are read at once."""
+
+_FIRST_STEPS = 30
+_SAMPLE = 1 << 16
+_HIGH = 99.8  # per cent of the pixels lie below the shared contrast limit
+
+
+@dataclass(frozen=True, eq=False)
+class Settings:
+    """What the form says; `spectra` (3, r) is None for the default start."""
+
+    components: int = 8
+    iterations: int | Literal["converge"] = "converge"
+    lam: float | Literal["auto"] = "auto"
+    gamma: float | Literal["auto"] = "auto"
+    spectra: npt.NDArray[np.float64] | None = None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """For `decompose`."""
+        kept = ("components", "iterations", "lam", "gamma", "spectra")
+        return {name: getattr(self, name) for name in kept}
+
+    @property
+    def first_look(self) -> Settings | None:
+        """Some steps towards what may take long to settle, None where it does not."""
+        r = self.components if self.spectra is None else self.spectra.shape[1]
+        counted = self.spectra is None and self.lam == self.gamma == "auto"
+        if self.iterations != "converge" or counted or r <= 3:
+            return None
+        return replace(self, iterations=_FIRST_STEPS)
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """What is fitted: one plane, or all `planes` of a stack with one fit."""
+
+    planes: tuple[Plane, ...]
+
+    @property
+    def plane(self) -> Plane:
+        """The first."""
+        return self.planes[0]
+
+    @property
+    def whole_stack(self) -> bool:
+        """Whether it is a stack with one fit for all of its planes."""
+        return len(self.planes) > 1
+
+    @property
+    def lazy(self) -> bool:
+        """Whether densities are worked out as they are looked at, not beforehand."""
+        plane = self.plane
+        return self.whole_stack or len(plane.levels) > 1 or math.prod(plane.shape) > BUDGET
+
+    @property
+    def sampling(self) -> tuple[int, int]:
+        """Level that is read, and the step from one pixel to the next that is taken of it."""
+        level = self.plane.level_for(BUDGET)
+        pixels = math.prod(self.plane.level_shape(level))
+        return level, max(1, math.ceil(math.sqrt(pixels / BUDGET)))
+
+    def read(self, plane: Plane) -> npt.NDArray[Any]:
+        """The pixels of one of the planes that the fit sees, (h, w, 3 or 4)."""
+        level, step = self.sampling
+        if step == 1:
+            return plane.read(level=level)
+        height, width = plane.level_shape(level)
+        return plane.read((slice(0, height, step), slice(0, width, step)), level)
+
+    def same_as(self, other: Target | None) -> bool:
+        """Whether the other one reads the same pixels of the same arrays."""
+        if other is None or len(self.planes) != len(other.planes):
+            return False
+        mine, its = self.plane, other.plane
+        return mine.index == its.index and all(
+            a is b for a, b in zip(mine.levels, its.levels, strict=False)
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """A decomposition, of what and how; `limit` is the upper end of the shared contrast scale."""
+
+    decomposition: Decomposition
+    settings: Settings
+    target: Target
+    limit: float
+    first_look: bool = False
+
+
+class Fitter:
+    """Fits one target after the other; keeps the colours of the last. One thread at a time."""
+
+    def __init__(self) -> None:
+        self._target: Target | None = None
+        self._image: RGBImage | None = None
+        self._palette: Palette | None = None
+
+    def forget(self) -> None:
+        """The pixels may have changed."""
+        self._target = None
+
+    def fit(
+        self, target: Target, settings: Settings, report: Report | None = None, first: bool = False
+    ) -> Fitted:
+        """Read and count the target's colours, unless that is done, and take it apart.
+
+        `first` gives a first look where the settings have one.
+        """
+        if not target.same_as(self._target):
+            self._target = None
+            self._read(target, within(report, 0, 0.5))
+            self._target = target
+            report = within(report, 0.5, 1)
+        look = settings.first_look if first else None
+        d = decompose(
+            self._image, **(look or settings).arguments, palette=self._palette, report=report
+        )
+        return Fitted(d, settings, target, shared_limit(d), look is not None)
+
+    def _read(self, target: Target, report: Report | None) -> None:
+        tell(report, 0, len(target.planes), "reading the image")
+        if not target.whole_stack:
+            self._image = check_rgb(target.read(target.plane))
+            pixels = self._image.flat
+            self._palette = palette_of(pixels) if palette_pays(pixels) else None
+            return
+        planes = (target.read(plane) for plane in target.planes)
+        self._image, self._palette = colours_of_stack(planes, len(target.planes), report)
+
+
+def shared_limit(d: Decomposition) -> float:
+    """A density that nearly all pixels of every component lie below."""
+    planes = d.densities[d.active].reshape(int(d.active.sum()), -1)
+    sample = planes[:, :: max(1, planes.shape[1] // _SAMPLE)]
+    most = float(np.percentile(sample, _HIGH, axis=1).max()) if sample.size else 0.0
+    return most or float(sample.max(initial=0.0)) or 1.0
+
+
+def where_fitted(target: Target) -> str:
+    """How the fit saw the image where it did not see all of it, in a few words."""
+    level, step = target.sampling
+    said = []
+    if target.whole_stack:
+        said.append(f"one fit for {len(target.planes)} planes")
+    if level:
+        height, width = target.plane.level_shape(level)
+        said.append(f"fitted on the level of {height} × {width} pixels")
+    if step > 1:
+        said.append(f"fitted on every {step}th row and column")
+    return ", ".join(said)
