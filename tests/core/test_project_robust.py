@@ -86,7 +86,7 @@ def test_a_killed_viewer_holds_nothing(project):
     ],
 )
 def test_on_a_disk_without_locks_the_mark_decides(tmp_path, monkeypatch, owner, taken):
-    monkeypatch.setattr(locks, "_try_lock", lambda file: "unknown")
+    monkeypatch.setattr(locks, "try_lock", lambda file: "unknown")
     if "host" in owner and owner["host"] is None:
         owner = {**owner, "host": locks.socket.gethostname()}
     path = tmp_path / ".lock"

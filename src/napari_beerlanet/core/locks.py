@@ -36,7 +36,7 @@ class FolderLock:
     def __init__(self, path: Path, take_over: bool = False) -> None:
         self.path = path
         self._file: IO[str] | None = path.open("a+", encoding="utf-8")
-        answer = _try_lock(self._file)
+        answer = try_lock(self._file)
         owner = read_owner(path)
         if answer == "taken" or (answer == "unknown" and not take_over and _holds(owner)):
             self._file.close()
@@ -101,7 +101,17 @@ def _sentence(path: Path, owner: dict[str, Any]) -> str:
     )
 
 
-def _try_lock(file: IO[str]) -> Answer:
+def is_locked(path: Path) -> bool:
+    """Whether somebody holds the lock of this file now, as far as the system knows."""
+    try:
+        with path.open("r+", encoding="utf-8") as file:
+            return try_lock(file) == "taken"
+    except OSError:
+        return False
+
+
+def try_lock(file: IO[str]) -> Answer:
+    """Lock an open file for this process until it is closed, if nobody else has."""
     try:
         if os.name == "nt":
             import msvcrt

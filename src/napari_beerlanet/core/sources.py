@@ -8,7 +8,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -55,7 +55,8 @@ class Source:
     def id(self) -> str:
         """A name for files: readable, plain ASCII, and another one for every other image."""
         what = f"{self.digest}\0{','.join(map(str, self.plane))}"
-        return f"{slug(self.name)}-{hashlib.sha256(what.encode()).hexdigest()[:10]}"
+        readable = slug(PurePath(self.name).stem or self.name)
+        return f"{readable}-{hashlib.sha256(what.encode()).hexdigest()[:10]}"
 
     @classmethod
     def read(cls, content: Any) -> Source:
@@ -73,7 +74,7 @@ class Source:
 
 def slug(name: str) -> str:
     """A name's letters and digits in plain ASCII, at most 40 of them."""
-    plain = unicodedata.normalize("NFKD", Path(name).stem or name).encode("ascii", "ignore")
+    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore")
     return re.sub(r"[^A-Za-z0-9]+", "-", plain.decode()).strip("-")[:40].strip("-") or "image"
 
 
