@@ -17,9 +17,7 @@ import numpy as np
 from .boxes import Detections, from_centres
 from .dataset import read_dataset
 from .files import SUFFIXES, FileError
-from .formats import read_coco_images, read_detections
-from .formats.shared import load_json
-from .formats.yolotext import CLASSES
+from .formats import CLASSES, load_json, read_coco_images, read_detections
 from .labels import Item, label_file
 from .split import count_of
 

@@ -14,8 +14,7 @@ from .boxes import Detections
 from .crops import GREY
 from .files import FileError, ImageFile, read_image
 from .foreign import Pair, find_pairs
-from .formats import read_detections
-from .formats.geojson import UNCLASSIFIED
+from .formats import CLASSES, UNCLASSIFIED, read_detections
 from .images import ImageError
 from .progress import Report, tell
 from .project import Added, Project
@@ -85,7 +84,7 @@ def read_onto(
     Of a GeoJSON or COCO file about several images, those of `image_name`.
     """
     yolo = Path(path).suffix.lower() == ".txt"
-    classes = list(names) if yolo and not Path(path).with_name("classes.txt").is_file() else None
+    classes = list(names) if yolo and not Path(path).with_name(CLASSES).is_file() else None
     found = read_detections(path, shape, classes, image_name)
     return as_annotations(found, shape, names, rename or {}, str(path))
 

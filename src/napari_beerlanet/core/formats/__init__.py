@@ -13,16 +13,19 @@ from pathlib import Path
 
 from ..boxes import Detections
 from ..files import FileError
-from .coco import read_coco, read_coco_images, write_coco
-from .geojson import read_geojson, write_geojson
+from .coco import coco_names, read_coco, read_coco_images, write_coco
+from .geojson import UNCLASSIFIED, read_geojson, write_geojson
 from .shared import load_json
 from .table import read_csv, write_csv
 from .voc import read_voc, write_voc
-from .yolotext import read_yolo, write_classes, write_yolo
+from .yolotext import CLASSES, read_yolo, write_classes, write_yolo
 
 __all__ = [
+    "CLASSES",
     "FORMATS",
+    "UNCLASSIFIED",
     "Format",
+    "load_json",
     "read_coco",
     "read_coco_images",
     "read_csv",
@@ -37,6 +40,7 @@ __all__ = [
     "write_geojson",
     "write_voc",
     "write_yolo",
+    "write_yolo_beside_classes",
 ]
 
 
@@ -90,10 +94,23 @@ def read_detections(
     is needed for YOLO. `names` are the classes to sort into; another class is a `FileError`. With
     None they are the file's own. `image_name` chooses where a file is about several images.
     """
-    kind = _by_suffix(Path(path)) if format is None else _by_name(format)
-    if kind == "coco" and format is None and not _looks_like_coco(Path(path)):
-        kind = "geojson"
+    kind = format_of(path) if format is None else _by_name(format)
     return FORMATS[kind].read(path, image_shape=image_shape, names=names, image_name=image_name)
+
+
+def format_of(path: str | os.PathLike[str]) -> str:
+    """The format of a file that is there, by its ending and, of a .json, by its content."""
+    kind = _by_suffix(Path(path))
+    return "geojson" if kind == "coco" and not _looks_like_coco(Path(path)) else kind
+
+
+def image_names(path: str | os.PathLike[str], format: str | None = None) -> list[str]:
+    """Names of the images that a file says it is about; none where it has no place for that."""
+    kind = format_of(path) if format is None else _by_name(format)
+    if kind == "voc":
+        return [name for name in [voc_name(path)] if name]
+    names = {"coco": coco_names, "csv": csv_names}.get(kind)
+    return names(path) if names else []
 
 
 def _by_name(name: str) -> str:
