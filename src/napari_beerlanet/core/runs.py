@@ -89,7 +89,7 @@ def look_at(path: str | os.PathLike[str]) -> Run:
         return Run(folder, State.DAMAGED, message=str(error))
     process = _living(folder, content)
     state = _WRITTEN.get(str(content.get("state")), State.INTERRUPTED)
-    if content.get("state") == "new":
+    if content.get("state") in ("new", "waiting"):
         state = State.NEW
     if process is not None:
         state = State.PAUSED if _is_stopped(process) else State.RUNNING
