@@ -48,12 +48,14 @@ class DetectionLayer:
     """Detections of an image layer, shown in one Shapes layer of the same place in the world.
 
     `told` says in a few words how many are shown; `changed` that the user changed something;
-    `gone` that the user deleted the layer, after which every method does nothing.
+    `gone` that the user deleted the layer, after which every method does nothing; `selected` the
+    row of a box that the user selected.
     """
 
     told = Signal(str)
     changed = Signal()
     gone = Signal()
+    selected = Signal(int)
 
     def __init__(
         self,
@@ -66,8 +68,11 @@ class DetectionLayer:
         self.viewer = viewer
         self._colours = list(colours or class_colours(len(detections.names)))
         self.stores: dict[Index, BoxStore] = {}
+        self._founds: dict[Index, Detections] = {}
         self._chosen: float | npt.NDArray[np.bool_] = 0.25
+        self._confidence = 0.25
         self._edited = self._stirred = self._ours = self._text = False
+        self._pinned: int | None = None
         self._store: BoxStore | None = None
         self._rows: Rows = np.empty(0, np.int64)
         self._put = np.empty((0, 4), np.float32)
@@ -107,6 +112,21 @@ class DetectionLayer:
         return self.stores.get(plane_of(self.layer, self.viewer))
 
     @property
+    def found(self) -> Detections | None:
+        """What the model found in the plane that is shown."""
+        return self._founds.get(plane_of(self.layer, self.viewer))
+
+    @property
+    def colours(self) -> list[str]:
+        """Of the classes."""
+        return list(self._colours)
+
+    @property
+    def confidence(self) -> float:
+        """The last threshold by which boxes were chosen."""
+        return self._confidence
+
+    @property
     def edited(self) -> bool:
         """Whether the user moved, added, deleted or renamed anything."""
         self._take_over(anyway=True)
@@ -115,6 +135,7 @@ class DetectionLayer:
     def put(self, detections: Detections, index: Index = ()) -> None:
         """Make these the boxes of a plane, whatever it had before."""
         self.stores[tuple(index)] = BoxStore(detections)
+        self._founds[tuple(index)] = detections
         self._store = None
         self._draw()
 
@@ -144,6 +165,8 @@ class DetectionLayer:
         if self.alive:
             self._take_over()
             self._chosen = chosen
+            if np.ndim(chosen) == 0:
+                self._confidence = float(chosen)
             self._draw()
 
     def set_text(self, shown: bool) -> None:
@@ -152,6 +175,31 @@ class DetectionLayer:
             self._take_over()
             self._text = shown
             self._draw()
+
+    def select(self, row: int) -> None:
+        """Select a box of the store, and have it in the layer, if it passes, wherever it is."""
+        store = self.store
+        if not self.alive or store is None:
+            return
+        if row not in self._rows:
+            self._pinned = row
+            self._draw()
+        self._ours = True
+        self.layer.selected_data = set(np.flatnonzero(self._rows == row).tolist())
+        self._ours = False
+
+    def decide(self, words: Sequence[str], labels: Any, names: Sequence[str], open_: str) -> None:
+        """Write a review's states (n,) and classes of the model's boxes into the table.
+
+        `open_` is the word for boxes that are not decided on: they stay as they were.
+        """
+        store = self.store
+        if not self.alive or store is None or len(words) != store.original:
+            return
+        self._take_over()
+        store.decide(np.asarray(words, dtype=object), np.asarray(labels), names, open_)
+        self._edited |= bool(store.reviewed.any())
+        self._draw()
 
     def remove(self) -> None:
         """Take the layer out of the viewer."""
@@ -199,6 +247,8 @@ class DetectionLayer:
         if not self._text and int(mask.sum()) <= most:
             return np.flatnonzero(mask), near
         pinned = np.isin(store.ids, list(self._selected_ids())) & mask
+        if self._pinned is not None and self._pinned < len(store):
+            pinned[self._pinned] = mask[self._pinned]
         rows = np.flatnonzero(inside | pinned)
         if len(rows) > most:
             first = pinned[rows] | store.touched[rows]
@@ -268,6 +318,7 @@ class DetectionLayer:
             (self.layer.events.data, self._data_changed),
             (self.layer.events.features, self._features_changed),
             (layers.removed, self._removed),
+            (self.layer.selected_data.events.items_changed, self._selection_changed),
         ]
         for emitter, method in heard:
             (emitter.connect if on else emitter.disconnect)(method)
@@ -330,6 +381,12 @@ class DetectionLayer:
         self._ours = True
         self.layer.features = self._store.features(rows)
         self._ours = False
+
+    def _selection_changed(self, added: Any, removed: Any) -> None:
+        if not self._ours and len(self.layer.selected_data) == 1:
+            (place,) = self.layer.selected_data
+            if place < len(self._rows):
+                self.selected.emit(int(self._rows[place]))
 
     def _selected_ids(self) -> set[int]:
         if self._store is None or not self.layer.selected_data:

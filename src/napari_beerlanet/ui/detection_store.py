@@ -6,7 +6,7 @@ here, so that it outlasts the next change of view or threshold.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,7 @@ class BoxStore:
             if name.endswith(" mean")
         }
         self.original = n
+        self.reviewed = np.zeros(n, bool)
 
     def __len__(self) -> int:
         return len(self.xyxy)
@@ -83,6 +84,21 @@ class BoxStore:
         mine = {"id": -1, "class": self.names[label] if self.names else "", "confidence": 1.0}
         mine |= {"status": ADDED, "source": _USER, "area": 0.0}
         return mine | dict.fromkeys(self.columns, np.nan)
+
+    def decide(
+        self, words: npt.NDArray[Any], labels: Rows, names: Sequence[str], open_: str
+    ) -> None:
+        """Take over a review of the model's boxes (n,); `open_` means not decided on."""
+        for name in names:
+            if name not in self.names:
+                self.names.append(name)
+        place = np.array([self.names.index(name) for name in names], np.int64)
+        decided = words != open_
+        changed = decided | self.reviewed
+        self.labels[: self.original][changed] = place[labels[changed]]
+        untouched = changed & ~self.touched[: self.original]
+        self.status[: self.original][untouched] = np.where(decided, words, FOUND)[untouched]
+        self.reviewed = decided
 
     # --- what the user did ------------------------------------------------------------------------
 

@@ -124,7 +124,7 @@ class ReviewTable(QTableView):
         self.horizontalHeader().setSortIndicator(-1, Qt.SortOrder.AscendingOrder)
         self.selectionModel().currentRowChanged.connect(self._pick)
         for column, name in enumerate(model.names):
-            self.setColumnWidth(column, 92 if name in ("class", "status") else 74)
+            self.setColumnWidth(column, 92 if name in ("class", "status", "confidence") else 76)
 
     def show_rows(self, rows: Rows) -> None:
         """Rows in the order of the review, or as a click on a heading has sorted them."""

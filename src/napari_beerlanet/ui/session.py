@@ -13,9 +13,9 @@ from napari_beerlanet.ui.panel import unwrapped
 class Session:
     """One per viewer; it ends with the viewer.
 
-    `model` is the loaded `Detector` or None, `model_key` what it was loaded from. `results` holds
-    the last `Detections`, `decompositions` the last decomposition of each image layer, for as long
-    as that layer lives.
+    `model` is the loaded `Detector` or None, `model_key` what it was loaded from. For each image
+    layer, as long as it lives: `results` holds the last `Detections`, `shown` the `DetectionLayer`
+    that shows them, `decompositions` the last decomposition.
     """
 
     model_changed = Signal(object)
@@ -25,6 +25,7 @@ class Session:
         self.model: Any = None
         self.model_key: Any = None
         self.results: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self.shown: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self.decompositions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
     def put_model(self, model: Any, key: Any = None) -> None:
@@ -32,9 +33,11 @@ class Session:
         self.model, self.model_key = model, key
         self.model_changed.emit(model)
 
-    def put_result(self, layer: Any, result: Any) -> None:
-        """Remember what was found in an image layer, and tell the other panels."""
+    def put_result(self, layer: Any, result: Any, shower: Any = None) -> None:
+        """Remember what was found in an image layer and what shows it; tell the other panels."""
         self.results[layer] = result
+        if shower is not None:
+            self.shown[layer] = shower
         self.detected.emit(layer)
 
 

@@ -1,0 +1,137 @@
+"""What is reviewed: a layer of detections, its image, and how the canvas goes along."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from napari_beerlanet.core.boxes import Detections
+from napari_beerlanet.core.images import check_rgb, to_bytes
+from napari_beerlanet.core.reviewing import STATES, UNREVIEWED, Review
+from napari_beerlanet.ui.planes import Plane, current_plane
+from napari_beerlanet.ui.session import session
+
+_CONTEXT = 0.25  # of a box's longer side, around it in a crop
+_ON_SCREEN = (0.04, 0.4)  # share of the canvas that a box may have without another zoom
+_AIM = 0.12
+_WHOLE = 3e7  # pixels up to which an image is known by all of them
+
+
+def targets(viewer: Any) -> list[ReviewTarget]:
+    """The layers of detections of this viewer, the oldest first."""
+    shown = session(viewer).shown
+    return [
+        ReviewTarget(viewer, source, shower)
+        for source, shower in list(shown.items())
+        if shower.alive and source in viewer.layers and shower.found is not None
+    ]
+
+
+@dataclass(eq=False)
+class ReviewTarget:
+    """A `DetectionLayer` of the plane that is shown, with the image layer it belongs to."""
+
+    viewer: Any
+    source: Any
+    shower: Any
+    found: Detections = field(init=False)
+    plane: Plane = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.found = self.shower.found
+        self.plane = current_plane(self.source, self.viewer)
+        self._bound: list[str] = []
+        self._picked: Callable[[int], None] | None = None
+
+    @property
+    def name(self) -> str:
+        """Of the layer."""
+        return str(self.shower.layer.name)
+
+    @property
+    def colours(self) -> list[str]:
+        """Of the classes."""
+        return list(self.shower.colours)
+
+    @property
+    def confidence(self) -> float:
+        """The threshold at which the layer shows its boxes."""
+        return float(self.shower.confidence)
+
+    def same(self, other: ReviewTarget) -> bool:
+        """Whether both are of the same layer."""
+        return self.shower is other.shower
+
+    def read(self) -> npt.NDArray[Any]:
+        """Pixels that the image is known by: all of them, or a coarse level of a slide."""
+        return self.plane.read(level=self.plane.level_for(_WHOLE))
+
+    def cut_out(self) -> Callable[[npt.NDArray[np.float32]], npt.NDArray[np.uint8]]:
+        """A function from a box to its picture, which holds the pixels and not the layer."""
+        plane = self.plane
+        height, width = plane.shape
+
+        def cut(box: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
+            x, y = (box[0] + box[2]) / 2, (box[1] + box[3]) / 2
+            half = max((0.5 + _CONTEXT) * max(box[2] - box[0], box[3] - box[1]), 4)
+            rows = slice(int(max(y - half, 0)), int(min(y + half, height)) + 1)
+            columns = slice(int(max(x - half, 0)), int(min(x + half, width)) + 1)
+            return to_bytes(check_rgb(plane.read((rows, columns))).pixels)[..., :3]
+
+        return cut
+
+    # --- the canvas ---
+
+    def show(self, mask: npt.NDArray[np.bool_]) -> None:
+        """Show these of the candidates."""
+        if self.shower.alive:
+            self.shower.show(mask)
+
+    def look_at(self, row: int) -> None:
+        """Centre the canvas on a detection, and select it."""
+        if self.shower.alive:
+            self.look_at_box(self.found.xyxy[row])
+            self.shower.select(row)
+
+    def look_at_box(self, box: npt.NDArray[Any]) -> None:
+        """Centre the canvas on a box (4,), nearer if it is small."""
+        x1, y1, x2, y2 = np.asarray(box, float) - 0.5
+        layer, camera = self.source, self.viewer.scene.camera
+        leading = [float(i) for i in self.plane.index]
+        corners = [layer.data_to_world([*leading, y, x])[-2:] for y, x in ((y1, x1), (y2, x2))]
+        size = float(np.abs(np.subtract(*corners)).max())
+        canvas = float(min(self.viewer.canvas.size))
+        share = size * camera.zoom / canvas if canvas > 0 else _AIM
+        if size > 0 and not _ON_SCREEN[0] <= share <= _ON_SCREEN[1]:
+            camera.zoom = _AIM * canvas / size
+        camera.center = tuple(np.mean(corners, axis=0))
+
+    def put_decisions(self, review: Review) -> None:
+        """Write states and classes into the layer's features."""
+        if self.shower.alive:
+            words = np.array(STATES, dtype=object)[review.status]
+            self.shower.decide(words, review.labels, review.names, UNREVIEWED)
+
+    # --- keys and clicks ---
+
+    def bind(self, keys: dict[str, Callable[[], Any]], picked: Callable[[int], None]) -> None:
+        """Let keys work on the canvas too, and tell which box the user selects there."""
+        layer = self.shower.layer
+        for key, method in keys.items():
+            layer.bind_key(key, lambda _, method=method: method(), overwrite=True)
+            self._bound.append(key)
+        self._picked = picked
+        self.shower.selected.connect(picked)
+
+    def unbind(self) -> None:
+        """Give the layer its own keys back."""
+        for key in self._bound:
+            self.shower.layer.bind_key(key, None, overwrite=True)
+        self._bound.clear()
+        if self._picked is not None:
+            self.shower.selected.disconnect(self._picked, missing_ok=True)
+            self._picked = None

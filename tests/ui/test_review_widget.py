@@ -1,0 +1,309 @@
+"""The review panel in a window: step, decide, undo, filter, compare, mend, and go on tomorrow."""
+
+import numpy as np
+import pytest
+from qtpy.QtCore import Qt
+
+from napari_beerlanet.core.boxes import Detections
+from napari_beerlanet.core.colours import class_colours
+from napari_beerlanet.core.reviewing import ACCEPTED, REJECTED, UNREVIEWED
+from napari_beerlanet.ui.detection_layer import DetectionLayer
+from napari_beerlanet.ui.detection_shapes import corners_of
+from napari_beerlanet.ui.review_keeper import folder
+from napari_beerlanet.ui.review_widget import ReviewWidget
+from napari_beerlanet.ui.session import session
+
+pytestmark = pytest.mark.window
+
+NAMES = ["RBC", "WBC"]
+PICTURE = np.random.default_rng(0).integers(0, 255, (400, 600, 3), np.uint8)
+
+
+def some(n=40):
+    """n boxes of 20 × 20 on a grid, the surest first."""
+    x, y = 50.0 * (np.arange(n) % 10) + 10, 60.0 * (np.arange(n) // 10) + 10
+    boxes = np.stack([x, y, x + 20, y + 20], 1)
+    columns = {"OD 1 mean": np.linspace(0, 1, n).astype(np.float32)}
+    labels = np.arange(n) % 4 == 3
+    scores = np.linspace(0.95, 0.05, n)
+    return Detections(boxes, labels.astype(int), scores, NAMES, columns, (400, 600))
+
+
+@pytest.fixture
+def opened(make_napari_viewer, until):
+    """Open the panel on detections of one picture; every call is another day."""
+
+    def open_(found=None):
+        viewer = make_napari_viewer()
+        source = viewer.add_image(PICTURE, name="smear", scale=(0.5, 0.5))
+        found = (some() if found is None else found).above(0.25)
+        shower = DetectionLayer(viewer, source, found, class_colours(2))
+        shower.show(0.25)
+        session(viewer).put_result(source, found, shower)
+        panel = ReviewWidget(viewer)
+        viewer.window.add_dock_widget(panel)
+        until(lambda: panel.keeper.path is not None and len(panel.rows) > 0)
+        return viewer, panel, shower
+
+    return open_
+
+
+def texts(panel, name):
+    column = panel.model.names.index(name)
+    rows = range(panel.model.rowCount())
+    return [panel.model.index(k, column).data(Qt.ItemDataRole.DisplayRole) for k in rows]
+
+
+def test_without_detections_it_says_what_to_do(make_napari_viewer):
+    viewer = make_napari_viewer()
+    panel = ReviewWidget(viewer)
+    viewer.window.add_dock_widget(panel)
+    assert "Find cells first" in panel.empty.text()
+    for method in (panel.next, panel.back, panel.accept, panel.reject, panel.undo, panel.refresh):
+        method()
+
+
+def test_it_begins_with_the_threshold_of_the_layer(opened):
+    _, panel, _ = opened()
+    assert len(panel.rows) == int((some().scores >= 0.25).sum()) == panel.model.rowCount()
+    assert panel.progress.format() == f"0 of {len(panel.rows)} reviewed"
+
+
+def test_stepping_centres_the_view_and_selects_the_box(opened, until):
+    viewer, panel, shower = opened()
+    panel.next()
+    assert panel.current == 0
+    assert viewer.scene.camera.center[-2:] == pytest.approx((0.5 * 19.5, 0.5 * 19.5), abs=0.01)
+    assert [shower._rows[k] for k in shower.layer.selected_data] == [0]
+    panel.next()
+    panel.next()
+    assert panel.current == 2
+    panel.back()
+    assert panel.current == 1
+    assert panel.table.selected_rows.tolist() == [1]
+    assert "confidence 0.93" in panel.what.text()
+
+
+def test_a_row_that_is_clicked_and_a_box_that_is_selected_mean_the_same(opened):
+    _, panel, shower = opened()
+    panel.table.selectRow(7)
+    assert panel.current == 7
+    shower.layer.selected_data = {3}
+    assert panel.current == int(shower._rows[3])
+    assert panel.table.selected_rows.tolist() == [panel.current]
+
+
+def test_accept_reject_relabel_and_undo_are_in_the_features(opened):
+    _, panel, shower = opened()
+    panel.next()
+    panel.accept()
+    panel.reject()
+    panel.relabel(1)
+    table = shower.layer.features.set_index("id")
+    assert table["status"][[0, 1, 2]].tolist() == [ACCEPTED, REJECTED, ACCEPTED]
+    assert table["class"][2] == "WBC"
+    assert panel.current == 3
+    assert panel.progress.value() == 3
+    panel.undo()
+    assert panel.current == 2
+    table = shower.layer.features.set_index("id")
+    assert table["class"][2] == "RBC"
+    assert table["status"][2] == "found"
+
+
+def test_a_reviewed_layer_counts_as_edited(opened):
+    _, panel, shower = opened()
+    assert not shower.edited
+    panel.next()
+    panel.accept()
+    assert shower.edited
+
+
+def test_keys_work_on_the_panel_and_on_the_canvas(opened, qtbot):
+    viewer, panel, shower = opened()
+    panel.table.setFocus()
+    qtbot.keyClick(panel.table, Qt.Key.Key_N)
+    qtbot.keyClick(panel.table, Qt.Key.Key_Y)
+    if panel.review.status[0] == 0:  # without a window manager no window is active
+        panel.keys["N"]()
+        panel.keys["Y"]()
+    assert panel.review.column("status")[0] == ACCEPTED
+    viewer.layers.selection.active = shower.layer
+    assert "X" in {str(key) for key in shower.layer.keymap}
+    viewer.window.remove_dock_widget(panel)
+    assert "X" not in {str(key) for key, method in shower.layer.keymap.items() if method}
+
+
+def test_what_is_filtered_out_disappears_from_canvas_and_table(opened, until):
+    _, panel, shower = opened()
+    panel.filter.classes.setCurrentText("WBC")
+    until(lambda: set(texts(panel, "class")) == {"WBC"})
+    assert set(shower.layer.features["class"]) == {"WBC"}
+    panel.filter.clear()
+    until(lambda: panel.model.rowCount() == 40)
+    assert shower.layer.nshapes == 40
+    panel.filter.confidence.setValue((0.5, 0.8))
+    until(lambda: 0 < panel.model.rowCount() < 40)
+    shown = shower.layer.features["confidence"]
+    assert shown.min() >= 0.5
+    assert shown.max() <= 0.8
+
+
+def test_with_a_state_chosen_decided_ones_leave(opened, until):
+    _, panel, _ = opened()
+    total = len(panel.rows)
+    panel.filter.states.setCurrentText(UNREVIEWED)
+    until(lambda: panel.filter.chosen.states is not None)
+    panel.next()
+    panel.accept()
+    until(lambda: len(panel.rows) == total - 1)
+
+
+def test_many_in_the_gallery_at_once(opened, until):
+    _, panel, _ = opened()
+    panel.tabs.setCurrentIndex(1)
+    panel.gallery.selectAll()
+    panel.reject()
+    assert (panel.review.column("status")[panel.rows] == REJECTED).all()
+    panel.undo()
+    assert (panel.review.status == 0).all()
+
+
+def test_tomorrow_goes_on_where_today_stopped(opened, until):
+    viewer, panel, _ = opened()
+    panel.next()
+    panel.accept()
+    panel.reject()
+    viewer.window.remove_dock_widget(panel)
+    assert len(list(folder().glob("*.json"))) == 1
+    _, panel, shower = opened()
+    until(lambda: panel.review.progress()[0] == 2)
+    assert panel.review.column("status")[:2].tolist() == [ACCEPTED, REJECTED]
+    assert shower.layer.features.set_index("id")["status"][1] == REJECTED
+
+
+def test_decisions_are_saved_within_seconds(opened, until):
+    _, panel, _ = opened()
+    panel.next()
+    panel.accept()
+    until(lambda: panel.keeper.path.exists())
+    assert '"accepted"' in panel.keeper.path.read_text()
+
+
+def test_a_damaged_file_is_told_and_the_panel_works(opened, until, monkeypatch):
+    viewer, panel, _ = opened()
+    panel.next()
+    panel.accept()
+    viewer.window.remove_dock_widget(panel)
+    (file,) = folder().glob("*.json")
+    file.write_text("{")
+    said = []
+    monkeypatch.setattr("napari_beerlanet.ui.notices.show_error", said.append)
+    _, panel, _ = opened()
+    until(lambda: bool(said))
+    assert "not a JSON file" in said[0]
+    panel.next()
+    panel.accept()
+    until(lambda: len(list(folder().glob("*.json"))) == 2)
+    assert file.read_text() == "{"
+
+
+def test_the_layer_is_removed_under_the_panel(opened, until):
+    viewer, panel, shower = opened()
+    panel.next()
+    viewer.layers.remove(shower.layer)
+    until(lambda: panel.target is None)
+    panel.next()
+    panel.accept()
+
+
+# --- against annotations -------------------------------------------------------------------------
+
+
+def annotated(viewer, found, drop=(), move=()):
+    """The found boxes as drawn truth, some left out, some of another class."""
+    keep = [k for k in range(len(found)) if k not in drop]
+    names = ["WBC" if k in move else NAMES[found.labels[k]] for k in keep]
+    return viewer.add_shapes(
+        list(corners_of(found.xyxy[keep])),
+        shape_type="rectangle",
+        name="truth",
+        scale=(0.5, 0.5),
+        features={"class": np.array(names, dtype=object)},
+    )
+
+
+@pytest.fixture
+def compared(opened, until):
+    viewer, panel, shower = opened()
+    truth = annotated(viewer, some(), drop=(1, 2), move=(4,))
+    panel.tabs.setCurrentIndex(3)
+    panel.against.panel.truth.setCurrentText("truth")
+    until(lambda: panel.against.panel.verdict is not None)
+    return viewer, panel, shower, truth
+
+
+def test_true_false_missed_and_wrong_are_counted_and_drawn(compared):
+    viewer, panel, shower, _ = compared
+    verdict = panel.against.panel.verdict
+    shown = int((some().scores >= 0.25).sum())
+    assert len(verdict.false) == 2
+    assert len(verdict.wrong) == 1
+    assert len(verdict.true) == shown - 3
+    assert len(verdict.missed) == 40 - shown
+    assert viewer.layers["smear · false"].nshapes == 2
+    assert not shower.layer.visible
+    panel.against.panel.kinds["false"].setChecked(False)
+    assert not viewer.layers["smear · false"].visible
+    panel.tabs.setCurrentIndex(0)
+    assert "smear · true" not in viewer.layers
+    assert shower.layer.visible
+
+
+def test_the_numbers_follow_the_confidence(compared, until):
+    _, panel, _, _ = compared
+    before = len(panel.against.panel.verdict.missed)
+    panel.filter.confidence.setValue((0.8, 1.0))
+    until(lambda: len(panel.against.panel.verdict.missed) > before)
+    assert panel.against.panel.scores.item(0, 2).text() == str(len(panel.rows))
+
+
+def test_the_best_threshold_is_offered_and_taken(compared, until):
+    _, panel, _, _ = compared
+    best = panel.against.quality.best_threshold()
+    panel.against.panel.use_best.click()
+    until(lambda: panel.filter.confidence.value()[0] == pytest.approx(best, abs=0.01))
+
+
+def test_a_cell_of_the_matrix_shows_its_boxes(compared):
+    _, panel, _, _ = compared
+    matrix = panel.against.panel
+    nothing = matrix._used.index(len(matrix.verdict.names))
+    matrix.confusion.cellClicked.emit(0, nothing)
+    assert sorted(panel.rows.tolist()) == [1, 2]
+
+
+@pytest.mark.parametrize("kind", ["not annotated", "another class"])
+def test_an_annotation_is_mended_with_one_key(compared, until, kind):
+    _, panel, _, truth = compared
+    against = panel.against
+    place = [s.kind for s in against.panel._suspects].index(kind)
+    suspect = against.panel._suspects[place]
+    count = truth.nshapes
+    against.panel.suspects.setCurrentRow(place)
+    assert panel.current == suspect.found
+    panel.keys["F"]()
+    if kind == "not annotated":
+        assert truth.nshapes == count + 1
+        assert len(against.panel.verdict.false) == 1
+    else:
+        assert truth.nshapes == count
+        assert len(against.panel.verdict.wrong) == 0
+
+
+def test_annotations_that_change_are_compared_again(compared, until):
+    _, panel, _, truth = compared
+    missed = len(panel.against.panel.verdict.missed)
+    truth.selected_data = {truth.nshapes - 1}
+    truth.remove_selected()
+    until(lambda: len(panel.against.panel.verdict.missed) == missed - 1)
