@@ -58,7 +58,7 @@ def test_boxes_outside_and_without_area_are_left_out_and_told():
 
 def test_copied_detections_go_by_the_name_of_their_class():
     found = Detections(
-        np.array([[0, 0, 9, 9], [5, 5, 20, 20]], np.float32),
+        np.array([[70, 0, 79, 9], [65, 25, 80, 40]], np.float32),
         np.array([1, 0]),
         np.array([0.9, 0.3], np.float32),
         ["WBC", "Platelets"],
@@ -71,9 +71,21 @@ def test_copied_detections_go_by_the_name_of_their_class():
     assert len(THREE.with_copied(found, 0.5)) == 4
 
 
+def test_copying_again_adds_nothing():
+    found = Detections(
+        np.array([[0, 0, 9, 9], [1, 2, 11, 13]], np.float32),
+        np.array([0, 1]),
+        np.array([0.9, 0.3], np.float32),
+        NAMES,
+    )
+    once = THREE.with_copied(found)
+    assert len(once) == 4, "one of them is annotated already"
+    assert len(once.with_copied(found)) == 4
+
+
 def test_candidates_below_the_threshold_shown_can_be_copied():
     everything = Detections(
-        np.array([[0, 0, 9, 9], [5, 5, 20, 20]], np.float32),
+        np.array([[70, 0, 79, 9], [65, 25, 80, 40]], np.float32),
         np.array([0, 0]),
         np.array([0.9, 0.1], np.float32),
         NAMES,

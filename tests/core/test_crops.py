@@ -9,15 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from napari_beerlanet.core.annotations import Annotations
-from napari_beerlanet.core.crops import (
-    GREY,
-    crop_side,
-    cut,
-    cut_in_two,
-    needs_regions,
-    padding_grey,
-    plan_crops,
-)
+from napari_beerlanet.core.crops import cut, cut_in_two, plan_crops
+from napari_beerlanet.core.cropsize import GREY, crop_side, needs_regions, padding_grey
 from napari_beerlanet.core.regions import Region, Window, union
 
 SHAPE = (120, 160)
@@ -125,11 +118,25 @@ def test_pixels_are_the_images_own():
 
 
 def test_a_piece_of_less_than_the_side_is_filled_up_along_its_longer_side():
-    piece = cut(RGB, whole(), Window(0, 0, 40, 30), 64)
-    assert piece.pixels.shape == (30, 64, 3)
-    np.testing.assert_array_equal(piece.pixels[:, :40], RGB[:30, :40])
-    assert (piece.pixels[:, 40:] == GREY).all()
-    assert cut(RGB, whole(), Window(0, 0, 30, 40), 64).pixels.shape == (64, 30, 3)
+    piece = cut(RGB, whole(), Window(0, 0, 50, 40), 64)
+    assert piece.pixels.shape == (40, 64, 3)
+    np.testing.assert_array_equal(piece.pixels[:, :50], RGB[:40, :50])
+    assert (piece.pixels[:, 50:] == GREY).all()
+    assert cut(RGB, whole(), Window(0, 0, 40, 50), 64).pixels.shape == (64, 40, 3)
+
+
+def test_a_narrow_piece_is_wide_enough_to_train_on():
+    piece = cut(RGB, whole(), Window(0, 0, 64, 5), 64)
+    assert piece.pixels.shape == (32, 64, 3)
+    assert (piece.pixels[5:] == GREY).all()
+
+
+def test_a_piece_of_hardly_any_pixels_is_empty_unless_it_has_an_object():
+    dot = Region.rectangle(10, 10, 13, 13)
+    bare = cut(RGB, annotated(regions=[dot]), Window(0, 0, 64, 64), 64)
+    assert bare.empty
+    full = cut(RGB, annotated([[10, 10, 13, 13]], [dot]), Window(0, 0, 64, 64), 64)
+    assert not full.empty
 
 
 def test_what_lies_outside_of_a_polygon_is_hidden():
@@ -194,11 +201,11 @@ def test_only_the_window_is_read():
 
         def __getitem__(self, where):
             rows, columns = where
-            assert (rows.stop - rows.start, columns.stop - columns.start) == (20, 30)
+            assert (rows.stop - rows.start, columns.stop - columns.start) == (40, 50)
             return RGB[where]
 
-    piece = cut(Lazy(), whole(), Window(5, 6, 30, 20), 30)
-    np.testing.assert_array_equal(piece.pixels, RGB[6:26, 5:35])
+    piece = cut(Lazy(), whole(), Window(5, 6, 50, 40), 50)
+    np.testing.assert_array_equal(piece.pixels, RGB[6:46, 5:55])
 
 
 box = st.tuples(st.floats(-20, 150), st.floats(-20, 110), st.floats(1, 60), st.floats(1, 60)).map(

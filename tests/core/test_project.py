@@ -342,6 +342,35 @@ def test_odd_boxes_are_told(project):
     assert "1 box has no part in the image and is left out." in added.notes
 
 
+def test_boxes_that_nothing_is_learned_from_are_told(project):
+    regions = [Region.rectangle(0, 0, 64, 96)]
+    source, rgb, annotations = smear(1, regions=regions)
+    added = project.add_image(source, rgb, annotations, 64)
+    told = [note for note in added.notes if "not learned from" in note]
+    share = np.clip(64 - annotations.xyxy[:, 0], 0, None) / np.diff(annotations.xyxy[:, ::2])[:, 0]
+    lost = int((share < 0.5).sum())
+    assert lost > 1
+    assert told[0].startswith(f"{lost} boxes are not learned from")
+
+
+def test_what_is_saved_while_an_image_is_added_is_kept(project):
+    source, rgb, annotations = smear(1, shape=(96, 300))
+
+    def save(progress):
+        project.save_annotations(source, annotations[[0]])
+
+    project.add_image(source, rgb, annotations, 96, report=save)
+    assert len(project.load_annotations(source)) == 1
+
+
+def test_an_image_that_cannot_be_seen_is_refused(project):
+    source, rgb, annotations = smear(1)
+    hidden = np.dstack([rgb, np.zeros(rgb.shape[:2], np.uint8)])
+    with pytest.raises(ProjectError, match="nothing can be seen"):
+        project.add_image(source, hidden, annotations[[]], 128)
+    assert not list(project.path.glob(".stage*"))
+
+
 def test_cancelling_leaves_everything_as_it_was(project):
     fill(project, [1, 2])
     before = tree(project.path)

@@ -28,7 +28,7 @@ from .projectfiles import (
     write_table,
 )
 from .sources import Source
-from .split import TRAIN, assign, split_one
+from .split import TRAIN, assign, count_of, split_one
 
 _COMPRESSION = 4  # of PNG: half the time of the usual 6 for hardly larger files
 
@@ -46,10 +46,14 @@ class Added:
 
 @dataclass(frozen=True)
 class New:
-    """A piece; `staged` are its label and image file, prepared, None where they are there."""
+    """A piece and the ids of the objects in it.
+
+    `staged` are its label and image file, prepared, None where they are there.
+    """
 
     row: Row
     staged: tuple[str, str] | None
+    ids: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -77,13 +81,16 @@ def stage_pieces(
     for number, plan in enumerate(planned):
         tell(report, number, len(planned), "cutting out")
         piece = cut(rgb, annotations, plan.window, side, grey)
+        if piece.empty:
+            continue
+        ids = frozenset(piece.ids.tolist())
         image, label = _png(piece), _label(piece)
         row = _row(*source, plan, piece, side, image, label)
         old = known.get(row.file)
         if old is not None and all((batch.root / p).exists() for p in (old.image(), old.label())):
-            new.append(New(replace(row, split=old.split), None))
+            new.append(New(replace(row, split=old.split), None, ids))
         else:
-            new.append(New(row, (batch.put(label), batch.put(image))))
+            new.append(New(row, (batch.put(label), batch.put(image)), ids))
     return new
 
 
@@ -136,6 +143,18 @@ def settle(manifest: Manifest, rows: Sequence[Row]) -> tuple[Manifest, list[Row]
     placed.sort(key=lambda row: (row.source, row.y, row.x, row.file))
     changed = replace(manifest, split={**manifest.split, **split.sides}, one=one)
     return changed, placed, split.notes
+
+
+def not_learned(annotations: Annotations, new: Sequence[New]) -> list[str]:
+    """A sentence on objects that are whole, or mostly, in no piece."""
+    lost = set(annotations.numbers.tolist()).difference(*(piece.ids for piece in new))
+    if not lost:
+        return []
+    boxes = count_of(len(lost), "box is", "boxes are")
+    return [
+        f"{boxes} not learned from: most of each lies outside of the annotated regions, or it is "
+        "larger than a piece."
+    ]
 
 
 def label_text(labels: Sequence[int], xyxy: Any, shape: tuple[int, int]) -> str:

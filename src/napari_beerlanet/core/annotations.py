@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .boxes import Detections
+from .boxes import Detections, matches
 from .geometry import area, check_boxes, clip
 from .regions import Region, shape_bounds
 
@@ -101,9 +101,16 @@ class Annotations:
         numbers = np.array([place.get(name, -1) for name in self.names], np.int64)
         return replace(self, labels=numbers[self.labels], names=list(names))
 
-    def with_copied(self, found: Detections, confidence: float = 0.0) -> Annotations:
-        """These and the detections of at least this score, numbered on; classes go by name."""
+    def with_copied(
+        self, found: Detections, confidence: float = 0.0, same: float = 0.5
+    ) -> Annotations:
+        """These and the detections of at least this score, numbered on; classes go by name.
+
+        A detection that is here already, by an intersection over union of `same`, is left out, so
+        copying again adds nothing.
+        """
         shown = found.above(confidence)
+        shown = shown[matches(shown.xyxy, self.xyxy, same, shown.scores) < 0]
         names = list(dict.fromkeys([*self.names, *(shown.names[k] for k in shown.labels)]))
         place = {name: k for k, name in enumerate(names)}
         labels = [place[shown.names[k]] for k in shown.labels]

@@ -10,7 +10,7 @@ of the slide, so none of it is taught as background.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,35 +18,38 @@ import numpy as np
 import numpy.typing as npt
 
 from .annotations import Annotations
+from .cropsize import GREY
 from .geometry import translate
 from .images import check_rgb, to_bytes
 from .regions import MOST_INSIDE, Mask, Window, covered_part, share_inside, together, union
-from .sizes import Known, Sample, deviation
 
-GREY = 114
-"""The grey level of Ultralytics' padding."""
-
-_AGREES = 1.3  # factor of magnification below which an image is shown whole, as `detect` does it
 _LEAST_OVERLAP, _MOST_OVERLAP = 0.125, 0.5  # of a side
-_FIELD = 2.0  # sides: what is longer than this is more than a field of view
 _MANY = 500  # windows of which is not asked one by one which share pixels
+_LEAST_SHOWN = 0.01  # of a piece without objects
+_NARROWEST = 32  # pixels of a piece's shorter side: the stride of the network
 _VALIDATE = 0.25  # of one region that is cut in two
 
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """Pixels (h, w, 3) uint8, boxes xyxy (n, 4) in the piece's pixels and their labels (n,).
+    """Pixels (h, w, 3) uint8, boxes xyxy (n, 4) in the piece's pixels, labels and ids (n,).
 
     `window` is where it lies in the image; beyond it the piece is padding. `shown` is the share of
-    the window in a region, `hidden` the number of objects under padding.
+    the window that is no padding, `hidden` the number of objects under padding.
     """
 
     pixels: npt.NDArray[np.uint8]
     xyxy: npt.NDArray[np.float64]
     labels: npt.NDArray[np.int64]
+    ids: npt.NDArray[np.int64]
     window: Window
     shown: float
     hidden: int
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is neither an object nor enough background to learn from."""
+        return not len(self.labels) and self.shown < _LEAST_SHOWN
 
 
 @dataclass(frozen=True)
@@ -56,43 +59,6 @@ class Planned:
     window: Window
     group: int
     regions: tuple[int, ...]
-
-
-def padding_grey(info: Mapping[str, Any]) -> int:
-    """The grey level, 0 to 255, that a model takes for padding."""
-    padding = info.get("padding")
-    return GREY if padding is None else round(255 * float(padding))
-
-
-def crop_side(
-    info: Mapping[str, Any],
-    annotations: Annotations,
-    training_size: int,
-    pixel_size: Sequence[float] | None = None,
-    scale: float | None = None,
-) -> tuple[int, str]:
-    """Image pixels that become the training size, and in a few words how that was found.
-
-    By the scale (working pixels per image pixel) at which objects were detected, or physical pixel
-    sizes, or the sizes of what is annotated, or else as long as the image.
-    """
-    longest = max(annotations.image_shape)
-    how, wanted = "as objects were detected", scale
-    if wanted is None and pixel_size and info.get("pixel_size"):
-        how, wanted = "from the pixel sizes", math.sqrt(math.prod(pixel_size)) / info["pixel_size"]
-    if wanted is None:
-        how, wanted = "from the sizes of the annotated objects", _scale_of_boxes(info, annotations)
-    if wanted is None or not 0 < wanted < math.inf:
-        return longest, "the whole image"
-    side = max(round(training_size / wanted), 32)
-    if longest / _AGREES <= side <= longest * _AGREES:
-        return longest, f"the whole image, {how}"
-    return side, how
-
-
-def needs_regions(shape: Sequence[int], side: int) -> bool:
-    """Whether an image is larger than a field, so that nobody annotates all of it unasked."""
-    return max(shape[:2]) > _FIELD * side
 
 
 def plan_crops(annotations: Annotations, side: int, overlap: int | None = None) -> list[Planned]:
@@ -162,18 +128,8 @@ def cut(rgb: Any, annotations: Annotations, window: Window, side: int, grey: int
     visible = shown & (pixels[..., 3] > 0) if pixels.shape[2] == 4 else shown
     canvas = _canvas(window, side, grey)
     canvas[: window.height, : window.width][visible] = pixels[visible, :3]
-    labels = annotations.labels[kept[good]]
-    return Piece(canvas, boxes, labels, window, float(covered.mean()), len(cut_off))
-
-
-def _scale_of_boxes(info: Mapping[str, Any], annotations: Annotations) -> float | None:
-    """Working pixels per image pixel at which the boxes are as large as in the model's training."""
-    known = Known.of(info.get("object_sizes") or {}, annotations.names)
-    sizes = np.sqrt(np.prod(annotations.xyxy[:, 2:] - annotations.xyxy[:, :2], axis=1))
-    real = sizes > 0
-    ones = np.ones(int(real.sum()))
-    off = deviation(Sample(sizes[real], annotations.labels[real], ones, 1.0), known)
-    return None if off is None else math.exp(-off)
+    labels, ids = annotations.labels[kept[good]], annotations.numbers[kept[good]]
+    return Piece(canvas, boxes, labels, ids, window, float(visible.mean()), len(cut_off))
 
 
 def _overlap(annotations: Annotations, side: int) -> int:
@@ -249,4 +205,5 @@ def _canvas(window: Window, side: int, grey: int) -> npt.NDArray[np.uint8]:
         width = max(width, side)
     else:
         height = max(height, side)
-    return np.full((height, width, 3), grey, np.uint8)
+    shape = max(height, _NARROWEST), max(width, _NARROWEST), 3
+    return np.full(shape, grey, np.uint8)

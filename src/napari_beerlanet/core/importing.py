@@ -11,7 +11,7 @@ import numpy as np
 
 from .annotations import CONFIRMED, Annotations
 from .boxes import Detections
-from .crops import GREY
+from .cropsize import GREY
 from .files import FileError, ImageFile, read_image
 from .foreign import Pair, find_pairs
 from .formats import CLASSES, UNCLASSIFIED, read_detections

@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from . import journal
-from .adding import Added, Outcome, stage_pieces, write_change
+from .adding import Added, Outcome, not_learned, stage_pieces, write_change
 from .annotationfiles import annotation_file, read_annotations, with_names
 from .annotations import Annotations
-from .crops import GREY, cut_in_two, plan_crops
+from .crops import cut_in_two, plan_crops
+from .cropsize import GREY
 from .files import atomic_path
 from .locks import FolderLock, LockedError
 from .progress import Report, tell, within
@@ -129,9 +130,9 @@ class Project(ProjectState):
     ) -> Added:
         """Cut the annotated regions of an image (H, W, 3 or 4) into pieces to learn from.
 
-        `side` image pixels become `training_size` in training (see `crops.crop_side`), as many by
-        default. An image that was added before is brought up to date. Whatever happens meanwhile,
-        the project has either the pieces it had or the new ones.
+        `side` image pixels become `training_size` in training, see `crop_side`; as many by default.
+        An image that was added before is brought up to date. Whatever happens meanwhile, the
+        project has either the pieces it had or the new ones.
         """
         self.save_annotations(source, annotations)
         with self._changing:
@@ -170,13 +171,13 @@ class Project(ProjectState):
             part = within(report, 0.0, 0.95)
             whole = (name, source), rgb, used, planned, side, grey, known, part
             new = stage_pieces(batch, *whole)
+            if not new:
+                raise ProjectError(f"{source.name}: nothing can be seen in its annotated regions.")
             manifest = replace(self._manifest, training_size=training_size)
             done = write_change(batch, manifest, others, old, new)
         self._now(done)
         tell(report, 1, 1, "done")
-        hidden = sum(n.row.hidden for n in new)
-        if hidden:
-            notes.append(f"Hidden, as most of them is cut off: {hidden} parts of objects.")
+        notes += not_learned(used, new)
         return Added(
             name,
             self._manifest.split[name],

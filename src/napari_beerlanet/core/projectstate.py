@@ -97,7 +97,8 @@ class ProjectState:
             mine = [row for row in self._rows if row.split == side]
             counts = dict.fromkeys(self.classes, 0)
             for label, number in (pair.split(":") for row in mine for pair in row.counts.split()):
-                counts[self.classes[int(label)]] += int(number)
+                if int(label) < len(self.classes):
+                    counts[self.classes[int(label)]] += int(number)
             images = {row.source for row in mine}
             sides[side] = {"images": len(images), "pieces": len(mine), "boxes": counts}
         total = len({row.source for row in self._rows})
