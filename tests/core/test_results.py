@@ -40,7 +40,7 @@ def test_densities_as_ome_tiff(tmp_path, result, pixel_size):
         assert series.keyframe.is_tiled
         elements = tiff._ome_elements(file, "Channel")
         assert [e.get("Name") for e in elements] == results.component_names(result)
-        assert tiff._pixel_size(file, series) == pixel_size
+        assert tiff.pixel_size_of(file, series) == pixel_size
         assert not file.is_bigtiff
     assert left_in(tmp_path) == {path.name}
 

@@ -57,18 +57,18 @@ def read_image(path: str | os.PathLike[str]) -> ImageFile:
     """
     path = Path(path)
     try:
-        _check_regular(path)
+        check_regular(path)
         with warnings.catch_warnings():
             # Both libraries warn of odd metadata; what matters to the pixels is an exception.
             warnings.simplefilter("ignore")
             pixels, pixel_size = read_tiff(path) if is_tiff(path) else (_read_picture(path), None)
         check_rgb(pixels)
     except (ImageError, MemoryError) as error:
-        reason = str(error) if isinstance(error, ImageError) else "it does not fit into memory."
-        raise FileError(f"{path}: {reason}") from error
+        why = str(error) if isinstance(error, ImageError) else "it does not fit into memory."
+        raise FileError(f"{path}: {why}") from error
     except Exception as error:
         # What a decoder raises over damaged data is its own affair: any kind has been seen.
-        raise FileError(f"{path}: {_reason(error)}.") from error
+        raise FileError(f"{path}: {reason(error)}.") from error
     return ImageFile(pixels, pixel_size, path.name)
 
 
@@ -123,7 +123,8 @@ def _replace(new: Path, path: Path) -> None:
     remove(old)
 
 
-def _check_regular(path: Path) -> None:
+def check_regular(path: Path) -> None:
+    """An `ImageError` where there is no file with something in it."""
     if path.is_dir():
         raise ImageError("a folder, not an image file.")
     if not path.exists():
@@ -175,7 +176,8 @@ def _ppm_maximum(picture: Image.Image) -> int:
     return max((a[1] for a in arguments if isinstance(a, tuple) and len(a) == 2), default=255)
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
+    """What is wrong with a file that could not be read, in a few words."""
     if isinstance(error, PermissionError):
         return "no permission to read it"
     if isinstance(error, UnidentifiedImageError):

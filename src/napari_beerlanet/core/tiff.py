@@ -62,32 +62,39 @@ def read_tiff(path: Path) -> tuple[npt.NDArray[Any], PixelSize | None]:
     with tifffile.TiffFile(path) as tif:
         if not tif.series:
             raise ImageError("damaged or cut short (no image in it).")
-        series = max(tif.series, key=_area)
-        _check(tif, series)
-        return _to_rgb(series), _pixel_size(tif, series)
+        series = max(tif.series, key=area)
+        _check_extent(series)
+        check_colours(tif, series)
+        return _to_rgb(series), pixel_size_of(tif, series)
 
 
-def _axes(series: tifffile.TiffPageSeries) -> dict[str, int]:
+def axes_of(series: tifffile.TiffPageSeries) -> dict[str, int]:
+    """Length of each axis by its letter, those of length 1 too, in the order they are stored."""
     return dict(zip(series.get_axes(squeeze=False), series.get_shape(squeeze=False), strict=True))
 
 
-def _area(series: tifffile.TiffPageSeries) -> int:
-    axes = _axes(series)
+def area(series: tifffile.TiffPageSeries) -> int:
+    """Pixels of one plane."""
+    axes = axes_of(series)
     return axes.get("Y", 0) * axes.get("X", 0)
 
 
-def _check(tif: tifffile.TiffFile, series: tifffile.TiffPageSeries) -> None:
-    """An `ImageError` where the series is no single RGB image, before its pixels are read."""
-    axes, page = _axes(series), series.keyframe
-    colours, channels = axes.get("S", 1), axes.get("C", 1)
-    stack = math.prod(n for axis, n in axes.items() if axis not in "YXSC")
-    if stack > 1:
-        raise ImageError(f"a stack of {stack} images; save the one you want as a file of its own.")
-    if _area(series) > MOST_PIXELS:
+def _check_extent(series: tifffile.TiffPageSeries) -> None:
+    axes = axes_of(series)
+    if area(series) > MOST_PIXELS:
         raise ImageError(
             f"{axes['X']} x {axes['Y']} pixels are more than the {MOST_PIXELS // 10**6} million "
             "that are taken at once; crop it, or export a lower level of it."
         )
+
+
+def check_colours(tif: tifffile.TiffFile, series: tifffile.TiffPageSeries) -> None:
+    """An `ImageError` where the series is no single RGB image, before its pixels are read."""
+    axes, page = axes_of(series), series.keyframe
+    colours, channels = axes.get("S", 1), axes.get("C", 1)
+    stack = math.prod(n for axis, n in axes.items() if axis not in "YXSC")
+    if stack > 1:
+        raise ImageError(f"a stack of {stack} images; save the one you want as a file of its own.")
     if page.photometric == PHOTOMETRIC.PALETTE:
         return
     if colours * channels < 3:
@@ -105,7 +112,7 @@ def _check(tif: tifffile.TiffFile, series: tifffile.TiffPageSeries) -> None:
 
 
 def _to_rgb(series: tifffile.TiffPageSeries) -> npt.NDArray[Any]:
-    axes, page = _axes(series), series.keyframe
+    axes, page = axes_of(series), series.keyframe
     order = "".join(axes)
     pixels = series.asarray().reshape(series.get_shape(squeeze=False))
     channel = "C" if axes.get("C", 1) > 1 else "S"
@@ -121,7 +128,7 @@ def _to_rgb(series: tifffile.TiffPageSeries) -> npt.NDArray[Any]:
     return np.ascontiguousarray(pixels[..., : 4 if alpha else 3])
 
 
-def _pixel_size(tif: tifffile.TiffFile, series: tifffile.TiffPageSeries) -> PixelSize | None:
+def pixel_size_of(tif: tifffile.TiffFile, series: tifffile.TiffPageSeries) -> PixelSize | None:
     """From whoever knows best: OME-XML, the scanner's description, ImageJ, the resolution tags."""
     for (y, x), (least, most) in _stated_sizes(tif, series):
         if least <= y <= most and least <= x <= most:
