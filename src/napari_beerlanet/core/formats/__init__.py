@@ -16,15 +16,17 @@ from ..files import FileError
 from .coco import coco_names, read_coco, read_coco_images, write_coco
 from .geojson import UNCLASSIFIED, read_geojson, write_geojson
 from .shared import load_json
-from .table import read_csv, write_csv
-from .voc import read_voc, write_voc
-from .yolotext import CLASSES, read_yolo, write_classes, write_yolo
+from .table import csv_names, read_csv, write_csv
+from .voc import read_voc, voc_name, write_voc
+from .yolotext import CLASSES, read_yolo, write_classes, write_yolo, write_yolo_beside_classes
 
 __all__ = [
     "CLASSES",
     "FORMATS",
     "UNCLASSIFIED",
     "Format",
+    "format_of",
+    "image_names",
     "load_json",
     "read_coco",
     "read_coco_images",

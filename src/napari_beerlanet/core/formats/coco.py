@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Any
@@ -70,10 +71,22 @@ def read_coco_images(path: AnyPath, names: Sequence[str] | None = None) -> dict[
     """All images of a file: their annotations by file name."""
     content = _load(path)
     with parsing(path, "COCO JSON"):
+        mine: dict[Any, list[Any]] = defaultdict(list)
+        for entry in content["annotations"]:
+            mine[entry["image_id"]].append(entry)
         return {
-            image["file_name"]: _read(path, content, image, names, None)
+            image["file_name"]: _read(
+                path, {**content, "annotations": mine[image["id"]]}, image, names, None
+            )
             for image in content["images"]
         }
+
+
+def coco_names(path: AnyPath) -> list[str]:
+    """The file names of the images that a file is about."""
+    content = _load(path)
+    with parsing(path, "COCO JSON"):
+        return [str(image["file_name"]) for image in content["images"]]
 
 
 def _load(path: AnyPath) -> dict[str, Any]:

@@ -68,6 +68,18 @@ def read_csv(
         return to_detections(path, rows, names, image_shape)
 
 
+def csv_names(path: AnyPath) -> list[str]:
+    """The names of the images that a table is about, none where it does not say."""
+    text = read_text(path)
+    check_amount(path, text, ",;\t\n")
+    with parsing(path, "a CSV table"):
+        header, *body = _lines(text, _delimiter(text))
+        if "image" not in header:
+            return []
+        place = header.index("image")
+        return list(dict.fromkeys(line[place] for line in body if len(line) > place))
+
+
 def _cells(name: str, values: npt.NDArray[Any]) -> list[str]:
     if name in RESERVED and values.dtype.kind == "f":
         digits = 6 if name == "confidence" else 4 if name.endswith("_um") else 3

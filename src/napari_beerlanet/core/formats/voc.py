@@ -80,6 +80,14 @@ def read_voc(
         return to_detections(path, rows, names, shape)
 
 
+def voc_name(path: AnyPath) -> str:
+    """The name of the image that a file is about, "" where it does not say."""
+    content = read_bytes(path)
+    check_amount(path, content, [b"<"])
+    with parsing(path, "Pascal VOC XML"):
+        return _parse(content).findtext("filename") or ""
+
+
 class _WithoutDoctype(ET.TreeBuilder):
     """Refuses declarations: with entities, a small file may grow to fill all memory."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,10 @@ from .shared import (
 CLASSES = "classes.txt"
 """The file beside YOLO's that names the classes, one on each line."""
 
+_DATASETS = ("data.yaml", "dataset.yaml")
+_ABOVE = 3  # folders: …/labels/train/a.txt is named by …/data.yaml
+_LARGEST_YAML = 1 << 16  # bytes, with at most so many brackets: reading it takes long
+_MOST_BRACKETS = 500
 _MOST_WORDS = 1 << 23
 _SLACK = 0.01  # of the image's side, by which others' rounding may lead out of it
 
@@ -53,6 +58,36 @@ def write_classes(path: AnyPath, names: Sequence[str]) -> None:
     write_text(path, "".join(" ".join(name.splitlines()) + "\n" for name in names))
 
 
+def add_classes(folder: AnyPath, names: Sequence[str]) -> list[str]:
+    """See that a folder's classes.txt has these names, and return all that it has, in order.
+
+    Those that it has stay where they are, as the numbers in other files of the folder mean them.
+    """
+    path = Path(folder) / CLASSES
+    known = _listed(path, 0) if path.is_file() else []
+    plain = [" ".join(name.splitlines()) for name in names]
+    every = list(dict.fromkeys([*known, *plain]))
+    if every != known or not path.is_file():
+        write_classes(path, every)
+    return every
+
+
+def write_yolo_beside_classes(
+    path: AnyPath, detections: Detections, confidence: bool = True
+) -> list[Path]:
+    """Write a file whose numbers are those of the classes.txt beside it, which may grow.
+
+    Returns both paths.
+    """
+    path = Path(path)
+    names = [" ".join(name.splitlines()) for name in detections.names]
+    every = add_classes(path.parent, names)
+    place = np.array([every.index(name) for name in names], np.int64)
+    renumbered = replace(detections, labels=place[detections.labels], names=every, candidates=None)
+    write_yolo(path, renumbered, confidence=confidence)
+    return [path, path.with_name(CLASSES)]
+
+
 def read_yolo(
     path: AnyPath,
     image_shape: Shape | None = None,
@@ -61,7 +96,8 @@ def read_yolo(
 ) -> Detections:
     """Read boxes, or the boxes around outlines (`class x1 y1 x2 y2 x3 y3 …`).
 
-    Without `names` they are those of a classes.txt beside it, or else the numbers.
+    Without `names` they are those of a classes.txt beside it or a data.yaml above it, or else the
+    numbers.
     """
     if image_shape is None:
         raise ValueError("YOLO's text is in shares of the image, so image_shape must be given.")
@@ -116,5 +152,37 @@ def _names(path: Path, names: Sequence[str] | None, largest: int) -> list[str]:
         return list(names)
     beside = path.with_name(CLASSES)
     if beside.is_file():
-        return read_text(beside, empty=True).rstrip().splitlines()
+        return _listed(beside, largest + 1)
+    for folder in list(path.absolute().parents)[:_ABOVE]:
+        for name in _DATASETS:
+            found = _of_dataset(folder / name)
+            if found:
+                return found
     return [str(label) for label in range(largest + 1)]
+
+
+def _listed(path: Path, needed: int) -> list[str]:
+    """Names in a classes.txt; empty ones at its end only as far as there are numbers for them."""
+    lines = read_text(path, empty=True).splitlines()
+    used = len(lines)
+    while used > needed and not lines[used - 1].strip():
+        used -= 1
+    return lines[:used]
+
+
+def _of_dataset(path: Path) -> list[str]:
+    """The names of a data.yaml, or none."""
+    import yaml  # type: ignore[import-untyped]
+
+    if not path.is_file() or path.stat().st_size > _LARGEST_YAML:
+        return []
+    try:
+        text = read_text(path)
+        check_amount(path, text, "[{", _MOST_BRACKETS)
+        names = yaml.safe_load(text)["names"]
+    except (yaml.YAMLError, RecursionError, TypeError, KeyError, FileError):
+        return []
+    if isinstance(names, dict):
+        names = [names.get(k) for k in range(len(names))]
+    fine = isinstance(names, list) and all(isinstance(name, (str, int)) for name in names)
+    return [str(name).strip() for name in names] if fine else []
