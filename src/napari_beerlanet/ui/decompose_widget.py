@@ -30,8 +30,8 @@ from napari_beerlanet.ui.session import session
 class DecomposeWidget(Panel):
     """Choose an image, press the button, move the sliders."""
 
-    def __init__(self, viewer: Any) -> None:
-        super().__init__(viewer)
+    def __init__(self, napari_viewer: Any) -> None:
+        super().__init__(napari_viewer)
         self.images, self.empty = ImageChoice(self), EmptyState(self)
         self.form, self.found = DecomposeForm(self), DecomposePanel(self.viewer)
         self.files = self.task()
@@ -77,7 +77,11 @@ class DecomposeWidget(Panel):
         self.listen(self.viewer.layers.events.inserted, self._layers_changed)
         self.listen(self.viewer.layers.events.removed, self._layers_changed)
         self.listen(self.viewer.dims.events.point, self._plane_changed)
+        self.listen(self.viewer.events.theme, self._theme_changed)
         self.shortcut("Ctrl+Shift+D", self.run)
+
+    def _theme_changed(self, event: Any = None) -> None:
+        self.found.repaint_swatches()
 
     # --- which image ---
 

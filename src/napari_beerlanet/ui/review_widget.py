@@ -36,8 +36,8 @@ _KEYS = (
 class ReviewWidget(Panel):
     """A table and a gallery of all detections, with filters, keys and decisions that are kept."""
 
-    def __init__(self, viewer: napari.viewer.Viewer) -> None:  # noqa: F821
-        super().__init__(viewer)
+    def __init__(self, napari_viewer: Any) -> None:
+        super().__init__(napari_viewer)
         self.target: ReviewTarget | None = None
         self.review: Review | None = None
         self.rows: Rows = np.empty(0, np.int64)
