@@ -54,6 +54,10 @@ class ProjectChoice(_Choice):
         index = self.list.currentIndex()
         return self._paths[index] if 0 <= index < len(self._paths) else None
 
+    def recent(self) -> list[Path]:
+        """Those that are offered and are there now."""
+        return [path for path in self._paths if (path / "data.yaml").is_file()]
+
     def choose(self, path: str | Path) -> None:
         """Choose a folder, or the data.yaml in it."""
         folder = Path(path).absolute()

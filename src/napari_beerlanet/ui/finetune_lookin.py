@@ -26,7 +26,7 @@ Picture = tuple[str, npt.NDArray[np.uint8]]
 
 
 class LookIn(QWidget):
-    """Small pictures with boxes; `look` makes new ones off the GUI thread, if none are under way."""
+    """Small pictures with boxes; `look` makes new ones off the GUI thread."""
 
     def __init__(self, task: Task) -> None:
         super().__init__()

@@ -1,0 +1,58 @@
+"""When the viewer is closed while a training goes on, the user decides what becomes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from qtpy.QtCore import QEvent, QObject
+from qtpy.QtWidgets import QMessageBox
+
+Answer = Literal["go on", "stop", "stay"]
+
+
+class ClosingQuestion(QObject):
+    """Sees the main window's close event first. `ask` may be replaced; "stay" keeps it open."""
+
+    def __init__(
+        self, window: Any, running: Callable[[], bool], stop: Callable[[], None], parent: QObject
+    ) -> None:
+        super().__init__(parent)
+        self._window, self._running, self._stop = window, running, stop
+        self.ask: Callable[[], Answer] = lambda: ask(window)
+        if window is not None:
+            window.installEventFilter(self)
+
+    def eventFilter(self, watched: QObject | None, event: QEvent | None) -> bool:
+        """Qt's own name."""
+        if event is None or event.type() != QEvent.Type.Close or not self._running():
+            return False
+        answer = self.ask()
+        if answer == "stay":
+            event.ignore()
+            return True
+        if answer == "stop":
+            self._stop()
+        return False
+
+    def end(self) -> None:
+        """Ask no more."""
+        if self._window is not None:
+            self._window.removeEventFilter(self)
+            self._window = None
+
+
+def ask(window: Any) -> Answer:
+    """A box with three buttons; Escape keeps the viewer open."""
+    box = QMessageBox(window)
+    box.setWindowTitle("Training goes on")
+    box.setText("A model is being trained. Shall the training go on without the viewer?")
+    box.setInformativeText("If it goes on, it is found again when the panel is opened next time.")
+    go_on = box.addButton("Let it go on", QMessageBox.ButtonRole.AcceptRole)
+    stop = box.addButton("Stop it", QMessageBox.ButtonRole.DestructiveRole)
+    stay = box.addButton("Keep the viewer open", QMessageBox.ButtonRole.RejectRole)
+    box.setDefaultButton(go_on)
+    box.setEscapeButton(stay)
+    box.exec()
+    clicked = box.clickedButton()
+    return "go on" if clicked is go_on else "stop" if clicked is stop else "stay"

@@ -1,0 +1,307 @@
+"""The panel “Fine-tune”: a project, a model to begin with, training, and what came of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from qtpy.QtCore import QTimer
+from qtpy.QtWidgets import QVBoxLayout, QWidget
+
+from napari_beerlanet.core.runs import Run, State
+from napari_beerlanet.core.wording import duration
+from napari_beerlanet.ui.controls import button, form, hint, rule
+from napari_beerlanet.ui.finetune_begin import begin, is_detector, recipe_of, use_device
+from napari_beerlanet.ui.finetune_choices import ModelChoice, ProjectChoice
+from napari_beerlanet.ui.finetune_closing import ClosingQuestion
+from napari_beerlanet.ui.finetune_form import FinetuneForm
+from napari_beerlanet.ui.finetune_progress import RunSection
+from napari_beerlanet.ui.finetune_runs import RunList
+from napari_beerlanet.ui.notices import complain, sentence, show_info
+from napari_beerlanet.ui.panel import Panel
+from napari_beerlanet.ui.runbar import RunBar
+from napari_beerlanet.ui.session import session
+from napari_beerlanet.ui.training_process import End, TrainingProcess
+from napari_beerlanet.ui.verdict import Verdict
+
+_WAIT = 400  # milliseconds after a change until the time is estimated again
+_NO_PROJECT = (
+    "Choose a project: a folder with a data.yaml. “Annotate” makes one from images that you "
+    "have corrected."
+)
+
+
+class FinetunePanel(Panel):
+    """Train a model further on a project's images, in a process of its own."""
+
+    def __init__(self, viewer: Any) -> None:
+        super().__init__(viewer)
+        self.summary: Any = None  # of the data, once it was looked at
+        self._data_task, self._time_task, self._begin_task = (self.task() for _ in range(3))
+        self._build()
+        self._connect()
+        self.closing = ClosingQuestion(
+            getattr(self.viewer.window, "_qt_window", None),
+            lambda: self.run.running,
+            lambda: self.run.process.stop() if self.run.process is not None else None,
+            self,
+        )
+        self._theme()
+        self._fill_models()
+        self._enable()
+        QTimer.singleShot(0, self._open_recent)
+
+    def _build(self) -> None:
+        self.project = ProjectChoice()
+        self.data_line, self.data_bar = hint(_NO_PROJECT), RunBar(self._data_task, quiet=True)
+        self.model, self.form = ModelChoice(), FinetuneForm()
+        self.estimate = hint()
+        self.start_button = button("Start training", "Train in a process of its own.", self.start)
+        self.start_bar = RunBar(self._begin_task, quiet=True)
+        self.run = RunSection(self.task(), self.viewer.theme)
+        self.verdict, self.runs = Verdict(self), RunList()
+        self.resume_line = hint()
+        self.resume_line.hide()
+        chosen = form()
+        chosen.addRow("Project", self.project)
+        self.body.addLayout(chosen)
+        self.body.addWidget(self.data_line)
+        self.body.addWidget(self.data_bar)
+        self.settings = QWidget()
+        inside = QVBoxLayout(self.settings)
+        inside.setContentsMargins(0, 0, 0, 0)
+        begin_with = form()
+        begin_with.addRow("Begin with", self.model)
+        inside.addLayout(begin_with)
+        for part in (self.form, self.estimate, self.start_button):
+            inside.addWidget(part)
+        for widget in (self.settings, self.start_bar, self.resume_line, self.run, self.verdict):
+            self.body.addWidget(widget)
+        self.body.addWidget(rule())
+        self.body.addWidget(self.runs)
+        self.body.addStretch(1)
+
+    def _connect(self) -> None:
+        self._soon = QTimer(self)
+        self._soon.setSingleShot(True)
+        self._soon.setInterval(_WAIT)
+        self._soon.timeout.connect(self._estimate)
+        self.project.chosen.connect(self.open_project)
+        self.model.changed.connect(self._changed)
+        self.form.changed.connect(self._changed)
+        self.run.ended.connect(self._ended)
+        self.runs.resume.connect(self.resume)
+        self.runs.follow.connect(self.follow)
+        self.runs.show_result.connect(self._show_result)
+        self.verdict.kept.connect(self._kept)
+        self.verdict.discarded.connect(self._discarded)
+        session(self.viewer).model_changed.connect(self._model_loaded)
+        self.listen(self.viewer.events.theme, self._theme)
+
+    # --- project and data ------------------------------------------------------------------------
+
+    def _open_recent(self) -> None:
+        """The project that was open last, if it is there: a run that went on is found so."""
+        if not self._over and self.project.project is None:
+            for path in self.project.recent():
+                self.project.choose(path)
+                return
+
+    def open_project(self, folder: Path) -> None:
+        """Look at a project's data and runs; one of them that goes on is followed."""
+        self.summary = None
+        self.estimate.setText("")
+        self.data_line.setText("Looking at the data …")
+        self._fill_models()
+        found = self.runs.refresh(folder)
+        working = [run for run in found if run.goes_on]
+        if working and not self.run.running:
+            self.follow(working[0])
+            show_info(f"{working[0].name}: the training that went on was found again.")
+        self._offer_to_resume(found)
+        self._enable()
+        self._data_task.start(
+            lambda report: _look(folder, report), self._looked, lambda error: self._bad(error)
+        )
+
+    def _looked(self, found: tuple[Any, list[str]]) -> None:
+        self.summary, devices = found
+        self.data_line.setText("\n".join([self.summary.sentence(), *self.summary.notes[:3]]))
+        self.form.offer_devices(devices)
+        self._enable()
+        self._changed()
+
+    def _bad(self, error: BaseException) -> None:
+        self.data_line.setText("This project cannot be trained with:")
+        self._enable()
+
+    def _offer_to_resume(self, found: list[Run]) -> None:
+        newest = found[0] if found else None
+        cut = newest is not None and newest.state is State.INTERRUPTED
+        self.resume_line.setVisible(cut)
+        if cut and newest is not None:
+            self.resume_line.setText(
+                f"{newest.name} was interrupted after epoch {newest.epoch}: open “Runs of this "
+                "project” below to resume it."
+            )
+            self.runs.head.setChecked(True)
+
+    # --- the time it takes -----------------------------------------------------------------------
+
+    def _changed(self) -> None:
+        self.estimate.setText("")
+        if self.summary is not None and not self.run.running:
+            self._soon.start()
+
+    def _estimate(self) -> None:
+        project, model = self.project.project, self.model.given
+        if project is None or model is None or self.summary is None or self.run.running:
+            return
+        try:
+            recipe = recipe_of(project, model, self.form.settings())
+        except ValueError as error:
+            self.estimate.setText(sentence(error))
+            return
+        dataset, parent = self.summary.dataset, model if is_detector(model) else None
+        self.estimate.setText("Timing a step …")
+        self._time_task.start(
+            lambda report: _outlook(recipe, dataset, project, report, parent),
+            self._tell_time,
+            lambda error: self.estimate.setText(sentence(error)),
+        )
+
+    def _tell_time(self, outlook: Any) -> None:
+        source = "as an earlier run took" if outlook.earlier else "from a step just measured"
+        self.estimate.setText(
+            f"About {duration(outlook.seconds)} on {outlook.device}, {source}: "
+            f"{outlook.epochs} epochs, {outlook.steps} steps."
+        )
+
+    # --- training --------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin a run with the settings as they are."""
+        project, model = self.project.project, self.model.given
+        if project is None or model is None or self.run.running:
+            return
+        try:
+            recipe = recipe_of(project, model, self.form.settings())
+        except (ValueError, OSError) as error:
+            self.start_bar.fail(error)
+            return
+        self._time_task.cancel()
+        self.start_button.setEnabled(False)
+        self._begin_task.start(
+            lambda report: begin(project, model, recipe),
+            lambda path: self._launch(path),
+            lambda error: self._enable(),
+        )
+
+    def resume(self, run: Run) -> None:
+        """Go on with a run that ended before its time, on the device that is chosen now."""
+        if self.run.running:
+            complain("Another training goes on in this panel; stop it or let it finish first.")
+            return
+        try:
+            use_device(run.path, self.form.device.currentText())
+        except (ValueError, OSError) as error:
+            complain(error)
+            return
+        self._launch(run.path)
+
+    def _launch(self, path: Path) -> None:
+        process = self._show_run(path)
+        process.start()
+        self._enable()
+        self.runs.refresh()
+
+    def follow(self, run: Run) -> None:
+        """Show a run that goes on in a process which is there already."""
+        if self.run.folder == run.path and self.run.running:
+            return
+        process = self._show_run(run.path)
+        if not process.attach(run):
+            self.run.leave()
+            self.run.hide()
+            self.runs.refresh()
+        self._enable()
+
+    def _show_run(self, path: Path) -> TrainingProcess:
+        self.verdict.clear()
+        self.start_bar.say("")
+        self.resume_line.hide()
+        process = TrainingProcess(path, self)
+        self.run.follow(process)
+        return process
+
+    def _ended(self, end: End) -> None:
+        folder = self.run.folder
+        self._enable()
+        self._fill_models()
+        self.runs.refresh()
+        if end.state in (State.FAILED, State.INTERRUPTED):
+            self.start_bar.fail(ValueError(end.message or "Training has failed."))
+        if end.state is State.INTERRUPTED:
+            self.runs.head.setChecked(True)
+        elif folder is not None and (folder / "best.safetensors").exists():
+            self.verdict.judge(folder)
+        self._changed()
+
+    # --- what came of it -------------------------------------------------------------------------
+
+    def _show_result(self, run: Run) -> None:
+        if not self.run.running:
+            self.verdict.judge(run.path)
+
+    def _kept(self, path: Path) -> None:
+        self.start_bar.say(f"Kept as {path.stem}, and loaded for detection.")
+        self._fill_models()
+
+    def _discarded(self, folder: Path) -> None:
+        self.start_bar.say(
+            f"Discarded. The run stays in runs/{folder.name} until you delete it below."
+        )
+
+    # --- the rest --------------------------------------------------------------------------------
+
+    def _model_loaded(self, model: Any = None) -> None:
+        self._fill_models()
+
+    def _fill_models(self) -> None:
+        shared = session(self.viewer)
+        self.model.fill(shared.model, shared.model_key, self.project.project)
+
+    def _enable(self) -> None:
+        running = self.run.running
+        self.settings.setVisible(not running)
+        self.project.setEnabled(not running)
+        self.start_button.setEnabled(self.summary is not None and not running)
+
+    def _theme(self, event: Any = None) -> None:
+        self.run.curves.set_theme(self.viewer.theme)
+
+    def ended(self) -> None:
+        """The training goes on; it is found again when the panel is opened the next time."""
+        session(self.viewer).model_changed.disconnect(self._model_loaded)
+        self.closing.end()
+        self._soon.stop()
+        self.run.leave()
+
+
+def _look(folder: Path, report: Any) -> tuple[Any, list[str]]:
+    from napari_beerlanet.core.device import available_devices
+    from napari_beerlanet.core.files import FileError
+    from napari_beerlanet.core.outlook import look_at_data
+
+    if not folder.is_dir():
+        raise FileError(f"{folder}: there is no such folder; connect the drive that it is on.")
+    return look_at_data(folder / "data.yaml", report), available_devices()
+
+
+def _outlook(recipe: Any, dataset: Any, project: Path, report: Any, parent: Any) -> Any:
+    from napari_beerlanet.core.outlook import look_ahead
+    from napari_beerlanet.core.runs import list_runs
+    from napari_beerlanet.ui.finetune_lookin import be_modest
+
+    be_modest()
+    return look_ahead(recipe, dataset, list_runs(project), report, parent)
