@@ -15,6 +15,7 @@ from .images import check_rgb, to_bytes
 from .network import StainDetectionModel
 from .progress import Report, tell
 from .runner import Runner
+from .stainfit import ImageMemory
 
 
 class Detector:
@@ -30,6 +31,7 @@ class Detector:
         self.network = network.to(self.device).float().eval()
         self.info = info
         self._runner: Runner | None = None
+        self._memory = ImageMemory()
 
     def __repr__(self) -> str:
         classes = ", ".join(self.info["classes"])
@@ -72,7 +74,8 @@ class Detector:
         _check_thresholds(confidence, iou)
         pixels = to_bytes(check_rgb(rgb).pixels)
         size = _pair(pixel_size)
-        run = ImageRun(self.runner, self.info, pixels, iou, tile, batch, report)
+        seen = self._memory.recall(pixels)
+        run = ImageRun(self.runner, self.info, pixels, iou, tile, batch, report, seen)
         found = run.at(run.choose(object_size, size))
         result = Detections(
             found.xyxy,

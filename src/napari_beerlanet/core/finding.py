@@ -10,11 +10,12 @@ import numpy.typing as npt
 
 from . import sizes, tiling
 from .device import describe_device
+from .familiar import sample, stain_facts
 from .measure import Coloured, densities_in_boxes
 from .progress import Report, tell, within
 from .runner import Found, Runner, lacks_memory
 from .sizes import Choice, Known, Sample
-from .stainfit import GREY, StainFit, fit_stain
+from .stainfit import GREY, Remembered, StainFit, fit_stain
 from .tiling import Plan
 
 Pixels = npt.NDArray[np.uint8]
@@ -41,8 +42,10 @@ class ImageRun:
         tile: int | Literal["auto"],
         batch: int | Literal["auto"],
         report: Report | None,
+        remembered: Remembered | None = None,
     ) -> None:
         self.runner, self.info, self.pixels = runner, info, pixels
+        self._remembered = remembered or Remembered()
         self.iou, self.report = iou, report
         self.batch = (
             batch if isinstance(batch, str) and batch == "auto" else check_count(batch, "batch", 1)
@@ -60,6 +63,19 @@ class ImageRun:
 
     def choose(self, object_size: float | Literal["auto"], pixel_size: PixelSize | None) -> Choice:
         """The working resolution."""
+        way = (object_size, pixel_size, self.iou, self.tile)
+        known = self._remembered.choices.get(way)
+        if known is not None:
+            choice, self.fit, self._first, self.plan, notes = known
+            self.notes += notes
+            return choice  # type: ignore[no-any-return]
+        choice = self._choose(object_size, pixel_size)
+        if self.tile == self._asked:  # memory sufficed
+            outcome = (choice, self.fit, self._first, self.plan, list(self.notes))
+            self._remembered.choices[way] = outcome
+        return choice
+
+    def _choose(self, object_size: float | Literal["auto"], pixel_size: PixelSize | None) -> Choice:
         of_model = self.info.get("pixel_size")
         if not isinstance(object_size, str) or object_size != "auto":
             return self._for_size(object_size)
@@ -176,22 +192,26 @@ class ImageRun:
 
     def _run(self, pixels: Pixels, plan: Plan, report: Report | None) -> Found:
         """All tiles of a plan, merged."""
-        fit = None
-        if len(plan.tiles) > 1 or pixels is not self.pixels:
-            fit = self.whole_fit
+        whole = len(plan.tiles) == 1 and pixels is self.pixels
+        fit = self._remembered.fits.get(plan.size) if whole else self.whole_fit
         notes: list[str] = []
         settings: Any = {"least": LEAST, "iou": self.iou, "batch": self.batch}
         found, fitted = self.runner.run(pixels, plan, fit, **settings, notes=notes, report=report)
         self.notes += [note for note in notes if note not in self.notes]
         if pixels is self.pixels:
             self.fit = fitted
+        if whole:
+            self._remembered.fits[plan.size] = fitted
         return found
 
     @property
     def whole_fit(self) -> StainFit:
         """The front end fitted to the whole image."""
         if self.fit is None:
-            self.fit = fit_stain(self.runner.network, _opaque(self.pixels))
+            fits = self._remembered.fits
+            if "whole" not in fits:
+                fits["whole"] = fit_stain(self.runner.network, _opaque(self.pixels))
+            self.fit = fits["whole"]
         return self.fit
 
     def columns(self, xyxy: npt.NDArray[np.float32]) -> dict[str, npt.NDArray[np.float32]]:
@@ -223,6 +243,7 @@ class ImageRun:
             "chosen": self.choice.how,
             "tiles": len(self.plan.tiles),
             "tile_size": list(self.plan.size),
+            "stain": stain_facts(self.whole_fit, _opaque(sample(self.pixels))),
             "notes": notes,
         }
 

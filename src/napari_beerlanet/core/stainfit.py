@@ -6,6 +6,8 @@ no seams in colour, and a tile of nothing but nuclei is not taken for a dark sli
 
 from __future__ import annotations
 
+import hashlib
+import threading
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -118,3 +120,34 @@ def fit_palette(network: StainDetectionModel, palette: Palette) -> StainFit:
     chain = MapChain(maps, done.scale[0])
     known = columns.D * chain.scale[:, None]
     return StainFit(done.background[0], done.spectra[0], chain, stain.domain, palette.codes, known)
+
+
+@dataclass
+class Remembered:
+    """What was worked out about one image: `fits` and `choices` by how they came about."""
+
+    fits: dict[Any, StainFit] = field(default_factory=dict)
+    choices: dict[Any, Any] = field(default_factory=dict)
+
+
+class ImageMemory:
+    """The last few images, known again by their pixels, so that a second run has less to do.
+
+    A result never depends on it: what is remembered is what would be worked out again.
+    """
+
+    def __init__(self, images: int = 2) -> None:
+        self._images = images
+        self._last: dict[bytes, Remembered] = {}
+        self._lock = threading.Lock()
+
+    def recall(self, pixels: npt.NDArray[np.uint8]) -> Remembered:
+        """All that is known of the image (H, W, 3 or 4)."""
+        digest = hashlib.blake2b(repr(pixels.shape).encode(), digest_size=16)
+        digest.update(np.ascontiguousarray(pixels).data)
+        with self._lock:
+            found = self._last.pop(digest.digest(), None) or Remembered()
+            self._last[digest.digest()] = found
+            while len(self._last) > self._images:
+                del self._last[next(iter(self._last))]
+        return found

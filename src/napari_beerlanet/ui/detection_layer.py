@@ -139,6 +139,10 @@ class DetectionLayer:
         self._store = None
         self._draw()
 
+    def take_colours(self, colours: Sequence[str] | None, names: Sequence[str]) -> None:
+        """Use these from the next `put` on; another model has others."""
+        self._colours = list(colours or class_colours(len(names)))
+
     def passing(self) -> tuple[BoxStore, npt.NDArray[np.bool_]] | None:
         """The plane's boxes, and which of them are chosen, in view or not."""
         self._take_over()

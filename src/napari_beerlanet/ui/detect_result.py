@@ -1,0 +1,115 @@
+"""What was found in the chosen image: its layer of boxes and its counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from napari.layers import Image
+from qtpy.QtCore import QObject, QTimer
+
+from napari_beerlanet.core.counting import Tally
+from napari_beerlanet.ui.counts_panel import CountsPanel
+from napari_beerlanet.ui.detect_work import Result
+from napari_beerlanet.ui.detection_layer import DetectionLayer
+
+_SOON = 30  # milliseconds
+
+
+class ResultPart(QObject):
+    """Puts results into layers and keeps counts up to date with filter, edits and planes."""
+
+    def __init__(self, panel: Any, session: Any, counts: CountsPanel) -> None:
+        super().__init__(panel)
+        self._viewer, self._session, self._counts = panel.viewer, session, counts
+        self.source: Image | None = None
+        self.shower: DetectionLayer | None = None
+        self._soon = QTimer(self)
+        self._soon.setSingleShot(True)
+        self._soon.setInterval(_SOON)
+        self._soon.timeout.connect(self.count)
+        panel.listen(self._viewer.dims.events.point, self._later)
+
+    def follow(self, source: Image | None) -> None:
+        """Another image was chosen: show its counts, if it has any."""
+        if source is self.source and (self.shower is None or self.shower.alive):
+            return
+        self.source = source
+        self._hear(self._session.shown.get(source) if source is not None else None)
+        self.count()
+
+    def put(self, source: Image, result: Result, confidence: float, labels: bool) -> None:
+        """Show a result: in the image's own layer, or in a new one if that was edited."""
+        index, found = result.order.plane.index, result.detections
+        colours = result.model.info.get("colours")
+        shower = self._session.shown.get(source)
+        if shower is not None and shower.alive and not shower.edited:
+            shower.take_colours(colours, found.names)
+            shower.put(found, index)
+        else:
+            if shower is not None and shower.alive:
+                shower.let_go()
+            shower = DetectionLayer(self._viewer, source, found, colours, index)
+        self._session.put_result(source, found, shower)
+        self.source = source
+        self._hear(shower)
+        shower.set_text(labels)
+        shower.show(confidence)
+        self.count()
+
+    def show(self, confidence: float) -> None:
+        """Filter what is shown, and count again."""
+        if self.shower is not None:
+            self.shower.show(confidence)
+            self.count()
+
+    def set_labels(self, shown: bool) -> None:
+        """Label boxes or not."""
+        if self.shower is not None:
+            self.shower.set_text(shown)
+
+    def close(self) -> None:
+        """Hear nothing more of the layer, which stays."""
+        self._hear(None)
+        self._soon.stop()
+
+    def count(self) -> None:
+        """Count what is chosen in the plane that is shown."""
+        shower = self.shower
+        passing = shower.passing() if shower is not None and shower.alive else None
+        if shower is None or passing is None or self.source is None:
+            self._counts.clear()
+            return
+        store, mask = passing
+        numbers = np.bincount(store.labels[mask], minlength=len(store.names))
+        counts = dict(zip(store.names, numbers.tolist(), strict=True))
+        found = shower.found
+        report = found.report if found is not None else {}
+        facts = {
+            "image": self.source.name,
+            "model": str(report.get("model", "")),
+            "confidence": f"{shower.confidence:.2f}",
+        }
+        self._counts.warn(report.get("warnings", []))
+        self._counts.show_tally(Tally(counts, facts), shower.colours)
+
+    def _hear(self, shower: DetectionLayer | None) -> None:
+        old, self.shower = self.shower, shower
+        if old is shower:
+            return
+        for which, connect in ((old, False), (shower, True)):
+            if which is None:
+                continue
+            pairs = [
+                (which.told, self._counts.say),
+                (which.changed, self._later),
+                (which.gone, self._later),
+            ]
+            for signal, method in pairs:
+                if connect:
+                    signal.connect(method)
+                else:
+                    signal.disconnect(method, missing_ok=True)
+
+    def _later(self, event: Any = None) -> None:
+        self._soon.start()

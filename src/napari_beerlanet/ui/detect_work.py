@@ -1,0 +1,113 @@
+"""One detection from order to result. Runs off the GUI thread and knows neither Qt nor layers."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from napari_beerlanet.core.boxes import Detections
+from napari_beerlanet.core.familiar import unlike_training
+from napari_beerlanet.core.images import ImageError
+from napari_beerlanet.core.progress import Report, tell, within
+from napari_beerlanet.ui.planes import Plane, Window
+
+LARGEST = 300_000_000
+"""Pixels that are read at once."""
+
+
+@dataclass(frozen=True, eq=False)
+class Order:
+    """What is to be done. `windows` is None for the whole plane; `model` one that is loaded."""
+
+    plane: Plane
+    windows: tuple[Window, ...] | None
+    key: str
+    model: Any = None
+    device: str = "auto"
+    iou: float = 0.7
+    object_size: float | Literal["auto"] = "auto"
+    pixel_size: tuple[float, float] | None = None
+    densities: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """What came of it: the model as it was used, everything that it found, words of warning."""
+
+    order: Order
+    model: Any
+    detections: Detections
+    warnings: list[str]
+    seconds: float
+    decomposition: Any = None
+
+
+def load(key: str, device: str, report: Report) -> Any:
+    """The model of a name or path, ready to run."""
+    tell(report, 0, 1, "loading the model")
+    from napari_beerlanet.core.checkpoint import load_checkpoint
+
+    model = load_checkpoint(key, device)
+    tell(report, 1, 2, "loading the model")
+    assert model.runner is not None  # made here, not at the first image
+    return model
+
+
+def carry_out(order: Order, report: Report) -> Result:
+    """Load the model, unless it is loaded, find objects, and look whether the image is usual."""
+    from napari_beerlanet.core.parts import detect_parts
+    from napari_beerlanet.ui.detection_mesh import fast
+
+    began = time.monotonic()
+    model = _model(order, within(report, 0.0, 0.1) or report)
+    height, width = order.plane.shape
+    windows = order.windows or ((slice(0, height), slice(0, width)),)
+    _check_size(order, windows)
+    end = 0.85 if order.densities else 0.98
+    found = detect_parts(
+        model,
+        order.plane.read,
+        windows,
+        order.plane.shape,
+        iou=order.iou,
+        object_size=order.object_size,
+        pixel_size=order.pixel_size,
+        report=within(report, 0.1, end),
+    )
+    decomposition = None
+    if order.densities:
+        decomposition = model.decompose(order.plane.read(), within(report, end, 0.98))
+    tell(report, 98, 100, "preparing the layer")
+    fast()  # what drawing needs is compiled here, not while the window waits
+    warnings = _warnings(model, order, found)
+    found = replace(found, report=found.report | {"warnings": warnings})
+    return Result(order, model, found, warnings, time.monotonic() - began, decomposition)
+
+
+def _model(order: Order, report: Report) -> Any:
+    from napari_beerlanet.core.device import pick_device
+
+    if order.model is None:
+        return load(order.key, order.device, report)
+    wanted = pick_device(order.device)
+    same = wanted.type == order.model.device.type
+    if same and (wanted.index or 0) == (order.model.device.index or 0):
+        return order.model
+    return order.model.to(wanted)
+
+
+def _check_size(order: Order, windows: tuple[Window, ...]) -> None:
+    pixels = sum(math.prod(part.stop - part.start for part in window) for window in windows)
+    if pixels > LARGEST:
+        raise ImageError(
+            f"“{order.plane.name}” has {pixels / 1e6:,.0f} million pixels, too many to search at "
+            "once; zoom in and choose the current view, or select shapes."
+        )
+
+
+def _warnings(model: Any, order: Order, found: Detections) -> list[str]:
+    candidates = found.candidates if found.candidates is not None else found
+    stain = found.report.get("stain")
+    return unlike_training(model.info, stain, order.pixel_size, candidates.scores)
