@@ -46,7 +46,7 @@ def test_boxes_are_read_in_image_pixels(boxes):
 
 
 def test_what_is_put_is_read_again(boxes):
-    boxes.copy(found(), 0.0, (), "copy detections")
+    boxes.copy(found(), (), "copy detections")
     assert np.allclose(boxes.all().xyxy, found().xyxy)
 
 
@@ -79,7 +79,7 @@ def test_a_key_sets_the_class_of_selected_boxes_only(boxes):
 
 
 def test_copies_are_corrected_by_another_class_and_confirmed_by_the_same(boxes):
-    assert boxes.copy(found(), 0.4, (), "copy detections") == 2
+    assert boxes.copy(found()[:2], (), "copy detections") == 2
     assert column(boxes, "status") == ["copied", "copied"]
     boxes.layer.selected_data = {0}
     boxes.set_class("WBC")
@@ -89,14 +89,14 @@ def test_copies_are_corrected_by_another_class_and_confirmed_by_the_same(boxes):
 
 
 def test_a_copy_that_is_moved_by_hand_is_corrected(boxes):
-    boxes.copy(found(), 0.4, (), "copy detections")
+    boxes.copy(found()[:2], (), "copy detections")
     moved = [boxes.layer.data[0] + 3, boxes.layer.data[1]]
     boxes.layer.data = moved
     assert column(boxes, "status") == ["corrected", "copied"]
 
 
 def test_copies_bring_classes_that_are_new(boxes):
-    boxes.copy(found(), 0.0, (), "copy detections")
+    boxes.copy(found(), (), "copy detections")
     assert boxes.classes.names == ["RBC", "WBC", "platelet", "bead"]
     assert boxes.all().counts() == {"RBC": 0, "WBC": 2, "platelet": 0, "bead": 1}
 
@@ -104,14 +104,14 @@ def test_copies_bring_classes_that_are_new(boxes):
 def test_what_is_below_the_threshold_of_the_view_is_not_copied(boxes):
     shown = found().above(0.4)
     assert shown.candidates is not None
-    assert boxes.copy(shown, 0.0, (), "copy detections") == 2
+    assert boxes.copy(shown, (), "copy detections") == 2
 
 
 def test_undo_and_redo_of_class_copy_and_deletion(boxes):
     boxes.layer.add(BOX)
     boxes.layer.selected_data = {0}
     boxes.set_class("WBC")
-    boxes.copy(found(), 0.0, (), "copy detections")
+    boxes.copy(found(), (), "copy detections")
     boxes.layer.remove([0])
     assert len(boxes.all()) == 3
     assert boxes.undo() == "delete"
@@ -127,7 +127,7 @@ def test_undo_and_redo_of_class_copy_and_deletion(boxes):
 
 
 def test_a_step_that_is_undone_leaves_what_was_drawn_since(boxes):
-    boxes.copy(found(), 0.0, (), "copy detections")
+    boxes.copy(found(), (), "copy detections")
     boxes.layer.add(BOX)
     boxes.undo()
     boxes.undo()
@@ -202,7 +202,7 @@ def test_boxes_of_a_stack_stay_on_their_planes():
     classes.add(["RBC"])
     layer = Shapes([], ndim=3, features=tables.empty())
     boxes = AnnotationLayer(layer, classes, (100, 200), 1.0)
-    boxes.copy(found(), 0.0, (4,), "copy detections")
+    boxes.copy(found(), (4,), "copy detections")
     layer.add(np.insert(BOX, 0, 2, axis=1))
     assert boxes.planes() == [(2,), (4,)]
     assert len(boxes.of_plane((4,))) == 3
@@ -223,7 +223,7 @@ def test_many_boxes_are_changed_without_a_long_pause(boxes):
     rng = np.random.default_rng(0)
     low = rng.uniform(0, 1000, (2000, 2)).astype(np.float32)
     many = Detections(np.hstack([low, low + 20]), np.zeros(2000, int), np.ones(2000), ["RBC"])
-    assert boxes.copy(many, 0.0, (), "copy detections") == 2000
+    assert boxes.copy(many, (), "copy detections") == 2000
     boxes.layer.selected_data = {5}
     boxes.set_class("WBC")
     assert boxes.all().counts()["WBC"] == 1

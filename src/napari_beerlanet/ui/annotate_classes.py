@@ -67,18 +67,22 @@ class Classes:
         self.changed.emit()
         self.current_changed.emit()
 
-    def rename(self, old: str, new: str) -> str:
-        """Call a class something else, with its colour; returns the name, cleaned of blanks."""
+    def checked(self, new: str, old: str) -> str:
+        """A new name for a class, cleaned of blanks, or a ValueError."""
         name = " ".join(new.split())
         if not name:
             raise ValueError("A class needs a name.")
         if name != old and name in self.names:
             raise ValueError(f"There is a class {name} already; names must differ.")
+        return name
+
+    def rename(self, old: str, new: str) -> None:
+        """Call a class something else; it keeps its colour."""
+        name = self.checked(new, old)
         self._colours[name] = self.colour(old)
         self.names = [name if known == old else known for known in self.names]
         self.renamed.emit(old, name)
         self.changed.emit()
-        return name
 
     def remove(self, name: str) -> None:
         """Forget a class."""

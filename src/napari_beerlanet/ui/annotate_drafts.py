@@ -6,15 +6,20 @@ import os
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import platformdirs
 
-from napari_beerlanet.core.annotationfiles import annotation_file, read_annotations
+from napari_beerlanet.core.annotationfiles import (
+    annotation_file,
+    read_annotation_file,
+    read_annotations,
+)
 from napari_beerlanet.core.annotations import Annotations
 from napari_beerlanet.core.files import FileError, atomic_path
 from napari_beerlanet.core.project import Project
-from napari_beerlanet.core.projectfiles import ANNOTATIONS, explained, read_annotation_file
+from napari_beerlanet.core.projectfiles import ANNOTATIONS, explained
 from napari_beerlanet.core.sources import Source
 from napari_beerlanet.ui.annotate_shapes import Plane
 
@@ -64,6 +69,13 @@ class Drafts:
         """Remove a draft that has found its way into a project."""
         with suppress(OSError):
             self.path(source).unlink(missing_ok=True)
+
+    def set_aside(self, source: Source) -> None:
+        """Keep a draft under another name, by which it is not found again by itself."""
+        now = datetime.now().strftime("%Y-%m-%d %H-%M-%S")
+        path = self.path(source)
+        with suppress(OSError):
+            path.rename(path.with_suffix(f".{now}.aside"))
 
     def sources(self) -> Iterable[Source]:
         """All images with drafts; what cannot be read is passed over."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,11 +21,14 @@ from napari_beerlanet.ui.annotate_regions import ROLE as REGIONS
 from napari_beerlanet.ui.annotate_regions import RegionLayer
 from napari_beerlanet.ui.annotate_shapes import Plane as Place
 from napari_beerlanet.ui.annotation_layer import ROLE, AnnotationLayer
-from napari_beerlanet.ui.layers import mark, put_above, spatial
+from napari_beerlanet.ui.gl_guard import guard_software_opengl
+from napari_beerlanet.ui.layers import mark, spatial
 from napari_beerlanet.ui.planes import Plane, all_planes, pixel_size
 
 FIELD = 4_000_000
 """Pixels of a large field of view: of more than this nobody annotates all unasked."""
+
+WHOLE, PARTS = "the whole image", "regions"
 
 _LINES = 400  # edges are this part of an image's longer side, within limits
 _THIN, _THICK = 1.0, 6.0
@@ -35,6 +39,7 @@ class Sourced:
 
     def __init__(self, plane: Plane, path: str | None, size: tuple[float, float] | None) -> None:
         self.plane, self._path, self._size = plane, path, size
+        self.written = -1  # number of the last change that was saved
         self._lock, self._source = threading.Lock(), None
 
     def source(self) -> Source:
@@ -49,27 +54,29 @@ class Sourced:
 class AnnotatedImage:
     """An image layer, the layer of its boxes and that of its regions.
 
-    `changed` tells that a hand, or one of our keys, has changed something. `asked` is whether it
-    has been said which part of the image is annotated.
+    `changed` tells that a hand, or one of our keys, has changed something. `coverage` is what has
+    been said of the part that is annotated: `WHOLE`, `PARTS`, or None while nothing has.
     """
 
     changed = Signal()
 
     def __init__(self, image: Image, viewer: Any, classes: Classes) -> None:
+        guard_software_opengl(viewer)
         self._image = weakref.ref(image)
         self.name = image.name
         self.sourced = sourced_planes(image)
         any_plane = next(iter(self.sourced.values())).plane
         self.shape = any_plane.shape
-        self.asked = self.shape[0] * self.shape[1] <= FIELD
+        self.coverage = WHOLE if self.shape[0] * self.shape[1] <= FIELD else None
         self.saved: dict[Place, Any] = {}
+        self.held = False  # from the project, until it is said whose boxes hold
         width = float(np.clip(max(self.shape) / _LINES, _THIN, _THICK))
         self.regions = RegionLayer(
-            _shapes(image, viewer, f"{image.name} annotated regions", REGIONS, {}),
+            _shapes(image, viewer, f"{image.name} · annotated regions", REGIONS, {}),
             self.shape,
             width,
         )
-        layer = _shapes(image, viewer, f"{image.name} annotations", ROLE, tables.empty())
+        layer = _shapes(image, viewer, f"{image.name} · annotations", ROLE, tables.empty())
         layer.current_edge_width = width
         layer.current_face_color = "transparent"
         self.boxes = AnnotationLayer(layer, classes, self.shape, width)
@@ -98,7 +105,8 @@ class AnnotatedImage:
         """Show what was saved of a plane."""
         self.boxes.add(saved, plane)
         self.regions.put(saved.regions, plane)
-        self.asked = self.asked or bool(saved.regions)
+        if saved.regions:
+            self.coverage = WHOLE if _is_whole(saved.regions, self.shape) else PARTS
         self.saved[plane] = self.annotations(plane).write()
 
     def clear(self) -> None:
@@ -118,8 +126,18 @@ class AnnotatedImage:
 
     def whole(self, plane: Place) -> None:
         """Mark all of a plane as annotated."""
-        self.asked = True
+        self.coverage = WHOLE
         self.regions.replace([Region.whole(self.shape)], plane)
+
+    def draw_parts(self, plane: Place) -> None:
+        """Have the user draw what is annotated; a mark of the whole image is taken away."""
+        self.coverage = PARTS
+        if _is_whole(self.regions.read(plane)[0], self.shape):
+            self.regions.replace([], plane)
+
+    def mark_whole_first(self, plane: Place) -> None:
+        """Mark all of a plane on which nothing has been marked; nothing that is to be saved."""
+        self.regions.put_first([Region.whole(self.shape)], plane)
 
     def _drawn(self, plane: Place) -> bool:
         """Whether there is more than the region that we put there."""
@@ -127,10 +145,15 @@ class AnnotatedImage:
 
     def _boxes_changed(self) -> None:
         """Boxes on a plane without regions: of an image of ordinary size all of it is meant."""
-        if self.asked and not self.regions.touched:
+        if self.coverage == WHOLE and not self.regions.touched:
             for plane in self.boxes.planes():
-                self.regions.put_first([Region.whole(self.shape)], plane)
+                self.mark_whole_first(plane)
         self.changed.emit()
+
+
+def _is_whole(regions: Sequence[Region], shape: tuple[int, int]) -> bool:
+    whole = Region.whole(shape).bounds
+    return len(regions) == 1 and regions[0].kind == "rectangle" and regions[0].bounds == whole
 
 
 def with_regions(found: Annotations, regions: list[Region]) -> Annotations:
@@ -155,5 +178,4 @@ def _shapes(image: Image, viewer: Any, name: str, role: str, features: Any) -> S
         **spatial(image),
     )
     viewer.add_layer(layer)
-    put_above(viewer, layer, image)
     return layer

@@ -41,11 +41,14 @@ class AnnotationLayer(ShapesKeeper):
             self._put_table(table)
             self._settle("confirm", correct=False)
 
-    def copy(self, found: Detections, confidence: float, plane: Plane, what: str) -> int:
-        """Add detections of at least this confidence to a plane; returns how many."""
+    def copy(self, found: Detections, plane: Plane, what: str) -> int:
+        """Add detections to a plane, to be looked at; returns how many."""
         shown = replace(found, candidates=None)  # what is not shown is not to come back
         before = Annotations.empty(self.classes.names, self.shape)
-        new = before.with_copied(shown, confidence)
+        return self.append(before.with_copied(shown), plane, what)
+
+    def append(self, new: Annotations, plane: Plane, what: str) -> int:
+        """Add boxes to a plane with ids of their own; `what` is the step that undo names."""
         numbers = self._highest + 1 + np.arange(len(new))
         return self.add(replace(new, ids=numbers), plane, what)
 
