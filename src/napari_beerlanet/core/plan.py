@@ -15,10 +15,10 @@ LENGTHS = {"quick": 0.4, "normal": 1.0, "thorough": 2.5}
 MANY = 100
 """From so many fields on, their batch statistics take the parent's place, at twice the rate."""
 
-_STEPS_OF_ONE, _GROWTH = 32, 0.35  # steps for n fields: 32 n^0.35, so 1: 32, 5: 56, 50: 126
+_STEPS_OF_ONE, _GROWTH = 20, 0.35  # steps for n fields: 20 n^0.35, so 1: 20, 5: 35, 50: 79
 _MOST_STEPS = 600
-_STEPS_PER_EPOCH = 8  # at least: after each epoch come validation and writing
-_RATES = {"all": 2e-4, "head": 5e-4, "stain": 2e-3}
+_STEPS_PER_EPOCH = 6  # at least: after each epoch come validation and writing
+_RATES = {"all": 3e-4, "head": 8e-4, "stain": 3e-3}
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def small_data_defaults(
     """How to train a trained model further on so many annotated fields."""
     steps = round(min(_STEPS_OF_ONE * fields**_GROWTH, _MOST_STEPS) * LENGTHS[length])
     repeats = -(-_STEPS_PER_EPOCH * batch // fields) if fields < _STEPS_PER_EPOCH * batch else 1
-    epochs = max(round(steps / -(-fields * repeats // batch)), 3)
+    epochs = max(round(steps / -(-fields * repeats // batch)), 2 if length == "quick" else 3)
     return Plan(
         epochs,
         repeats,
