@@ -112,7 +112,7 @@ def test_demo(out, capsys, monkeypatch):
     for name, make in small.items():
         field = make((160, 200), seed=3)
         monkeypatch.setattr(sample_data, name, lambda *_, field=field, **__: field)
-    assert run("demo", "--out", out) == 0
+    assert run("demo", "--out", out, "--no-window") == 0
     for name in ("blood-smear", "tissue-section"):
         assert {f"{name}.png", *(name + ending for ending in ENDINGS)} <= names_in(out)
     printed = capsys.readouterr().out

@@ -13,7 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from napari_beerlanet import __version__, commands, detect_command, train_command
+from napari_beerlanet import (
+    __version__,
+    commands,
+    demo_command,
+    detect_command,
+    train_command,
+)
 from napari_beerlanet.commands import (
     PROGRAM,
     Stopped,
@@ -82,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_decompose(verbs)
     detect_command.add_parsers(verbs, _finish)
     train_command.add_parser(verbs, _finish)
-    _add_demo(verbs)
+    demo_command.add_parser(verbs, _finish)
     return parser
 
 
@@ -123,19 +129,6 @@ def _add_solver(group: Any) -> None:
     add("--method", choices=("auto", "palette", "dense"), default="auto", help="how it computes")
     add("--spectra", type=Path, metavar="FILE.json", help="start from the spectra of a result")
     add("--device", default="auto", help="auto (default), cpu, cuda:0, mps; not for converge")
-
-
-def _add_demo(verbs: Any) -> None:
-    command = verbs.add_parser(
-        "demo",
-        help="take sample images apart, find their cells, and show where the results are",
-        description="Make a synthetic blood smear and tissue section, decompose both, and find "
-        "the cells of the smear with the packaged model.",
-    )
-    command.add_argument(
-        "--out", type=Path, default=Path("beerlanet-demo"), metavar="DIR", help="folder to write to"
-    )
-    _finish(command, commands.demo)
 
 
 def _finish(command: argparse.ArgumentParser, run: Any) -> None:

@@ -10,7 +10,7 @@ from qtpy.QtWidgets import QPushButton, QVBoxLayout, QWidget
 
 from napari_beerlanet.ui import detection_mesh
 from napari_beerlanet.ui.cell_ruler import CellRuler
-from napari_beerlanet.ui.controls import form, rule
+from napari_beerlanet.ui.controls import heading, rule
 from napari_beerlanet.ui.counts_panel import CountsPanel
 from napari_beerlanet.ui.detect_form import DetectForm
 from napari_beerlanet.ui.detect_model import ModelPart
@@ -31,8 +31,8 @@ _SOON = 15  # milliseconds: movements of the slider within this are one
 class DetectWidget(Panel):
     """The panel "Find cells"."""
 
-    def __init__(self, viewer: Any) -> None:
-        super().__init__(viewer)
+    def __init__(self, napari_viewer: Any) -> None:
+        super().__init__(napari_viewer)
         self.session = session(self.viewer)
         self.work = self.task()
         self._build()
@@ -49,25 +49,21 @@ class DetectWidget(Panel):
     def _build(self) -> None:
         self.model = ModelPart(self, self.session)
         self.image = ImageChoice(self)
-        self.form = DetectForm()
+        self.form = DetectForm(self.image)
         self.run = QPushButton("Find cells")
         self.run.setToolTip("Search with these settings (Ctrl+Shift+F).")
         self.runbar = RunBar(self.work)
         self.counts = CountsPanel()
         self.result = ResultPart(self, self.session, self.counts)
         self.empty = EmptyState(self)
-        top = form()
-        top.addRow("Model", self.model.choice)
-        self.body.addLayout(top)
+        self.body.addWidget(heading("Model"))
+        self.body.addWidget(self.model.choice)
         self.body.addWidget(self.model)
         self.body.addWidget(rule())
         self.body.addWidget(self.empty)
         self.rest = QWidget()
         rest = QVBoxLayout(self.rest)
         rest.setContentsMargins(0, 0, 0, 0)
-        chosen = form()
-        chosen.addRow("Image", self.image)
-        rest.addLayout(chosen)
         for widget in (self.form, self.run, self.runbar, rule(), self.counts):
             rest.addWidget(widget)
         self.body.addWidget(self.rest)

@@ -6,11 +6,13 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from qtpy.QtCore import QEvent, Qt
+from qtpy.QtCore import QEvent, QObject, QSize, Qt
 from qtpy.QtGui import QKeySequence
 from qtpy.QtWidgets import QFrame, QScrollArea, QShortcut, QVBoxLayout, QWidget
 
 from napari_beerlanet.ui.tasks import Task
+
+_COMFORTABLE = 370  # pixels
 
 
 def unwrapped(viewer: Any) -> Any:
@@ -40,7 +42,7 @@ class Panel(QWidget):
         body = QVBoxLayout(inside)
         body.setContentsMargins(8, 6, 8, 6)
         body.setSpacing(6)
-        scroll = QScrollArea()
+        scroll = _Scroll()
         scroll.setWidgetResizable(True)
         scroll.setFrameShape(QFrame.Shape.NoFrame)
         scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
@@ -48,7 +50,6 @@ class Panel(QWidget):
         outer = QVBoxLayout(self)
         outer.setContentsMargins(0, 0, 0, 0)
         outer.addWidget(scroll)
-        self.setMinimumWidth(300)
         return body
 
     def task(self) -> Task:
@@ -99,6 +100,29 @@ class Panel(QWidget):
                 self.close_down()
                 self.deleteLater()
         return super().event(event)
+
+
+class _Scroll(QScrollArea):
+    """Scrolls up and down only: it is never narrower than what it holds needs."""
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        """What it holds was laid out anew."""
+        if watched is self.widget() and event.type() == QEvent.Type.LayoutRequest:
+            self._widen()
+        return bool(super().eventFilter(watched, event))
+
+    def showEvent(self, event: QEvent) -> None:
+        """Take the theme's sizes, which are known by now."""
+        super().showEvent(event)
+        self._widen()
+
+    def sizeHint(self) -> QSize:
+        """As wide as is comfortable, as high as there is room."""
+        return QSize(max(_COMFORTABLE, self.minimumWidth()), super().sizeHint().height())
+
+    def _widen(self) -> None:
+        bar = self.verticalScrollBar().sizeHint().width()
+        self.setMinimumWidth(self.widget().minimumSizeHint().width() + bar)
 
 
 def _disconnect(listening: list[tuple[Any, weakref.WeakMethod[Any]]]) -> None:

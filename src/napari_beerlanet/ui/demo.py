@@ -1,0 +1,108 @@
+"""The demonstration in the viewer: a sample smear, taken apart, its cells found.
+
+    python -m napari_beerlanet.ui.demo [--pictures DIR]
+
+opens the window and leaves it to the user; with --pictures it saves the window and closes it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import napari
+from qtpy.QtCore import QTimer
+from qtpy.QtWidgets import QApplication
+
+from napari_beerlanet.core.files import atomic_path
+
+PLUGIN = "napari-beerlanet"
+STAINS, CELLS = "Stain decomposition", "Find cells"
+_PATIENCE = 300.0  # seconds that each of the two steps may take
+_SIZE = (1400, 880)
+
+
+class Demo:
+    """The steps, one after the other, as a person would take them."""
+
+    def __init__(self, viewer: Any, pictures: Path | None, over: Callable[[int], None]) -> None:
+        self.viewer, self.pictures, self._over = viewer, pictures, over
+        self._until: Callable[[], bool] = lambda: True
+        self._then: Callable[[], None] = lambda: None
+        self._began = 0.0
+        self._timer = QTimer()
+        self._timer.setInterval(100)
+        self._timer.timeout.connect(self._look)
+
+    def start(self) -> None:
+        """Open the sample and take it apart."""
+        self.viewer.open_sample(PLUGIN, "blood_smear")
+        self.stains = self._panel(STAINS)
+        self.stains.run()
+        self._wait(lambda: self.stains.live.idle and self.stains.fitted is not None, self._cells)
+
+    def _cells(self) -> None:
+        self._picture("window-stains.png")
+        self.cells = self._panel(CELLS)
+        for layer in self.viewer.layers[1:]:
+            layer.visible = False
+        self.viewer.layers[0].visible = True
+        self.cells.find()
+        self._wait(lambda: self.cells.result.shower is not None, self._end)
+
+    def _end(self) -> None:
+        self._picture("window-cells.png")
+        self._over(0)
+
+    def _panel(self, name: str) -> Any:
+        return self.viewer.window.add_plugin_dock_widget(PLUGIN, name, tabify=True)[1]
+
+    def _wait(self, until: Callable[[], bool], then: Callable[[], None]) -> None:
+        self._until, self._then, self._began = until, then, time.monotonic()
+        self._timer.start()
+
+    def _look(self) -> None:
+        if self._until():
+            self._timer.stop()
+            QTimer.singleShot(700, self._then)  # what was added is drawn by then
+        elif time.monotonic() - self._began > _PATIENCE:
+            self._timer.stop()
+            print("The demonstration did not get on; the window stays.", file=sys.stderr)
+            self._over(1)
+
+    def _picture(self, name: str) -> None:
+        if self.pictures is not None:
+            self.pictures.mkdir(parents=True, exist_ok=True)
+            self.viewer.reset_view()
+            QApplication.processEvents()
+            with atomic_path(self.pictures / name) as unfinished:
+                self.viewer.screenshot(str(unfinished), canvas_only=False, flash=False)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Show the demonstration; 0 if it went to its end."""
+    parser = argparse.ArgumentParser(prog="python -m napari_beerlanet.ui.demo")
+    parser.add_argument("--pictures", type=Path, help="save the window here and close it")
+    options = parser.parse_args(arguments)
+    viewer = napari.Viewer(title="napari-beerlanet: demonstration")
+    viewer.window.resize(*_SIZE)
+    status = [0]
+
+    def over(code: int) -> None:
+        status[0] = code
+        if options.pictures is not None:
+            viewer.close()
+            QApplication.instance().quit()
+
+    demo = Demo(viewer, options.pictures, over)
+    QTimer.singleShot(300, demo.start)
+    napari.run()
+    return status[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
