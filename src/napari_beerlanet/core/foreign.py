@@ -148,7 +148,7 @@ def _of_coco(file: Path, images: Iterable[Path]) -> Pairs:
 
 def _pair(image: Path, file: Path, names: Sequence[str]) -> Pair:
     bare_yolo = file.suffix.lower() == ".txt" and not file.with_name(CLASSES).is_file()
-    classes = list(names) if bare_yolo else None
+    classes = (list(names) or None) if bare_yolo else None
 
     def read(shape: Shape) -> Detections:
         return read_detections(file, shape, classes, image.name)
