@@ -123,8 +123,9 @@ def _earlier(recipe: Recipe, runs: Iterable[Run], device: torch.device, seen: in
         told = [event for event in events if event["event"] == "epoch"]
         alike = [e for e in told if str(e.get("device")) == describe_device(device)]
         seconds = sorted(float(e["seconds"]) for e in alike if _is_time(e.get("seconds")))
-        if len(seconds) > 1:
-            return seconds[len(seconds) // 2]
+        if len(seconds) > 1 and _is_time(alike[-1].get("batches")):
+            batch = recipe.batch if isinstance(recipe.batch, int) else 8
+            return seconds[len(seconds) // 2] * -(-seen // batch) / float(alike[-1]["batches"])
     return None
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyqtgraph as pg
 from napari.utils.theme import get_theme
-from qtpy.QtWidgets import QVBoxLayout, QWidget
+from qtpy.QtWidgets import QSizePolicy, QVBoxLayout, QWidget
 
 _HEIGHT = 130
 # Blue and orange are told apart by everybody, on dark and on light; dashes say it again.
@@ -22,8 +22,8 @@ class Curves(QWidget):
 
     def __init__(self, theme: str = "dark") -> None:
         super().__init__()
-        self.losses = _plot("loss")
-        self.scores = _plot("mAP")
+        self.losses = _plot("loss", (-4, 4))
+        self.scores = _plot("mAP", (-4, -4))
         self.losses.setToolTip("Loss: how wrong the model is. Both lines should fall.")
         self.scores.setToolTip(
             "mAP on the fields to check with: 1 is perfect. It should rise, then level off."
@@ -89,22 +89,30 @@ class Curves(QWidget):
         self._pen("mAP50-95", _CHECK, dashed=True)
 
     def _pen(self, line: str, colour: str, dashed: bool) -> None:
-        made = pg.mkPen(colour, width=2)
-        made.setDashPattern([3, 2] if dashed else [])
-        self.lines[line].setPen(made if dashed else pg.mkPen(colour, width=2))
+        made = pg.mkPen(colour, width=2, dash=[3, 2] if dashed else None)
+        self.lines[line].setPen(made)
         self.lines[line].setSymbolBrush(colour)
         self.lines[line].setSymbolPen(None)
 
 
-def _plot(name: str) -> pg.PlotWidget:
-    plot = pg.PlotWidget()
+class _Epochs(pg.AxisItem):
+    """An axis of whole numbers: there is no epoch 1.5."""
+
+    def tickSpacing(self, *given: Any) -> list[tuple[float, float]]:
+        return [level for level in super().tickSpacing(*given) if level[0] >= 1] or [(1, 0)]
+
+
+def _plot(name: str, legend: tuple[int, int]) -> pg.PlotWidget:
+    plot = pg.PlotWidget(axisItems={"bottom": _Epochs("bottom")})
     plot.setFixedHeight(_HEIGHT)
+    plot.setMinimumWidth(120)
+    plot.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
     plot.setMenuEnabled(False)
     plot.setMouseEnabled(False, False)  # the wheel is the panel's
     plot.hideButtons()
     plot.setLabel("left", name)
     plot.getAxis("left").setWidth(46)
-    plot.addLegend(offset=(-4, 4), labelTextSize="8pt")
+    plot.addLegend(offset=legend, labelTextSize="8pt", verSpacing=-6)
     return plot
 
 

@@ -24,7 +24,7 @@ class _Choice(QWidget):
         super().__init__()
         self.list = QComboBox()
         self.list.setToolTip(tooltip)
-        self.list.setMinimumContentsLength(12)
+        self.list.setMinimumContentsLength(6)
         self.list.setSizeAdjustPolicy(
             QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon
         )

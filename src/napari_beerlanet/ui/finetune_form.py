@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from qtpy.QtCore import Signal
+from qtpy.QtCore import Qt, Signal
 from qtpy.QtWidgets import (
     QButtonGroup,
     QComboBox,
     QDoubleSpinBox,
+    QLabel,
     QRadioButton,
     QSpinBox,
     QVBoxLayout,
@@ -26,6 +27,14 @@ SCOPES = {
 """What is trained, by `Recipe`'s name: what it is called, and when to use it."""
 
 _AUTO = "auto"
+
+
+def wrapped(text: str = "") -> QLabel:
+    """A line that wraps and can be copied."""
+    label = QLabel(text)
+    label.setWordWrap(True)
+    label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+    return label
 
 
 class FinetuneForm(QWidget):

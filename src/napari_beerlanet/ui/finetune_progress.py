@@ -12,6 +12,7 @@ from napari_beerlanet.core.runs import look_at
 from napari_beerlanet.core.wording import duration
 from napari_beerlanet.ui.controls import button, heading, hint, row
 from napari_beerlanet.ui.curves import Curves
+from napari_beerlanet.ui.finetune_form import wrapped
 from napari_beerlanet.ui.finetune_lookin import LookIn
 from napari_beerlanet.ui.notices import show_warning
 from napari_beerlanet.ui.tasks import Task
@@ -21,7 +22,10 @@ _STEPS = 1000
 
 
 class RunSection(QWidget):
-    """Shows one `TrainingProcess` at a time; `ended` passes its end on."""
+    """Shows one `TrainingProcess` at a time; `ended` passes its end on.
+
+    `details`, the curves and the look-in, are a widget to be placed by the panel.
+    """
 
     ended = Signal(object)
 
@@ -34,17 +38,21 @@ class RunSection(QWidget):
         self.bar.setToolTip("How far the training is, and about how long it still takes.")
         self.pause = button("Pause", "Suspend the training where it is.", self._pause)
         self.stop = button("Stop", "End the training; the best so far is kept.", self._stop)
-        self.facts, self.warnings = hint(), hint()
+        self.facts, self.warnings = wrapped(), hint()
         self.curves = Curves(theme)
         self.look_in = LookIn(look_in_task)
         layout = QVBoxLayout(self)
         layout.setContentsMargins(0, 0, 0, 0)
         layout.setSpacing(4)
         self.buttons = row(self.pause, self.stop)
-        parts = (self.title, self.bar, self.buttons, self.facts, self.warnings)
-        for part in (*parts, self.curves, self.look_in):
+        for part in (self.title, self.bar, self.buttons, self.facts, self.warnings):
             layout.addWidget(part)
-        self.hide()
+        self.details = QWidget()
+        below = QVBoxLayout(self.details)
+        below.setContentsMargins(0, 0, 0, 0)
+        for part in (self.curves, self.look_in):
+            below.addWidget(part)
+        self.set_shown(False)
 
     @property
     def running(self) -> bool:
@@ -68,10 +76,15 @@ class RunSection(QWidget):
         self.curves.read(process.folder)
         self.look_in.clear()
         self._show_buttons(True)
-        self.show()
+        self.set_shown(True)
+
+    def set_shown(self, shown: bool) -> None:
+        """Show or hide all of it."""
+        self.setVisible(shown)
+        self.details.setVisible(shown)
 
     def leave(self) -> None:
-        """Show this run no more; it goes on without us."""
+        """Follow this run no more; it goes on without us."""
         if self.process is not None:
             self.process.leave()
             self.process.deleteLater()

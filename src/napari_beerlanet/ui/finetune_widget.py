@@ -9,22 +9,22 @@ from qtpy.QtCore import QTimer
 from qtpy.QtWidgets import QVBoxLayout, QWidget
 
 from napari_beerlanet.core.runs import Run, State
-from napari_beerlanet.core.wording import duration
-from napari_beerlanet.ui.controls import button, form, hint, rule
-from napari_beerlanet.ui.finetune_begin import begin, is_detector, recipe_of, use_device
+from napari_beerlanet.ui.controls import button, form, rule
+from napari_beerlanet.ui.finetune_begin import begin, recipe_of, use_device
 from napari_beerlanet.ui.finetune_choices import ModelChoice, ProjectChoice
 from napari_beerlanet.ui.finetune_closing import ClosingQuestion
-from napari_beerlanet.ui.finetune_form import FinetuneForm
+from napari_beerlanet.ui.finetune_estimate import Asked, Estimate
+from napari_beerlanet.ui.finetune_form import FinetuneForm, wrapped
 from napari_beerlanet.ui.finetune_progress import RunSection
 from napari_beerlanet.ui.finetune_runs import RunList
-from napari_beerlanet.ui.notices import complain, sentence, show_info
+from napari_beerlanet.ui.notices import complain, show_info
 from napari_beerlanet.ui.panel import Panel
 from napari_beerlanet.ui.runbar import RunBar
 from napari_beerlanet.ui.session import session
 from napari_beerlanet.ui.training_process import End, TrainingProcess
 from napari_beerlanet.ui.verdict import Verdict
 
-_WAIT = 400  # milliseconds after a change until the time is estimated again
+_NARROWEST = 370  # pixels, the scroll bar included
 _NO_PROJECT = (
     "Choose a project: a folder with a data.yaml. “Annotate” makes one from images that you "
     "have corrected."
@@ -37,7 +37,7 @@ class FinetunePanel(Panel):
     def __init__(self, viewer: Any) -> None:
         super().__init__(viewer)
         self.summary: Any = None  # of the data, once it was looked at
-        self._data_task, self._time_task, self._begin_task = (self.task() for _ in range(3))
+        self._data_task, self._begin_task = self.task(), self.task()
         self._build()
         self._connect()
         self.closing = ClosingQuestion(
@@ -53,14 +53,14 @@ class FinetunePanel(Panel):
 
     def _build(self) -> None:
         self.project = ProjectChoice()
-        self.data_line, self.data_bar = hint(_NO_PROJECT), RunBar(self._data_task, quiet=True)
+        self.data_line, self.data_bar = wrapped(_NO_PROJECT), RunBar(self._data_task, quiet=True)
         self.model, self.form = ModelChoice(), FinetuneForm()
-        self.estimate = hint()
+        self.estimate = Estimate(self.task(), self._asked)
         self.start_button = button("Start training", "Train in a process of its own.", self.start)
         self.start_bar = RunBar(self._begin_task, quiet=True)
         self.run = RunSection(self.task(), self.viewer.theme)
         self.verdict, self.runs = Verdict(self), RunList()
-        self.resume_line = hint()
+        self.resume_line = wrapped()
         self.resume_line.hide()
         chosen = form()
         chosen.addRow("Project", self.project)
@@ -75,20 +75,18 @@ class FinetunePanel(Panel):
         inside.addLayout(begin_with)
         for part in (self.form, self.estimate, self.start_button):
             inside.addWidget(part)
-        for widget in (self.settings, self.start_bar, self.resume_line, self.run, self.verdict):
+        parts = (self.settings, self.start_bar, self.resume_line, self.run, self.verdict)
+        for widget in (*parts, self.run.details):
             self.body.addWidget(widget)
         self.body.addWidget(rule())
         self.body.addWidget(self.runs)
         self.body.addStretch(1)
+        self.setMinimumWidth(_NARROWEST)
 
     def _connect(self) -> None:
-        self._soon = QTimer(self)
-        self._soon.setSingleShot(True)
-        self._soon.setInterval(_WAIT)
-        self._soon.timeout.connect(self._estimate)
         self.project.chosen.connect(self.open_project)
-        self.model.changed.connect(self._changed)
-        self.form.changed.connect(self._changed)
+        self.model.changed.connect(self.estimate.renew)
+        self.form.changed.connect(self.estimate.renew)
         self.run.ended.connect(self._ended)
         self.runs.resume.connect(self.resume)
         self.runs.follow.connect(self.follow)
@@ -110,7 +108,7 @@ class FinetunePanel(Panel):
     def open_project(self, folder: Path) -> None:
         """Look at a project's data and runs; one of them that goes on is followed."""
         self.summary = None
-        self.estimate.setText("")
+        self.estimate.cancel()
         self.data_line.setText("Looking at the data …")
         self._fill_models()
         found = self.runs.refresh(folder)
@@ -129,7 +127,7 @@ class FinetunePanel(Panel):
         self.data_line.setText("\n".join([self.summary.sentence(), *self.summary.notes[:3]]))
         self.form.offer_devices(devices)
         self._enable()
-        self._changed()
+        self.estimate.renew()
 
     def _bad(self, error: BaseException) -> None:
         self.data_line.setText("This project cannot be trained with:")
@@ -146,36 +144,12 @@ class FinetunePanel(Panel):
             )
             self.runs.head.setChecked(True)
 
-    # --- the time it takes -----------------------------------------------------------------------
-
-    def _changed(self) -> None:
-        self.estimate.setText("")
-        if self.summary is not None and not self.run.running:
-            self._soon.start()
-
-    def _estimate(self) -> None:
+    def _asked(self) -> Asked | None:
+        """What the time is to be estimated of."""
         project, model = self.project.project, self.model.given
         if project is None or model is None or self.summary is None or self.run.running:
-            return
-        try:
-            recipe = recipe_of(project, model, self.form.settings())
-        except ValueError as error:
-            self.estimate.setText(sentence(error))
-            return
-        dataset, parent = self.summary.dataset, model if is_detector(model) else None
-        self.estimate.setText("Timing a step …")
-        self._time_task.start(
-            lambda report: _outlook(recipe, dataset, project, report, parent),
-            self._tell_time,
-            lambda error: self.estimate.setText(sentence(error)),
-        )
-
-    def _tell_time(self, outlook: Any) -> None:
-        source = "as an earlier run took" if outlook.earlier else "from a step just measured"
-        self.estimate.setText(
-            f"About {duration(outlook.seconds)} on {outlook.device}, {source}: "
-            f"{outlook.epochs} epochs, {outlook.steps} steps."
-        )
+            return None
+        return project, model, self.form.settings(), self.summary.dataset
 
     # --- training --------------------------------------------------------------------------------
 
@@ -189,7 +163,7 @@ class FinetunePanel(Panel):
         except (ValueError, OSError) as error:
             self.start_bar.fail(error)
             return
-        self._time_task.cancel()
+        self.estimate.cancel()
         self.start_button.setEnabled(False)
         self._begin_task.start(
             lambda report: begin(project, model, recipe),
@@ -222,7 +196,7 @@ class FinetunePanel(Panel):
         process = self._show_run(run.path)
         if not process.attach(run):
             self.run.leave()
-            self.run.hide()
+            self.run.set_shown(False)
             self.runs.refresh()
         self._enable()
 
@@ -236,7 +210,6 @@ class FinetunePanel(Panel):
 
     def _ended(self, end: End) -> None:
         folder = self.run.folder
-        self._enable()
         self._fill_models()
         self.runs.refresh()
         if end.state in (State.FAILED, State.INTERRUPTED):
@@ -245,22 +218,34 @@ class FinetunePanel(Panel):
             self.runs.head.setChecked(True)
         elif folder is not None and (folder / "best.safetensors").exists():
             self.verdict.judge(folder)
-        self._changed()
+        self._enable()
+        self.estimate.renew()
 
     # --- what came of it -------------------------------------------------------------------------
 
     def _show_result(self, run: Run) -> None:
         if not self.run.running:
+            self.run.set_shown(False)
             self.verdict.judge(run.path)
+            self._enable()
 
     def _kept(self, path: Path) -> None:
+        self._put_away()
         self.start_bar.say(f"Kept as {path.stem}, and loaded for detection.")
         self._fill_models()
 
     def _discarded(self, folder: Path) -> None:
+        self._put_away()
         self.start_bar.say(
             f"Discarded. The run stays in runs/{folder.name} until you delete it below."
         )
+
+    def _put_away(self) -> None:
+        """Back to the settings for the next training."""
+        self.run.leave()
+        self.run.set_shown(False)
+        self._enable()
+        self.estimate.renew()
 
     # --- the rest --------------------------------------------------------------------------------
 
@@ -273,7 +258,7 @@ class FinetunePanel(Panel):
 
     def _enable(self) -> None:
         running = self.run.running
-        self.settings.setVisible(not running)
+        self.settings.setVisible(not running and self.verdict.folder is None)
         self.project.setEnabled(not running)
         self.start_button.setEnabled(self.summary is not None and not running)
 
@@ -284,7 +269,7 @@ class FinetunePanel(Panel):
         """The training goes on; it is found again when the panel is opened the next time."""
         session(self.viewer).model_changed.disconnect(self._model_loaded)
         self.closing.end()
-        self._soon.stop()
+        self.estimate.cancel()
         self.run.leave()
 
 
@@ -296,12 +281,3 @@ def _look(folder: Path, report: Any) -> tuple[Any, list[str]]:
     if not folder.is_dir():
         raise FileError(f"{folder}: there is no such folder; connect the drive that it is on.")
     return look_at_data(folder / "data.yaml", report), available_devices()
-
-
-def _outlook(recipe: Any, dataset: Any, project: Path, report: Any, parent: Any) -> Any:
-    from napari_beerlanet.core.outlook import look_ahead
-    from napari_beerlanet.core.runs import list_runs
-    from napari_beerlanet.ui.finetune_lookin import be_modest
-
-    be_modest()
-    return look_ahead(recipe, dataset, list_runs(project), report, parent)

@@ -86,7 +86,8 @@ class Verdict(QWidget):
             "Go on with the model as it was. The run's folder stays until you delete it.",
             self.discard,
         )
-        layout.addWidget(row(self.name, self.keep_button, self.discard_button, stretch=0))
+        layout.addWidget(self.name)
+        layout.addWidget(row(self.keep_button, self.discard_button))
         layout.addWidget(self.keep_bar)
 
     # --- measuring -------------------------------------------------------------------------------
@@ -139,7 +140,9 @@ class Verdict(QWidget):
 
     def _empty_table(self) -> None:
         while self.table.count():
-            self.table.takeAt(0).widget().deleteLater()
+            label = self.table.takeAt(0).widget()
+            label.hide()
+            label.deleteLater()
 
     def rows(self) -> list[list[str]]:
         """The table as text, for tests and for reading aloud."""
@@ -207,7 +210,7 @@ class Verdict(QWidget):
         self.discarded.emit(folder)
 
     def _enable(self, on: bool) -> None:
-        for widget in (self.keep_button, self.discard_button, self.name, self.compare):
+        for widget in (self.keep_button, self.name, self.compare):
             widget.setEnabled(on)
 
 

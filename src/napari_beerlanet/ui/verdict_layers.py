@@ -9,6 +9,7 @@ from napari.layers import Image, Shapes
 
 from napari_beerlanet.core.comparing import Comparison
 from napari_beerlanet.ui.detection_shapes import corners_of
+from napari_beerlanet.ui.gl_guard import guard_software_opengl
 from napari_beerlanet.ui.layers import mark, put_above, role, spatial
 
 KINDS = {
@@ -24,7 +25,9 @@ _MOST = 500  # boxes of a kind: more take long to draw
 
 def show_comparison(viewer: Any, source: Image, found: Comparison, index: Any = ()) -> None:
     """Put a layer for each kind above an image, in place of those that are there."""
+    guard_software_opengl(viewer)
     remove_comparison(viewer)
+    selected = set(viewer.layers.selection)
     for kind, boxes in boxes_by_kind(found).items():
         if not len(boxes):
             continue
@@ -35,12 +38,14 @@ def show_comparison(viewer: Any, source: Image, found: Comparison, index: Any = 
             edge_color=colour,
             face_color="transparent",
             edge_width=max(min(_shape(source)) / 250, 1),
+            opacity=1.0,
             name=f"{kind} · {source.name}",
             metadata=mark(_ROLE, source, kind=kind),
             **spatial(source),
         )
         viewer.add_layer(layer)
         put_above(viewer, layer, source)
+    viewer.layers.selection = selected
 
 
 def boxes_by_kind(found: Comparison) -> dict[str, Any]:
