@@ -112,6 +112,25 @@ class Runner:
         assert fit is not None
         return self._merged(parts, plan, iou), fit
 
+    def find(
+        self,
+        cut: list[npt.NDArray[np.uint8]],
+        tiles: list[Tile],
+        plan: Plan,
+        fit: StainFit,
+        *,
+        least: float,
+        iou: float,
+    ) -> list[Found]:
+        """What is in each of some tiles, cut out at the plan's size; not merged, at once."""
+        found = self._batch(cut, tiles, plan, fit, least, iou)
+        # A box outside its tile is clipped to nothing.
+        return [part[(part.xyxy[:, 2:] > part.xyxy[:, :2]).all(1)] for part in found]
+
+    def merged(self, parts: Sequence[Found], plan: Plan, iou: float) -> Found:
+        """What is in all tiles as one list; of tiles that were not looked at the part is empty."""
+        return self._merged(list(parts), plan, iou)
+
     def free_memory(self) -> None:
         """Give back what the device keeps for later."""
         if self.device.type == "cuda":
