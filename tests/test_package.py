@@ -43,6 +43,7 @@ ORDER = [
     "stamps",
     "drawing",
     "geometry",
+    "spatial",
     "nms",
     "matching",
     "boxes",
