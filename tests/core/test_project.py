@@ -179,14 +179,24 @@ def test_the_same_image_from_elsewhere_is_the_same_source(project):
     assert project.add_image(other, rgb, annotations, 128).id == source.id
 
 
-def test_a_file_that_was_saved_anew_keeps_its_annotations(project):
+def test_a_file_that_has_changed_is_another_image_until_somebody_says_it_is_not(project):
     source, rgb, annotations = smear(1, path="/a/smear.png")
-    project.save_annotations(source, annotations)
-    brighter = Source.of(np.minimum(rgb, 200), "smear 1.png", "/a/smear.png")
-    assert brighter.id != source.id
-    assert entries(project.load_annotations(brighter)) == entries(annotations)
-    smaller = Source.of(rgb[:50], "smear 1.png", "/a/smear.png")
-    assert project.load_annotations(smaller) is None
+    first = project.add_image(source, rgb, annotations, 128).id
+    darker = np.minimum(rgb, 200)
+    anew = Source.of(darker, "smear 1.png", "/a/smear.png")
+    assert project.id_of(anew) != first
+    assert project.load_annotations(anew) is None
+    assert project.earlier_of(anew) == first
+    assert not project.earlier_of(source)
+    assert not project.earlier_of(Source.of(rgb[:50], "smear 1.png", "/a/smear.png"))
+    assert not project.earlier_of(Source.of(darker, "smear 1.png"))
+    assert entries(project.take_over(anew, first)) == entries(annotations)
+    assert project.add_image(anew, darker, annotations, 128).id == first
+    project.close()
+    with Project.open(project.path) as again:
+        assert again.id_of(anew) == first
+        assert again.summary()["images"] == 1
+        assert again.rows[0].source_digest == anew.digest
 
 
 # --- one image -----------------------------------------------------------------------------------
@@ -264,6 +274,28 @@ def test_planes_of_a_stack_are_images_of_their_own(project):
     project.save_annotations(other, annotations[[0]])
     assert len(project.load_annotations(source)) == len(annotations)
     assert len(project.load_annotations(other)) == 1
+
+
+def test_planes_of_a_stack_stay_on_one_side(project):
+    for seed in range(6):
+        source, rgb, annotations = smear(seed, name="stack.tif", path="/a/stack.tif")
+        project.add_image(replace(source, plane=(seed,)), rgb, annotations, 128)
+        assert "Only one image" in project.split_notes()[0]
+    fill(project, [9])
+    sides = {}
+    for row in project.rows:
+        sides.setdefault(row.source_name, set()).add(row.split)
+    assert sides == {"stack.tif": {"train"}, "smear 9.png": {"val"}}
+
+
+def test_regions_of_a_lone_stack_are_split_alike_in_all_planes(project):
+    regions = [Region.rectangle(0, 0, 60, 96), Region.rectangle(70, 0, 128, 96)]
+    for seed in range(3):
+        source, rgb, annotations = smear(seed, name="stack.tif", regions=regions)
+        project.add_image(replace(source, plane=(seed,)), rgb, annotations, 96)
+    places = {side: {r.x for r in project.rows if r.split == side} for side in ("train", "val")}
+    assert sorted(map(sorted, places.values())) == [[0], [70]]
+    check_dataset(read_dataset(project.data))
 
 
 # --- classes -------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from .projectfiles import (
     write_manifest,
     write_table,
 )
+from .regions import Window, together
 from .sources import Source
 from .split import TRAIN, assign, count_of, split_one
 
@@ -127,22 +128,44 @@ def write_change(
 def settle(manifest: Manifest, rows: Sequence[Row]) -> tuple[Manifest, list[Row], list[str]]:
     """Which side each piece is on, now that these are all."""
     boxes: dict[str, int] = {}
+    before: dict[str, str] = {}
     for row in rows:
-        boxes[row.source] = boxes.get(row.source, 0) + row.boxes
-    split = assign(boxes, manifest.split, manifest.seed)
+        boxes[family(row)] = boxes.get(family(row), 0) + row.boxes
+        if row.source in manifest.split:
+            before[family(row)] = manifest.split[row.source]
+    split = assign(boxes, before, manifest.seed)
     filled = [name for name, number in boxes.items() if number]
-    sides = {row.file: split.sides[row.source] for row in rows}
+    sides = {row.file: split.sides[family(row)] for row in rows}
     one = ""
     if len(filled) < 2:
-        mine = [row for row in rows if row.source in filled]
-        parts = split_one([row.group for row in mine], [row.boxes for row in mine], manifest.seed)
+        mine = [row for row in rows if family(row) in filled]
+        parts = split_one(_groups(mine), [row.boxes for row in mine], manifest.seed)
         one = "same" if parts is None else "regions"
         sides = dict.fromkeys(sides, TRAIN)
         sides |= {row.file: part for row, part in zip(mine, parts or (), strict=False)}
     placed = [replace(row, split=sides[row.file]) for row in rows]
     placed.sort(key=lambda row: (row.source, row.y, row.x, row.file))
-    changed = replace(manifest, split={**manifest.split, **split.sides}, one=one)
-    return changed, placed, split.notes
+    homes = {row.source: split.sides[family(row)] for row in rows}
+    return replace(manifest, split={**manifest.split, **homes}, one=one), placed, split.notes
+
+
+def family(row: Row) -> str:
+    """What must stay on one side with a piece: its image or, of a stack, all planes."""
+    return family_of(row.source_name, row.source_path, row.plane, row.source)
+
+
+def family_of(name: str, path: str | None, plane: str | Sequence[int], source: str) -> str:
+    """The same from an image's name, path, plane and id."""
+    return (path or name) if plane else source
+
+
+def _groups(rows: Sequence[Row]) -> list[int]:
+    """(n,) the same number for pieces that share pixels, in whichever plane of a stack."""
+    if len({row.source for row in rows}) < 2:
+        return [row.group for row in rows]
+    groups = together([Window(row.x, row.y, row.width, row.height) for row in rows])
+    number = {k: g for g, members in enumerate(groups) for k in members}
+    return [number[k] for k in range(len(rows))]
 
 
 def not_learned(annotations: Annotations, new: Sequence[New]) -> list[str]:

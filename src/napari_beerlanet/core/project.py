@@ -13,45 +13,36 @@ at all, whatever ends the program.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from . import journal
-from .adding import Added, Outcome, not_learned, stage_pieces, write_change
-from .annotationfiles import annotation_file, read_annotations, with_names
+from .adding import (
+    Added,
+    Outcome,
+    family,
+    family_of,
+    not_learned,
+    stage_pieces,
+    write_change,
+)
 from .annotations import Annotations
 from .crops import cut_in_two, plan_crops
 from .cropsize import GREY
-from .files import atomic_path
-from .locks import FolderLock, LockedError
+from .locks import LockedError
 from .progress import Report, tell, within
-from .projectfiles import (
-    ANNOTATIONS,
-    DATA,
-    PROJECT,
-    ProjectError,
-    checked_names,
-    explained,
-    write_data,
-    write_manifest,
-)
+from .projectfiles import ProjectError, explained
 from .projectfolder import make_folder, open_folder
-from .projectstate import ProjectState
+from .projectopen import OpenProject
 from .sources import Source
 
 __all__ = ["Added", "LockedError", "Project", "ProjectError", "Source"]
 
 
-class Project(ProjectState):
+class Project(OpenProject):
     """An open project; `read_only` is the reason why nothing can be changed, or ""."""
-
-    def __init__(self, path: Path, lock: FolderLock | None, read_only: str) -> None:
-        self.read_only, self._lock = read_only, lock
-        self._changing = threading.RLock()
-        super().__init__(path)
 
     # --- opening and closing ---------------------------------------------------------------------
 
@@ -80,40 +71,6 @@ class Project(ProjectState):
             if lock is not None:
                 lock.release()
             raise
-
-    def close(self) -> None:
-        """Let others change the project."""
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
-        self.read_only = self.read_only or f"{self.path}: the project is closed."
-
-    def __enter__(self) -> Project:
-        return self
-
-    def __exit__(self, *why: object) -> None:
-        self.close()
-
-    # --- annotations -----------------------------------------------------------------------------
-
-    def save_annotations(self, source: Source, annotations: Annotations) -> Path:
-        """Write an image's annotations; they are on the disk when this returns."""
-        self._writable("save annotations")
-        name = self.id_of(source)
-        path = self.path / ANNOTATIONS / f"{name}.json"
-        with explained(self.path, "save annotations"), atomic_path(path) as unfinished:
-            unfinished.write_bytes(annotation_file(source, annotations))
-        self._sources[name] = source
-        return path
-
-    def load_annotations(self, source: Source) -> Annotations | None:
-        """An image's annotations as saved last, None if there are none.
-
-        Found by the image's pixels, or by its file if that has changed and is as large as before.
-        """
-        path = self.path / ANNOTATIONS / f"{self.id_of(source)}.json"
-        with explained(self.path, "read annotations"):
-            return read_annotations(path, source) if path.exists() else None
 
     # --- images to learn from --------------------------------------------------------------------
 
@@ -164,7 +121,8 @@ class Project(ProjectState):
         name = self.id_of(source)
         old = [row for row in self._rows if row.source == name]
         others = [row for row in self._rows if row.source != name]
-        if not any(row.boxes for row in others):
+        stack = family_of(source.name, source.path, source.plane, name)
+        if not any(row.boxes and family(row) != stack for row in others):
             planned = cut_in_two(planned, used, side)
         known = {row.file: row for row in old}
         with explained(self.path, "add the image"), journal.changing(self.path) as batch:
@@ -195,51 +153,6 @@ class Project(ProjectState):
             with explained(self.path, "remove the image"), journal.changing(self.path) as batch:
                 done = write_change(batch, self._manifest, others, old, [])
             self._now(done)
-
-    # --- classes ---------------------------------------------------------------------------------
-
-    def add_classes(self, names: Sequence[str]) -> list[str]:
-        """Add those that are new, behind the others; returns all."""
-        self._ready("add a class")
-        wanted = checked_names([*self.classes, *(n for n in names if n not in self.classes)])
-        if wanted != self.classes:
-            self._write_classes(wanted, {})
-        return self.classes
-
-    def rename_class(self, old: str, new: str) -> None:
-        """Call a class something else, in saved annotations, too."""
-        self._ready("rename a class")
-        if old not in self.classes:
-            raise ProjectError(f"There is no class {old}; there are {', '.join(self.classes)}.")
-        names = checked_names([new if name == old else name for name in self.classes])
-        self._write_classes(names, {old: " ".join(new.split())})
-
-    def _write_classes(self, names: list[str], renamed: dict[str, str]) -> None:
-        with self._changing:
-            manifest = replace(self._manifest, classes=names)
-            with explained(self.path, "write the classes"), journal.changing(self.path) as batch:
-                for name in list(self._sources) if renamed else ():
-                    path = self.path / ANNOTATIONS / f"{name}.json"
-                    batch.add(f"{ANNOTATIONS}/{name}.json", with_names(path, renamed))
-                batch.add(PROJECT, write_manifest(manifest))
-                batch.add(DATA, write_data(manifest))
-            self._manifest = manifest
-
-    # --- inside ----------------------------------------------------------------------------------
-
-    def _writable(self, doing: str) -> None:
-        if self.read_only:
-            raise ProjectError(f"{self.read_only} It is not possible to {doing}.")
-        with explained(self.path, doing):
-            (self.path / PROJECT).stat()  # where a drive is gone, no new folder may take its place
-
-    def _ready(self, doing: str) -> None:
-        """For a change of several files: first, one that was begun is finished."""
-        self._writable(doing)
-        with self._changing, explained(self.path, doing):
-            if journal.pending(self.path):
-                journal.carry_out(self.path)
-                self.reload()
 
     def _in_our_classes(self, annotations: Annotations) -> Annotations:
         try:

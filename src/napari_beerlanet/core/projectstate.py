@@ -72,19 +72,26 @@ class ProjectState:
         return dict(self._sources)
 
     def id_of(self, source: Source) -> str:
-        """The id of an image in this project: by its pixels, or else by its place on the disk."""
+        """The id of an image in this project, found by its pixels, wherever its file lies."""
         if source.id in self._sources:
             return source.id
         for name, known in list(self._sources.items()):
-            same_pixels = (known.digest, known.plane) == (source.digest, source.plane)
-            same_file = source.path is not None and (known.path, known.plane, known.shape) == (
-                source.path,
-                source.plane,
-                source.shape,
-            )
-            if same_pixels or same_file:
+            if (known.digest, known.plane) == (source.digest, source.plane):
                 return name
         return source.id
+
+    def earlier_of(self, source: Source) -> str:
+        """The id of an image that lay in the same file and was as large, "" if there is none.
+
+        It may be the same picture saved anew, or another one under the name of the last: only a
+        person can tell. If it is the same, `Project.take_over` goes on with its annotations.
+        """
+        place = (source.path, source.plane, source.shape)
+        for name, known in list(self._sources.items()):
+            here = (known.path, known.plane, known.shape) == place
+            if source.path is not None and here and known.digest != source.digest:
+                return name
+        return ""
 
     def side_of(self, source: Source) -> str:
         """ "train" or "val", "" if the image has not been added."""
