@@ -10,6 +10,7 @@ from qtpy.QtCore import QEvent, QObject, QSize, Qt
 from qtpy.QtGui import QKeySequence
 from qtpy.QtWidgets import QFrame, QScrollArea, QShortcut, QVBoxLayout, QWidget
 
+from napari_beerlanet.ui.last_words import when_deleted
 from napari_beerlanet.ui.tasks import Task
 
 _COMFORTABLE = 370  # pixels
@@ -35,7 +36,7 @@ class Panel(QWidget):
         self._docked = self._over = False
         self.body = self._scrolling_body()
         listening = self._listening
-        self.destroyed.connect(lambda: _disconnect(listening))
+        when_deleted(self, lambda: _disconnect(listening))
 
     def _scrolling_body(self) -> QVBoxLayout:
         inside = QWidget()

@@ -16,6 +16,7 @@ from typing import Any
 from qtpy.QtCore import QObject, QTimer, Signal
 
 from napari_beerlanet.core.progress import Cancelled, Progress, Report
+from napari_beerlanet.ui.last_words import when_deleted
 
 _LOOK_EVERY = 10  # milliseconds
 
@@ -186,7 +187,7 @@ def _stop_with(task: Task) -> None:
     """Let the task's threads stop when Qt deletes it with its panel, without a word from it."""
     stops: list[threading.Event] = []
     task._stops = stops
-    task.destroyed.connect(lambda: [stop.set() for stop in stops])
+    when_deleted(task, lambda: [stop.set() for stop in stops])
 
 
 def _work(work: Work, queue: SimpleQueue[tuple[str, Any]], stop: threading.Event) -> None:
