@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
+import weakref
 from collections.abc import Callable
 
 from qtpy.QtCore import QObject
 
-_numbers = itertools.count()
-_kept: dict[int, Callable[..., None]] = {}
-
 
 def when_deleted(thing: QObject, call: Callable[[], object]) -> None:
-    """Call this when Qt deletes the thing, to which `call` must not hold on.
+    """Call this once when the thing goes; `call` must not hold on to it.
 
     A function that only the connection knows may be emptied by the collector, together with a
-    Python object in a cycle, before Qt calls it: a crash. So it is kept here until then.
+    Python object in a cycle, before Qt calls it: a crash. Finalizers are kept elsewhere, until they
+    have run.
     """
-    number = next(_numbers)
-
-    def last(*_: object) -> None:
-        del _kept[number]
-        call()
-
-    _kept[number] = last
+    last = weakref.finalize(thing, call)
+    last.atexit = False
     thing.destroyed.connect(last)
