@@ -5,18 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from qtpy.QtCore import Signal
-from qtpy.QtWidgets import QButtonGroup, QComboBox, QHBoxLayout, QLabel, QToolButton, QWidget
+from qtpy.QtWidgets import QButtonGroup, QComboBox, QHBoxLayout, QLabel, QRadioButton, QWidget
 
 from napari_beerlanet.core.decompose import Decomposition
 from napari_beerlanet.ui.component_layer import Look
 from napari_beerlanet.ui.controls import form
-from napari_beerlanet.ui.fitting import Settings
+from napari_beerlanet.ui.fitting import USUAL, Settings
 from napari_beerlanet.ui.sliders import AutoSlider, LogScale, WholeScale
 from napari_beerlanet.ui.start_choice import StartChoice
 
 _COMPONENTS = (
     "How many stains to look for at most. Those that the slide does not need stay empty and get no "
     "layer."
+)
+_COUNT = (
+    "As many stains as the image needs: they are counted once, and λ and γ then act on just these. "
+    "Without “settle” there is no counting, and 8 are used."
 )
 _STEPS = (
     "How long the search goes on. A few steps are quick and rough, as inside a detector; “settle” "
@@ -55,11 +59,11 @@ class DecomposeForm(QWidget):
     def __init__(self, panel: Any) -> None:
         super().__init__()
         self.start = StartChoice(panel)
-        self.components = AutoSlider(WholeScale(1, 12, 32), 8, _COMPONENTS)
+        self.components = AutoSlider(WholeScale(1, 12, 32), USUAL, _COMPONENTS, "auto", _COUNT)
         self.iterations = AutoSlider(WholeScale(1, 100, 1000), 10, _STEPS, "settle", _SETTLE)
         self.lam = AutoSlider(LogScale(1e-3, 1e3), 1.0, _LAM, "auto", _AUTO)
         self.gamma = AutoSlider(LogScale(1e-5, 10), 0.01, _GAMMA, "auto", _AUTO)
-        for slider in (self.iterations, self.lam, self.gamma):
+        for slider in (self.components, self.iterations, self.lam, self.gamma):
             slider.set_value(None)
         self.stack = QComboBox()
         self.stack.addItems(["Each plane by itself", "One fit for all planes"])
@@ -94,12 +98,10 @@ class DecomposeForm(QWidget):
         made, self.looks = QWidget(), QButtonGroup(self)
         layout = QHBoxLayout(made)
         layout.setContentsMargins(0, 0, 0, 0)
-        layout.setSpacing(2)
+        layout.setSpacing(10)
         for look, text, tooltip in _LOOKS:
-            button = QToolButton()
-            button.setText(text)
+            button = QRadioButton(text)
             button.setToolTip(tooltip)
-            button.setCheckable(True)
             button.setChecked(look == "opaque")
             button.clicked.connect(lambda _=False, look=look: self.look_changed.emit(look))
             self.looks.addButton(button)
@@ -125,8 +127,10 @@ class DecomposeForm(QWidget):
     def settings(self) -> Settings:
         """What is set."""
         steps, lam, gamma = (s.value for s in (self.iterations, self.lam, self.gamma))
+        count = self.components.value
         return Settings(
-            components=int(self.components.value or 1),
+            components=USUAL if count is None else int(count),
+            counted=count is None,
             iterations="converge" if steps is None else int(steps),
             lam="auto" if lam is None else float(lam),
             gamma="auto" if gamma is None else float(gamma),
@@ -140,6 +144,8 @@ class DecomposeForm(QWidget):
                 slider.show_value(float(value))
         if self.iterations.value is None:
             self.iterations.show_value(len(d.objective))
+        if self.components.value is None and self.start.spectra is None:
+            self.components.show_value(int(d.active.sum()))
 
     def _start_changed(self) -> None:
         spectra = self.start.spectra

@@ -142,9 +142,15 @@ class DecomposePanel(QWidget):
     def _show_light(self, d: Decomposition) -> None:
         light = np.clip(d.light, 0, 1)
         self.light.set_colour(np.rint(255 * light))
-        self.light_label.setText("Light  " + "  ".join(f"{100 * v:.0f}" for v in light) + " %")
+        parts = (f"{name} {100 * v:.0f}" for name, v in zip("RGB", light, strict=True))
+        self.light_label.setText("Light   " + "  ".join(parts) + " %")
         for widget in (self.light, self.light_label):
             widget.setToolTip("The empty slide: how much red, green and blue light passes it.")
+
+    def repaint_swatches(self) -> None:
+        """In the colours of another theme."""
+        for swatch in (self.light, *(row.swatch for row in self.rows)):
+            swatch.paint_icon()
 
     def mark_shown(self, shown: set[int]) -> None:
         """Ring the swatches of components whose layers are visible."""

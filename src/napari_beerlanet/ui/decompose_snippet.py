@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from napari_beerlanet.ui.component_layer import Look, component_name
-from napari_beerlanet.ui.fitting import Fitted, Target
+from napari_beerlanet.ui.fitting import Fitted, Settings, Target
 
 
 def snippet(fitted: Fitted, layer_name: str, look: Look = "opaque") -> str:
@@ -15,7 +15,9 @@ def snippet(fitted: Fitted, layer_name: str, look: Look = "opaque") -> str:
         lines += ["from napari_beerlanet.core.stacks import colours_of_stack"]
     lines += [""]
     lines += _source(fitted.target, layer_name)
-    lines += [f"d = nb.decompose(seen, {_arguments(fitted)})"]
+    if fitted.settings.starts_from_counted:
+        lines += [f"counted = nb.decompose(seen, {_arguments(Settings(), fitted.target)})"]
+    lines += [f"d = nb.decompose(seen, {_arguments(fitted.settings, fitted.target)})"]
     lines += _densities(fitted.target)
     return "\n".join([*lines, *_layers(fitted, look), ""])
 
@@ -42,14 +44,16 @@ def _source(target: Target, name: str) -> list[str]:
     return [f"image = {finest}{index}", f"seen = np.asarray({coarse}{index}{rows})"]
 
 
-def _arguments(fitted: Fitted) -> str:
-    settings, parts = fitted.settings, []
+def _arguments(settings: Settings, target: Target) -> str:
+    parts = []
     for name, value in settings.arguments.items():
-        if isinstance(value, np.ndarray):
+        if name == "spectra" and settings.starts_from_counted:
+            parts.append("spectra=counted.spectra")
+        elif isinstance(value, np.ndarray):
             parts.append(f"{name}=np.array({value.tolist()!r})")
         elif name != "components" or settings.spectra is None:
             parts.append(f"{name}={value!r}")
-    if fitted.target.whole_stack:
+    if target.whole_stack:
         parts.append("palette=palette")
     return ", ".join(parts)
 

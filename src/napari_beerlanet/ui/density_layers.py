@@ -38,6 +38,7 @@ class DensityLayers:
         self._ours: dict[int, ComponentLayer] = {}
         self._unwanted: set[int] = set()
         self._busy = self._source_hidden = False
+        self._largest = 0
         self._waiting: list[Callable[[], None]] = []
         self._turn = _timer(parent, 0, self._next)
         self._tidy = _timer(parent, _TIDY_AFTER, self.tidy)
@@ -85,6 +86,7 @@ class DensityLayers:
         """Have the missing layers added, the largest share first, and that one visible."""
         d = fitted.decomposition
         some = bool(self.shown)
+        self._largest = int(d.share.argmax())
         for i in sorted(range(len(d.active)), key=lambda i: -d.share[i]):
             if d.active[i] and i not in self._ours and i not in self._unwanted:
                 name, colour = component_name(i, d.share[i]), d.colours[i]
@@ -98,11 +100,11 @@ class DensityLayers:
     def set_look(self, look: Look) -> None:
         """Opaque, multiplicative or additive, with the colormaps that belong to it."""
         self.look = look
-        living = [ours for _, ours in sorted(self._ours.items()) if ours.alive]
+        living = {i: ours for i, ours in self._ours.items() if ours.alive}
         with self._quietly():
-            for ours in living:
+            for i, ours in living.items():
                 ours.set_look(look)
-                ours.see(look != "opaque" or ours is living[0])
+                ours.see(look != "opaque" or i == self._largest)
             self._see_source(look == "opaque" or not living)
         forget_unused(self._viewer)
 

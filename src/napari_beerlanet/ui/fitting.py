@@ -20,23 +20,38 @@ from napari_beerlanet.core.progress import Report, tell, within
 from napari_beerlanet.core.stacks import colours_of_stack
 from napari_beerlanet.ui.planes import Plane
 
+USUAL = 8
+"""Components where nothing else is said."""
+
 BUDGET = 16_000_000
 """Pixels of a plane that are read at once."""
 
 _FIRST_STEPS = 30
+_QUICK = 3  # components that settle at once
 _SAMPLE = 1 << 16
 _HIGH = 99.8  # per cent of the pixels lie below the shared contrast limit
 
 
 @dataclass(frozen=True, eq=False)
 class Settings:
-    """What the form says; `spectra` (3, r) is None for the default start."""
+    """What the form says; `spectra` (3, r) is None for the default start.
 
-    components: int = 8
+    `counted`: as many stains as the image needs. They are counted with λ and γ on auto; where these
+    are numbers, they act on the stains that were found so.
+    """
+
+    components: int = USUAL
     iterations: int | Literal["converge"] = "converge"
     lam: float | Literal["auto"] = "auto"
     gamma: float | Literal["auto"] = "auto"
     spectra: npt.NDArray[np.float64] | None = None
+    counted: bool = False
+
+    @property
+    def starts_from_counted(self) -> bool:
+        """Whether the fit starts from the stains that were found on auto."""
+        free = self.iterations == "converge" and self.spectra is None
+        return self.counted and free and not self.lam == self.gamma == "auto"
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -49,7 +64,8 @@ class Settings:
         """Some steps towards what may take long to settle, None where it does not."""
         r = self.components if self.spectra is None else self.spectra.shape[1]
         counted = self.spectra is None and self.lam == self.gamma == "auto"
-        if self.iterations != "converge" or counted or r <= 3:
+        quick = counted or self.starts_from_counted or r <= _QUICK
+        if self.iterations != "converge" or quick:
             return None
         return replace(self, iterations=_FIRST_STEPS)
 
@@ -119,6 +135,7 @@ class Fitter:
         self._target: Target | None = None
         self._image: RGBImage | None = None
         self._palette: Palette | None = None
+        self._counted: npt.NDArray[np.float64] | None = None
 
     def forget(self) -> None:
         """The pixels may have changed."""
@@ -132,15 +149,23 @@ class Fitter:
         `first` gives a first look where the settings have one.
         """
         if not target.same_as(self._target):
-            self._target = None
+            self._target = self._counted = None
             self._read(target, within(report, 0, 0.5))
             self._target = target
             report = within(report, 0.5, 1)
         look = settings.first_look if first else None
-        d = decompose(
-            self._image, **(look or settings).arguments, palette=self._palette, report=report
-        )
+        used = (look or settings).arguments
+        if settings.starts_from_counted:
+            if self._counted is None:
+                self._counted = self._decompose(
+                    Settings().arguments, within(report, 0, 0.5)
+                ).spectra
+            used["spectra"] = self._counted
+        d = self._decompose(used, report)
         return Fitted(d, settings, target, shared_limit(d), look is not None)
+
+    def _decompose(self, arguments: dict[str, Any], report: Report | None) -> Decomposition:
+        return decompose(self._image, **arguments, palette=self._palette, report=report)
 
     def _read(self, target: Target, report: Report | None) -> None:
         tell(report, 0, len(target.planes), "reading the image")
@@ -171,5 +196,6 @@ def where_fitted(target: Target) -> str:
         height, width = target.plane.level_shape(level)
         said.append(f"fitted on the level of {height} × {width} pixels")
     if step > 1:
-        said.append(f"fitted on every {step}th row and column")
+        ordinal = {2: "2nd", 3: "3rd"}.get(step, f"{step}th")
+        said.append(f"fitted on every {ordinal} row and column")
     return ", ".join(said)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from qtpy.QtCore import QSignalBlocker, Signal
-from qtpy.QtWidgets import QComboBox, QFileDialog
+from qtpy.QtWidgets import QComboBox, QFileDialog, QSizePolicy
 
 from napari_beerlanet.core.checkpoint import learned_spectra, packaged_models
 from napari_beerlanet.core.results import read_spectra
@@ -34,6 +34,7 @@ class StartChoice(QComboBox):
     def __init__(self, panel: Any) -> None:
         super().__init__()
         self.setToolTip(_TOOLTIP)
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self.setMinimumContentsLength(12)
         self.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
         self.task = panel.task()

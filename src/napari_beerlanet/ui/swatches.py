@@ -20,15 +20,16 @@ def theme_colour(viewer: Any, name: str) -> QColor:
     return QColor(*getattr(get_theme(viewer.theme), name).as_rgb_tuple()[:3])
 
 
-def colour_icon(rgb: npt.ArrayLike, edge: QColor) -> QIcon:
-    """A filled square with a thin edge, so that white shows on white."""
+def colour_icon(rgb: npt.ArrayLike, edge: QColor, width: int = 2) -> QIcon:
+    """A filled square with an edge, so that white shows on white."""
     pixmap = QPixmap(2 * _SIDE, 2 * _SIDE)
     pixmap.fill(Qt.GlobalColor.transparent)
     painter = QPainter(pixmap)
     painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-    painter.setPen(QPen(edge, 2))
+    painter.setPen(QPen(edge, width))
     painter.setBrush(QColor(*(int(v) for v in np.asarray(rgb))))
-    painter.drawRoundedRect(QRectF(1, 1, 2 * _SIDE - 2, 2 * _SIDE - 2), 6, 6)
+    inset = width / 2
+    painter.drawRoundedRect(QRectF(pixmap.rect()).adjusted(inset, inset, -inset, -inset), 7, 7)
     painter.end()
     return QIcon(pixmap)
 
@@ -42,13 +43,20 @@ class Swatch(QToolButton):
         self.setIconSize(QSize(_SIDE, _SIDE))
         self.setCheckable(True)
         self.setAutoRaise(True)
+        self.toggled.connect(self.paint_icon)
 
     def set_colour(self, rgb: npt.ArrayLike) -> None:
         """RGB from 0 to 255."""
         red, green, blue = (int(v) for v in np.asarray(rgb))
         if (red, green, blue) != self.rgb or self.icon().isNull():
             self.rgb = red, green, blue
-            self.setIcon(colour_icon(self.rgb, theme_colour(self._viewer, "secondary")))
+            self.paint_icon()
+
+    def paint_icon(self) -> None:
+        """Paint it in the colours of the theme."""
+        ringed = self.isChecked()
+        edge = theme_colour(self._viewer, "text" if ringed else "secondary")
+        self.setIcon(colour_icon(self.rgb, edge, 5 if ringed else 2))
 
 
 class ShareBar(QWidget):

@@ -1,0 +1,202 @@
+"""Fits of planes, stacks and slides: counted once, never whole in memory, lazily shown."""
+
+import dask.array as da
+import numpy as np
+import pytest
+import zarr
+
+from napari_beerlanet.core.decompose import decompose
+from napari_beerlanet.core.images import ImageError
+from napari_beerlanet.core.palette import palette_of
+from napari_beerlanet.core.stacks import colours_of_stack
+from napari_beerlanet.ui import fitting
+from napari_beerlanet.ui.density_arrays import density_data, reconstruction_data, residual_data
+from napari_beerlanet.ui.fitting import Fitter, Settings, Target, where_fitted
+from napari_beerlanet.ui.planes import Plane
+
+
+@pytest.fixture
+def stack(smear):
+    """(3, 2, 120, 160, 3): other cells and another light in each."""
+    planes = [smear[:120, :160], smear[120:, :160], smear[:120, 160:]]
+    return np.stack([np.stack([p, (p * 0.9).astype(np.uint8)]) for p in planes])
+
+
+def planes_of(stack):
+    return tuple(Plane("stack", (stack,), index) for index in np.ndindex(stack.shape[:-3]))
+
+
+def test_a_small_image_is_fitted_whole(smear):
+    target = Target((Plane("smear", (smear,)),))
+    fit = Fitter().fit(target, Settings())
+    d = decompose(smear, iterations="converge")
+    assert not target.lazy
+    assert where_fitted(target) == ""
+    np.testing.assert_array_equal(fit.decomposition.densities, d.densities)
+    for shown, expected in zip(density_data(fit), d.densities, strict=True):
+        np.testing.assert_array_equal(shown, expected)
+    np.testing.assert_array_equal(reconstruction_data(fit, [0]), d.reconstruct([0]))
+    np.testing.assert_allclose(residual_data(fit), np.linalg.norm(d.residual(), axis=-1))
+
+
+def test_the_same_image_is_read_and_counted_once(smear, monkeypatch):
+    counted = []
+    monkeypatch.setattr(fitting, "palette_of", lambda p: counted.append(1) or palette_of(p))
+    fitter = Fitter()
+    for lam in (0.1, 0.2):
+        fitter.fit(Target((Plane("smear", (smear,)),)), Settings(iterations=3, lam=lam))
+    assert len(counted) == 1
+    fitter.fit(Target((Plane("smear", (smear.copy(),)),)), Settings(iterations=3))
+    assert len(counted) == 2
+    fitter.forget()
+    fitter.fit(Target((Plane("smear", (smear,)),)), Settings(iterations=3))
+    assert len(counted) == 3
+
+
+def test_counted_stains_keep_their_places_when_a_penalty_is_typed(smear):
+    fitter, target = Fitter(), Target((Plane("smear", (smear,)),))
+    auto = fitter.fit(target, Settings(counted=True)).decomposition
+    typed = fitter.fit(target, Settings(counted=True, lam=auto.lam * 1.5)).decomposition
+    np.testing.assert_array_equal(typed.active, auto.active)
+    expected = decompose(smear, iterations="converge", spectra=auto.spectra, lam=auto.lam * 1.5)
+    np.testing.assert_array_equal(typed.densities, expected.densities)
+
+
+def test_what_takes_long_has_a_first_look():
+    assert Settings().first_look is None
+    assert Settings(iterations=10, lam=1.0).first_look is None
+    assert Settings(components=3, lam=1.0).first_look is None
+    assert Settings(counted=True, lam=1.0).first_look is None
+    assert Settings(components=8, lam=1.0).first_look.iterations == 30
+    assert Settings(spectra=np.eye(3).repeat(2, 1)).first_look.iterations == 30
+
+
+def test_a_first_look_says_that_it_is_one(smear):
+    fitter, target = Fitter(), Target((Plane("smear", (smear,)),))
+    settings = Settings(components=6, lam=0.5)
+    first = fitter.fit(target, settings, first=True)
+    assert first.first_look
+    assert first.settings is settings
+    assert not fitter.fit(target, settings).first_look
+
+
+@pytest.mark.parametrize("kind", [np.asarray, da.from_array, zarr.array])
+def test_a_large_image_is_fitted_on_every_nth_pixel_and_shown_lazily(smear, kind, monkeypatch):
+    monkeypatch.setattr(fitting, "BUDGET", 20_000)
+    target = Target((Plane("slide", (kind(smear),)),))
+    fit = Fitter().fit(target, Settings())
+    assert fit.decomposition.image.shape == (120, 160)
+    assert "every 2th" not in where_fitted(target)
+    assert "every 2nd row" in where_fitted(target)
+    shown = density_data(fit)
+    expected = fit.decomposition.densities_of(smear)
+    for i in np.flatnonzero(fit.decomposition.active):
+        assert isinstance(shown[i], da.Array)
+        assert shown[i].shape == smear.shape[:2]
+        np.testing.assert_array_equal(shown[i].compute(), expected[i])
+
+
+def test_a_multiscale_image_is_fitted_on_the_finest_level_that_fits(smear, monkeypatch):
+    monkeypatch.setattr(fitting, "BUDGET", 20_000)
+    levels = tuple(da.from_array(smear[::k, ::k], chunks=(64, 64, 3)) for k in (1, 2, 4))
+    target = Target((Plane("slide", levels),))
+    fit = Fitter().fit(target, Settings())
+    assert fit.decomposition.image.shape == (120, 160)
+    assert "120 × 160" in where_fitted(target)
+    for data in density_data(fit):
+        assert [level.shape for level in data] == [(240, 320), (120, 160), (60, 80)]
+    rebuilt = reconstruction_data(fit, [0])
+    assert [level.shape for level in rebuilt] == [(240, 320, 3), (120, 160, 3), (60, 80, 3)]
+    np.testing.assert_array_equal(
+        rebuilt[1].compute(), fit.decomposition.reconstruct_of(smear[::2, ::2], [0])
+    )
+    assert residual_data(fit)[2].compute().shape == (60, 80)
+
+
+def test_lazily_means_that_only_what_is_looked_at_is_read(smear, monkeypatch):
+    monkeypatch.setattr(fitting, "BUDGET", 10_000)
+    read = []
+
+    def load(block_info=None):
+        where = block_info[None]["array-location"]
+        read.append(where)
+        return smear[tuple(slice(*w) for w in where)]
+
+    fine = da.map_blocks(load, chunks=((60,) * 4, (80,) * 4, (3,)), dtype=np.uint8, meta=smear[:0])
+    levels = (fine, smear[::4, ::4])
+    fit = Fitter().fit(Target((Plane("slide", levels),)), Settings())
+    shown = density_data(fit)
+    assert not read
+    both = [shown[i][0][:60, :80].compute() for i in np.flatnonzero(fit.decomposition.active)[:2]]
+    assert len(both) == 2
+    assert {tuple(map(tuple, where)) for where in read} == {((0, 60), (0, 80), (0, 3))}
+
+
+def test_one_fit_for_all_planes_has_the_colours_of_all(stack):
+    target = Target(planes_of(stack))
+    fit = Fitter().fit(target, Settings())
+    joined = np.concatenate(list(stack.reshape(-1, *stack.shape[-3:])))
+    np.testing.assert_allclose(
+        fit.decomposition.spectra, decompose(joined, iterations="converge").spectra, rtol=1e-9
+    )
+    assert "one fit for 6 planes" in where_fitted(target)
+    shown = density_data(fit)[int(fit.decomposition.share.argmax())]
+    assert shown.shape == (3, 2, 120, 160)
+    expected = fit.decomposition.densities_of(stack[2, 1])[int(fit.decomposition.share.argmax())]
+    np.testing.assert_array_equal(shown[2, 1].compute(), expected)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float32])
+def test_stacks_of_every_type_and_with_alpha(stack, dtype):
+    factor = {np.uint8: 1, np.uint16: 257, np.float32: 1 / 255}[dtype]
+    full = 1 if dtype is np.float32 else np.iinfo(dtype).max
+    rgba = np.full((*stack.shape[:-1], 4), full, dtype)
+    rgba[..., :3] = stack.astype(float) * factor
+    rgba[0, 0, ..., 3] = 0  # a hidden plane
+    rgba[1, 0, :20, ..., 3] = 0
+    fit = Fitter().fit(Target(planes_of(rgba)), Settings(iterations=4))
+    shown = density_data(fit)[0].compute()
+    assert shown.shape == stack.shape[:-1]
+    assert np.isfinite(shown).all()
+
+
+def test_a_stack_of_nothing_but_transparent_pixels_is_refused(stack):
+    hidden = np.zeros((*stack.shape[:-1], 4), np.uint8)
+    with pytest.raises(ImageError, match="fully transparent"):
+        Fitter().fit(Target(planes_of(hidden)), Settings())
+
+
+def test_planes_of_a_stack_are_read_one_by_one(stack):
+    alive = []
+
+    def planes():
+        for plane in stack.reshape(-1, *stack.shape[-3:]):
+            alive.append(plane)
+            yield plane
+
+    image, palette = colours_of_stack(planes(), 6)
+    assert len(alive) == 6
+    assert int(palette.counts.sum()) == stack[..., 0].size
+    assert image.pixels.shape[-1] == 3
+
+
+def test_blocks_that_the_fit_never_saw_may_hold_anything(smear, monkeypatch):
+    monkeypatch.setattr(fitting, "BUDGET", 20_000)
+    image = (smear / 255).astype(np.float32)
+    odd = image.copy()
+    odd[1, 1], odd[1, 3] = np.nan, 7.0  # not among every other pixel
+    fit = Fitter().fit(Target((Plane("slide", (odd,)),)), Settings(iterations=4))
+    assert np.isfinite(density_data(fit)[0].compute()).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda image: np.where(image > 0.7, np.nan, image), "NaN"),
+        (lambda image: image * 300, "do not say what full light is"),
+    ],
+)
+def test_floats_out_of_range_are_refused(smear, change, reason):
+    image = change((smear / 255).astype(np.float32))
+    with pytest.raises(ImageError, match=reason):
+        Fitter().fit(Target((Plane("smear", (image,)),)), Settings())
