@@ -21,23 +21,27 @@ FILES = "Boxes (*.txt *.json *.geojson *.xml *.csv);;All files (*)"
 
 @dataclass(frozen=True)
 class Addition:
-    """What came of adding an image, and how large its pieces are."""
+    """What came of adding an image of `boxes`, and how large its pieces are.
+
+    `known` are notes on the whole project, which stand elsewhere.
+    """
 
     added: Added
+    boxes: int
     side: int
     how: str
     new_classes: list[str]
+    known: list[str]
 
     def sentences(self) -> list[str]:
         """For people."""
         side = {"train": "training", "val": "validation"}.get(self.added.side, self.added.side)
-        told = [
-            f"Added for {side}: {_count(self.added.pieces, 'piece')} of up to {self.side} pixels "
-            f"({self.how}) with {_count(self.added.boxes, 'box', 'boxes')}."
-        ]
+        pieces = "1 piece" if self.added.pieces == 1 else f"{self.added.pieces} overlapping pieces"
+        boxes = "1 box" if self.boxes == 1 else f"{self.boxes} boxes"
+        told = [f"Added for {side}: {boxes} in {pieces} of up to {self.side} pixels ({self.how})."]
         if self.new_classes:
             told.append(f"New in the project: {', '.join(self.new_classes)}.")
-        return [*told, *self.added.notes]
+        return [*told, *(note for note in self.added.notes if note not in self.known)]
 
 
 def add_image(
@@ -65,8 +69,4 @@ def add_image(
         grey=padding_grey(info),
         report=report,
     )
-    return Addition(added, side, how, new)
-
-
-def _count(number: int, one: str, many: str = "") -> str:
-    return f"{number} {one if number == 1 else many or one + 's'}"
+    return Addition(added, len(annotations), side, how, new, project.split_notes())

@@ -178,4 +178,6 @@ def _table() -> QTableWidget:
 def _icon(colour: str) -> QIcon:
     square = QPixmap(14, 14)
     square.fill(QColor(colour))
-    return QIcon(square)
+    icon = QIcon(square)
+    icon.addPixmap(square, QIcon.Mode.Selected)  # else it is tinted, and is another colour
+    return icon

@@ -120,8 +120,13 @@ class AnnotatedImage:
 
     def unsaved(self) -> dict[Place, Annotations]:
         """What is different from what was saved, by plane."""
-        touched = {plane for plane in self.planes() if plane in self.saved or self._drawn(plane)}
-        now = {plane: self.annotations(plane) for plane in touched}
+        drawn = self.boxes.by_plane()
+        nothing = Annotations.empty(self.boxes.classes.names, self.shape)
+        now = {
+            plane: with_regions(drawn.get(plane, nothing), self.regions.read(plane)[0])
+            for plane in self.planes()
+            if plane in self.saved or self._drawn(plane)
+        }
         return {p: a for p, a in now.items() if a.write() != self.saved.get(p)}
 
     def whole(self, plane: Place) -> None:

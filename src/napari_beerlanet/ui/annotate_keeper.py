@@ -71,9 +71,19 @@ class ShapesKeeper:
         annotations, boxes = self._read()
         return annotations[(boxes.planes == np.array(plane, np.int64)).all(axis=1)]
 
+    def by_plane(self) -> dict[Plane, Annotations]:
+        """The objects of each plane that has any."""
+        annotations, boxes = self._read()
+        places = {tuple(plane) for plane in boxes.planes.tolist()}
+        return {p: annotations[(boxes.planes == np.array(p)).all(axis=1)] for p in sorted(places)}
+
     def planes(self) -> list[Plane]:
-        """Planes that have boxes."""
-        return sorted({tuple(plane) for plane in self._read()[1].planes.tolist()})
+        """Planes that have boxes, as of the last change."""
+        return sorted({tuple(plane) for plane in self._planes.tolist()})
+
+    def counts(self) -> dict[str, int]:
+        """How many boxes there are of each class, as of the last change."""
+        return self._last.counts()
 
     def _read(self) -> tuple[Annotations, Boxes]:
         boxes = read_boxes(self.layer.data, self.layer.shape_type)
@@ -168,7 +178,7 @@ class ShapesKeeper:
             now, boxes = self._read()
             new = entries(now)
         self._paint()
-        self.notes = boxes.notes
+        self.notes, self._planes = boxes.notes, boxes.planes
         self._highest = max(self._highest, *new, -1)
         self._remember_shapes(new, boxes)
         before, self._last = self._last, now

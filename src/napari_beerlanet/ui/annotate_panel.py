@@ -24,8 +24,8 @@ from napari_beerlanet.ui.session import session
 class AnnotatePanel(Panel):
     """Annotate the images of a viewer."""
 
-    def __init__(self, viewer: Any) -> None:
-        super().__init__(viewer)
+    def __init__(self, napari_viewer: Any) -> None:
+        super().__init__(napari_viewer)
         self.flow = AnnotateFlow(self)
         self.store = self.flow.store
         self._build()
@@ -129,13 +129,13 @@ class AnnotatePanel(Panel):
         self.flow.running.ended.connect(self.refresh)
         self.store.changed.connect(self.refresh)
         self.store.differs.connect(self._ask)
-        self.store.autosave.said.connect(self.saved.setText)
+        self.store.autosave.said.connect(self._show_saved)
         self.listen(self.store.projects.changed, self.refresh)
         self.listen(self.store.projects.updated, self.refresh)
         self.listen(session(self.viewer).model_changed, self.refresh)
         self.listen(self.viewer.layers.events.inserted, self.refresh)
         self.listen(self.viewer.layers.events.removed, self.refresh)
-        self.listen(self.viewer.dims.events.current_step, self.refresh)
+        self.listen(self.viewer.dims.events.current_step, self._show_coverage)
 
     def _take_image(self, layer: Any) -> None:
         self.flow.image = layer
@@ -153,11 +153,19 @@ class AnnotatePanel(Panel):
         for part in (self.copy, self.confidence, self.import_, self.whole, self.parts):
             part.setEnabled(made is not None)
         self.add.setEnabled(made is not None and not self.flow.running.running)
-        self.coverage.setText(self._coverage())
+        self._show_coverage()
         project = self.store.project
         self.split.setText("\n".join(project.split_notes()) if project else "")
-        self.saved.setText(self.store.autosave.text)
+        self._show_saved()
         self.classes.refresh()
+
+    def _show_saved(self, text: str = "") -> None:
+        """Muted while all is well."""
+        self.saved.setText(self.store.autosave.text)
+        self.saved.setEnabled(self.store.autosave.failing)
+
+    def _show_coverage(self, event: Any = None) -> None:
+        self.coverage.setText(self._coverage())
 
     def _coverage(self) -> str:
         made = self.flow.annotated
@@ -220,7 +228,7 @@ class AnnotatePanel(Panel):
 
     def _counts(self) -> dict[str, int]:
         made = self.flow.annotated
-        return made.boxes.all().counts() if made is not None else {}
+        return made.boxes.counts() if made is not None else {}
 
     def _classes_to_start_with(self) -> list[str]:
         if not self.store.classes.names:

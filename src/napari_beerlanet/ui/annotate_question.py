@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from qtpy.QtWidgets import QFrame, QLabel, QVBoxLayout
+from qtpy.QtWidgets import QFrame, QVBoxLayout
 
-from napari_beerlanet.ui.controls import button, row
+from napari_beerlanet.ui.controls import button, heading, row
 
 Answer = tuple[str, str, Callable[[], None]]
 """The button's text, its tool tip, what it does."""
@@ -18,7 +18,7 @@ class Question(QFrame):
     def __init__(self) -> None:
         super().__init__()
         self.setFrameShape(QFrame.Shape.StyledPanel)
-        self.text = QLabel()
+        self.text = heading("")
         self.text.setWordWrap(True)
         self.about: object = None
         self.buttons = row()

@@ -16,6 +16,7 @@ from napari_beerlanet.ui.annotate_drafts import Drafts, Found, find, planes_save
 from napari_beerlanet.ui.annotate_images import WHOLE, AnnotatedImage, Sourced
 from napari_beerlanet.ui.annotate_keys import bind_keys
 from napari_beerlanet.ui.annotate_shapes import Plane
+from napari_beerlanet.ui.notices import complain
 from napari_beerlanet.ui.panel import unwrapped
 from napari_beerlanet.ui.project_store import projects
 from napari_beerlanet.ui.tasks import Task
@@ -92,7 +93,7 @@ class AnnotateStore(QObject):
             for image, saved in zip(images, found, strict=True):
                 self._switched(image, saved)
 
-        self._looking.start(lambda report: [in_project(p, project) for p in planes], done)
+        self._looking.start(lambda report: [in_project(p, project) for p in planes], done, complain)
 
     def _switched(self, image: AnnotatedImage, found: dict[Plane, Annotations]) -> None:
         """A project was opened that has these annotations of an image that is shown."""

@@ -9,6 +9,7 @@ from typing import Any
 from qtpy.QtCore import QSignalBlocker
 from qtpy.QtWidgets import QComboBox, QFileDialog, QSizePolicy, QVBoxLayout, QWidget
 
+from napari_beerlanet.core.progress import Cancelled, Progress, Report
 from napari_beerlanet.core.project import LockedError, Project
 from napari_beerlanet.ui.controls import button, hint, row
 from napari_beerlanet.ui.notices import complain, sentence
@@ -74,15 +75,16 @@ class ProjectBar(QWidget):
         """Open a project off the GUI thread."""
         if self._is_open(path) and not (self.store.project and self.store.project.read_only):
             return
-        self._begin(Path(path), lambda report: Project.open(path, read_only=read_only))
+        self._begin(Path(path), lambda: Project.open(path, read_only=read_only))
 
     def create(self, path: Path | str) -> None:
         """Make a project with the classes that there are."""
         names = self._classes()
         if not names:
-            self._say(complain("A project needs classes: load a model, or type their names."))
+            needed = "A project needs classes: load a model, or type their names."
+            self._say(complain(needed), problem=True)
             return
-        self._begin(Path(path), lambda report: Project.create(path, names))
+        self._begin(Path(path), lambda: Project.create(path, names))
 
     def open_to_look(self) -> None:
         """Open the project that another viewer has."""
@@ -101,15 +103,19 @@ class ProjectBar(QWidget):
         if path:
             self.create(path)
 
-    def _begin(self, path: Path, work: Callable[[Any], Project]) -> None:
+    def _begin(self, path: Path, open_: Callable[[], Project]) -> None:
         self._refused = None
         self.look.hide()
         self._say(f"Opening {path.name} …")
-        self.task.start(work, self.store.put, lambda error: self._failed(path, error))
+        self.task.start(
+            lambda report: _wanted(open_(), report),
+            self.store.put,
+            lambda error: self._failed(path, error),
+        )
 
     def _failed(self, path: Path, error: BaseException) -> None:
         self.refresh()
-        self._say(complain(sentence(error)))
+        self._say(complain(sentence(error)), problem=True)
         if isinstance(error, LockedError):
             self._refused = path
             self.look.show()
@@ -134,7 +140,7 @@ class ProjectBar(QWidget):
             self.choice.setItemData(self.choice.count() - 1, str(path or ""), 3)  # tool tip
         self.choice.setCurrentIndex(0)
         blocker.unblock()
-        self._say(_state(project))
+        self._say(_state(project), problem=bool(project and (project.read_only or project.notes)))
 
     def _changed(self, project: Project | None) -> None:
         self.look.hide()
@@ -147,8 +153,20 @@ class ProjectBar(QWidget):
         else:
             self.open(path)
 
-    def _say(self, text: str) -> None:
+    def _say(self, text: str, problem: bool = False) -> None:
+        """A line that is muted unless there is a problem."""
         self.line.setText(text)
+        self.line.setEnabled(problem)
+
+
+def _wanted(project: Project, report: Report) -> Project:
+    """The project, closed again where the panel has gone meanwhile or another is wanted."""
+    try:
+        report(Progress(1, 1))
+    except Cancelled:
+        project.close()
+        raise
+    return project
 
 
 def _state(project: Project | None) -> str:

@@ -1,0 +1,144 @@
+"""Choosing the project: new ones, open ones, those of other viewers, those that cannot be used."""
+
+import json
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from napari_beerlanet.core.project import Project
+from napari_beerlanet.ui.panel import Panel
+from napari_beerlanet.ui.project_bar import ProjectBar
+from napari_beerlanet.ui.project_store import (
+    ProjectStore,
+    forget,
+    last_open,
+    projects,
+    recent,
+    remember,
+)
+
+OTHER = """
+    import sys
+    from napari_beerlanet.core.project import Project
+    project = Project.open(sys.argv[1])
+    print("open", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def bar(make_napari_viewer):
+    """The bar in a docked panel, with two classes at hand."""
+    viewer = make_napari_viewer()
+    panel = Panel(viewer)
+    made = ProjectBar(panel, lambda: ["RBC", "WBC"])
+    panel.body.addWidget(made)
+    viewer.window.add_dock_widget(panel)
+    return made
+
+
+def test_projects_are_remembered_the_last_one_first(tmp_path):
+    for name in "abc":
+        remember(tmp_path / name)
+    assert [path.name for path in recent()] == ["c", "b", "a"]
+    assert last_open() == tmp_path / "c"
+    remember(tmp_path / "a")
+    assert [path.name for path in recent()] == ["a", "c", "b"]
+    forget(tmp_path / "c")
+    assert [path.name for path in recent()] == ["a", "b"]
+
+
+def test_a_damaged_list_of_projects_is_no_list(tmp_path):
+    remember(tmp_path / "a")
+    file = tmp_path / "settings" / "projects.json"
+    file.write_text("[1, 2")
+    assert recent() == []
+    file.write_text(json.dumps({"recent": [3, "x"], "open": 7}))
+    assert [str(path) for path in recent()] == ["x"]
+    assert last_open() is None
+
+
+def test_another_project_closes_the_one_before(tmp_path):
+    store, told = ProjectStore(), []
+    store.changed.connect(told.append)
+    first = Project.create(tmp_path / "a", ["x"])
+    store.put(first)
+    store.put(Project.create(tmp_path / "b", ["x"]))
+    assert first.read_only
+    assert len(told) == 2
+    store.put(None)
+    assert last_open() is None
+    assert [path.name for path in recent()] == ["b", "a"]
+
+
+@pytest.mark.window
+def test_a_project_is_made_and_shown(bar, until, tmp_path):
+    bar.create(tmp_path / "cells of Jürgen")
+    until(lambda: bar.store.project is not None)
+    assert bar.store.project.classes == ["RBC", "WBC"]
+    assert bar.choice.currentText() == "cells of Jürgen"
+    assert "0 images" in bar.line.text()
+    assert projects(bar.store and bar.window()._qt_viewer.viewer) is bar.store
+
+
+@pytest.mark.window
+def test_a_project_without_classes_is_refused(bar, tmp_path):
+    bar._classes = list
+    bar.create(tmp_path / "p")
+    assert "needs classes" in bar.line.text()
+    assert not (tmp_path / "p").exists()
+
+
+@pytest.mark.window
+def test_a_folder_without_a_project_is_refused_and_the_open_one_stays(bar, until, tmp_path):
+    bar.create(tmp_path / "p")
+    until(lambda: bar.store.project is not None)
+    bar.open(tmp_path / "nowhere")
+    until(lambda: "no such folder" in bar.line.text())
+    assert bar.store.project.path == tmp_path / "p"
+    assert bar.store.project.read_only == ""
+    bar.create(tmp_path / "p")
+    until(lambda: "already" in bar.line.text())
+
+
+@pytest.mark.window
+def test_what_another_viewer_writes_to_can_be_looked_at(bar, until, tmp_path):
+    Project.create(tmp_path / "p", ["RBC"]).close()
+    command = [sys.executable, "-c", textwrap.dedent(OTHER), str(tmp_path / "p")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as other:
+        assert other.stdout.readline() == "open\n"
+        bar.open(tmp_path / "p")
+        until(lambda: "another viewer" in bar.line.text())
+        assert bar.store.project is None
+        assert not bar.look.isHidden()
+        bar.look.click()
+        until(lambda: bar.store.project is not None)
+        assert bar.store.project.read_only
+        assert bar.look.isHidden()
+    bar.open(tmp_path / "p")
+    until(lambda: not bar.store.project.read_only)
+
+
+@pytest.mark.window
+def test_the_last_project_is_opened_again(bar, until, tmp_path):
+    Project.create(tmp_path / "p", ["RBC"]).close()
+    remember(tmp_path / "p")
+    bar.reopen()
+    until(lambda: bar.store.project is not None)
+    assert bar.store.project.path == tmp_path / "p"
+
+
+@pytest.mark.window
+def test_one_of_the_list_or_none_can_be_chosen(bar, until, tmp_path):
+    for name in ("a", "b"):
+        bar.create(tmp_path / name)
+        until(lambda name=name: bar.choice.currentText() == name)
+    shown = [bar.choice.itemText(k) for k in range(bar.choice.count())]
+    assert shown == ["b", "a", "No project"]
+    bar.choice.activated.emit(1)
+    until(lambda: bar.store.project.path.name == "a")
+    bar.choice.activated.emit(bar.choice.count() - 1)
+    assert bar.store.project is None
