@@ -54,11 +54,11 @@ class CountsPanel(QWidget):
         self.tally = tally
         padded = [*colours, *["#808080"] * len(tally.counts)]
         rows = "".join(
-            f"<tr><td style='color:{colour}'>■&nbsp;</td><td width='70%'>{html.escape(name)}</td>"
+            f"<tr><td><span style='color:{colour}'>■</span>&nbsp;{html.escape(name)}</td>"
             f"<td align='right'><b>{n:,}</b></td></tr>"
             for (name, n), colour in zip(tally.counts.items(), padded, strict=False)
         )
-        total = f"<tr><td></td><td>together</td><td align='right'>{tally.total:,}</td></tr>"
+        total = f"<tr><td>All</td><td align='right'>{tally.total:,}</td></tr>"
         self.table.setText(f"<table width='100%'>{rows}{total}</table>")
         found = tally.parasitaemia
         self.share.setVisible(found is not None)

@@ -76,10 +76,11 @@ class DetectForm(QWidget):
     labels_changed = Signal(bool)
     draw_asked = Signal(bool)
 
-    def __init__(self) -> None:
+    def __init__(self, image: QWidget) -> None:
         super().__init__()
         self._make_controls()
         shown = form()
+        shown.addRow("Image", image)
         shown.addRow("Where", self.where)
         shown.addRow("Cell size", row(self.size_auto, self.size, self.draw, stretch=1))
         shown.addRow("Confidence", self.confidence)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from napari.layers import Image
@@ -10,8 +11,11 @@ from qtpy.QtCore import QObject, QTimer
 
 from napari_beerlanet.core.counting import Tally
 from napari_beerlanet.ui.counts_panel import CountsPanel
+from napari_beerlanet.ui.density_arrays import Data
+from napari_beerlanet.ui.density_layers import DensityLayers
 from napari_beerlanet.ui.detect_work import Result
 from napari_beerlanet.ui.detection_layer import DetectionLayer
+from napari_beerlanet.ui.fitting import Fitted
 
 _SOON = 30  # milliseconds
 
@@ -24,6 +28,7 @@ class ResultPart(QObject):
         self._viewer, self._session, self._counts = panel.viewer, session, counts
         self.source: Image | None = None
         self.shower: DetectionLayer | None = None
+        self._stains: WeakKeyDictionary[Image, DensityLayers] = WeakKeyDictionary()
         self._soon = QTimer(self)
         self._soon.setSingleShot(True)
         self._soon.setInterval(_SOON)
@@ -45,17 +50,23 @@ class ResultPart(QObject):
         shower = self._session.shown.get(source)
         if shower is not None and shower.alive and not shower.edited:
             shower.take_colours(colours, found.names)
-            shower.put(found, index)
+            shower.put(found, index, confidence)
         else:
             if shower is not None and shower.alive:
                 shower.let_go()
-            shower = DetectionLayer(self._viewer, source, found, colours, index)
+            shower = DetectionLayer(self._viewer, source, found, colours, index, confidence, labels)
+        if result.stains is not None:
+            self._put_stains(source, *result.stains)
         self._session.put_result(source, found, shower)
         self.source = source
         self._hear(shower)
         shower.set_text(labels)
-        shower.show(confidence)
         self.count()
+
+    def _put_stains(self, source: Image, fitted: Fitted, data: list[Data]) -> None:
+        if source not in self._stains:
+            self._stains[source] = DensityLayers(self._viewer, source, self)
+        self._stains[source].show(fitted, data, anew=True)
 
     def show(self, confidence: float) -> None:
         """Filter what is shown, and count again."""

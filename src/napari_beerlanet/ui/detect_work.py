@@ -11,6 +11,8 @@ from napari_beerlanet.core.boxes import Detections
 from napari_beerlanet.core.familiar import unlike_training
 from napari_beerlanet.core.images import ImageError
 from napari_beerlanet.core.progress import Report, tell, within
+from napari_beerlanet.ui.density_arrays import Data, density_data
+from napari_beerlanet.ui.fitting import Fitted, Settings, Target, shared_limit
 from napari_beerlanet.ui.planes import Plane, Window
 
 LARGEST = 300_000_000
@@ -41,7 +43,7 @@ class Result:
     detections: Detections
     warnings: list[str]
     seconds: float
-    decomposition: Any = None
+    stains: tuple[Fitted, list[Data]] | None = None
 
 
 def load(key: str, device: str, report: Report) -> Any:
@@ -76,14 +78,12 @@ def carry_out(order: Order, report: Report) -> Result:
         pixel_size=order.pixel_size,
         report=within(report, 0.1, end),
     )
-    decomposition = None
-    if order.densities:
-        decomposition = model.decompose(order.plane.read(), within(report, end, 0.98))
+    stains = _stains(model, order, within(report, end, 0.98)) if order.densities else None
     tell(report, 98, 100, "preparing the layer")
     fast()  # what drawing needs is compiled here, not while the window waits
     warnings = _warnings(model, order, found)
     found = replace(found, report=found.report | {"warnings": warnings})
-    return Result(order, model, found, warnings, time.monotonic() - began, decomposition)
+    return Result(order, model, found, warnings, time.monotonic() - began, stains)
 
 
 def _model(order: Order, report: Report) -> Any:
@@ -96,6 +96,14 @@ def _model(order: Order, report: Report) -> Any:
     if same and (wanted.index or 0) == (order.model.device.index or 0):
         return order.model
     return order.model.to(wanted)
+
+
+def _stains(model: Any, order: Order, report: Report | None) -> tuple[Fitted, list[Data]]:
+    """What the layers of the learned stains show, worked out lazily where the image is large."""
+    target = Target((order.plane,))
+    decomposition = model.decompose(target.read(order.plane), report)
+    fitted = Fitted(decomposition, Settings(), target, shared_limit(decomposition))
+    return fitted, density_data(fitted)
 
 
 def _check_size(order: Order, windows: tuple[Window, ...]) -> None:

@@ -64,14 +64,16 @@ class DetectionLayer:
         detections: Detections,
         colours: Sequence[str] | None = None,
         index: Index = (),
+        confidence: float = 0.25,
+        text: bool = False,
     ) -> None:
         self.viewer = viewer
         self._colours = list(colours or class_colours(len(detections.names)))
         self.stores: dict[Index, BoxStore] = {}
         self._founds: dict[Index, Detections] = {}
-        self._chosen: float | npt.NDArray[np.bool_] = 0.25
-        self._confidence = 0.25
-        self._edited = self._stirred = self._ours = self._text = False
+        self._chosen: float | npt.NDArray[np.bool_] = confidence
+        self._confidence, self._text = confidence, text
+        self._edited = self._stirred = self._ours = False
         self._pinned: int | None = None
         self._store: BoxStore | None = None
         self._rows: Rows = np.empty(0, np.int64)
@@ -132,8 +134,12 @@ class DetectionLayer:
         self._take_over(anyway=True)
         return self._edited
 
-    def put(self, detections: Detections, index: Index = ()) -> None:
-        """Make these the boxes of a plane, whatever it had before."""
+    def put(
+        self, detections: Detections, index: Index = (), confidence: float | None = None
+    ) -> None:
+        """Make these the boxes of a plane, whatever it had before, and show them."""
+        if confidence is not None:
+            self._chosen = self._confidence = confidence
         self.stores[tuple(index)] = BoxStore(detections)
         self._founds[tuple(index)] = detections
         self._store = None

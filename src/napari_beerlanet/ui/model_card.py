@@ -75,7 +75,7 @@ def one_line(info: Mapping[str, Any], device: str = "") -> str:
     parts = [f"trained {str(training['date'])[:10]}"] if training.get("date") else []
     best = _best(training.get("metrics") or {})
     parts += [best] if best else []
-    parts += [f"on {device}"] if device else []
+    parts += [f"runs on {device}"] if device else []
     return " · ".join(parts) or "Nothing is known of its training."
 
 

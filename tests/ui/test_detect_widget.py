@@ -1,0 +1,480 @@
+"""The panel "Find cells" with a real viewer and the packaged model."""
+
+import numpy as np
+import pytest
+from napari.layers import Shapes
+from qtpy.QtCore import QMimeData, QPointF, Qt, QUrl
+from qtpy.QtGui import QDropEvent
+from qtpy.QtWidgets import QApplication, QComboBox, QDoubleSpinBox, QPushButton, QSlider
+
+import napari_beerlanet as nb
+from napari_beerlanet.ui import detect_work
+from napari_beerlanet.ui.detect_widget import DetectWidget
+from napari_beerlanet.ui.detection_mesh import fast
+from napari_beerlanet.ui.layers import role
+from napari_beerlanet.ui.recent_models import recent_models
+from napari_beerlanet.ui.session import session
+
+pytestmark = pytest.mark.window
+
+
+@pytest.fixture(scope="module")
+def model():
+    fast()
+    return nb.load_checkpoint("blood-cells", device="cpu")
+
+
+@pytest.fixture
+def viewer(make_napari_viewer):
+    return make_napari_viewer()
+
+
+def docked(viewer) -> DetectWidget:
+    """As napari opens it."""
+    made = DetectWidget(viewer)
+    viewer.window.add_dock_widget(made, name="Find cells")
+    return made
+
+
+@pytest.fixture
+def panel(viewer, smear, model):
+    """Open, on a smear, with the model loaded."""
+    viewer.add_image(smear, name="smear")
+    session(viewer).put_model(model, "blood-cells")
+    return docked(viewer)
+
+
+@pytest.fixture
+def find(until):
+    """Press the button and wait."""
+
+    def press(panel) -> None:
+        panel.run.click()
+        assert panel.work.running
+        until(lambda: not panel.work.running)
+
+    return press
+
+
+def boxes(viewer) -> list[Shapes]:
+    return [layer for layer in viewer.layers if role(layer) == "detections"]
+
+
+# --- the way through -----------------------------------------------------------------------------
+
+
+def test_one_button_boxes_the_cells(panel, find, viewer, model, smear):
+    find(panel)
+    (layer,) = boxes(viewer)
+    expected = model.detect(smear)
+    assert len(layer.data) == len(expected) > 5
+    assert panel.counts.tally.counts == expected.counts()
+    assert panel.runbar.text.startswith("Done in")
+    assert "on CPU" in panel.runbar.text
+    assert "pixels wide" in panel.form.size_note.text()
+    assert not panel.counts.warnings.isVisible()
+    assert (
+        session(viewer).results[panel.image.layer] is session(viewer).shown[panel.image.layer].found
+    )
+
+
+def test_slider_filters_boxes_and_counts_without_a_run(panel, find, viewer, until):
+    find(panel)
+    before = panel.counts.tally.total
+    panel.form.confidence.slider.setValue(80)
+    until(lambda: panel.counts.tally.total < before)
+    (layer,) = boxes(viewer)
+    assert len(layer.data) == panel.counts.tally.total
+    assert layer.features["confidence"].min() >= 0.8
+    assert panel.counts.tally.facts["confidence"] == "0.80"
+    assert not panel.work.running
+    panel.form.confidence.slider.setValue(1)
+    until(lambda: panel.counts.tally.total > before)
+
+
+def test_counts_can_be_copied(panel, find):
+    find(panel)
+    panel.counts.copy.click()
+    lines = dict(line.split("\t") for line in QApplication.clipboard().text().splitlines())
+    assert lines["image"] == "smear"
+    assert int(lines["RBC"]) == panel.counts.tally.counts["RBC"]
+    panel.counts.copy_text.click()
+    assert QApplication.clipboard().text() == panel.counts.tally.text()
+
+
+def test_running_again_replaces_an_untouched_layer(panel, find, viewer):
+    find(panel)
+    (first,) = boxes(viewer)
+    first.name = "mine to name"
+    find(panel)
+    assert boxes(viewer) == [first]
+    assert first.name == "mine to name"
+
+
+def test_an_edited_layer_is_kept_and_the_new_one_has_another_name(panel, find, viewer):
+    find(panel)
+    (first,) = boxes(viewer)
+    first.remove([0])
+    kept = len(first.data)
+    find(panel)
+    assert len(boxes(viewer)) == 2
+    assert len({layer.name for layer in boxes(viewer)}) == 2
+    assert len(first.data) == kept
+    panel.form.confidence.set_value(0.9)
+    panel.result.show(0.9)
+    assert len(first.data) == kept, "the user's layer is not touched any more"
+
+
+def test_user_edits_are_counted(panel, find, viewer, until):
+    find(panel)
+    before = panel.counts.tally.total
+    boxes(viewer)[0].remove([0, 1])
+    until(lambda: panel.counts.tally.total == before - 2)
+
+
+def test_a_deleted_layer_comes_again(panel, find, viewer, until):
+    find(panel)
+    viewer.layers.remove(boxes(viewer)[0])
+    until(lambda: not panel.counts.isVisibleTo(panel))
+    find(panel)
+    assert len(boxes(viewer)) == 1
+
+
+def test_density_layers_on_demand(panel, find, viewer, until, model, smear):
+    panel.form.densities.setChecked(True)
+    find(panel)
+    active = int(model.decompose(smear).active.sum())
+    until(lambda: len(viewer.layers) == 2 + active)
+    names = [layer.name for layer in viewer.layers]
+    assert sum(name.startswith("OD ") for name in names) == active
+
+
+def test_labels_follow_the_box(panel, find, viewer):
+    find(panel)
+    panel.form.labels.setChecked(True)
+    assert boxes(viewer)[0].text.visible
+    panel.form.labels.setChecked(False)
+    assert not boxes(viewer)[0].text.visible
+
+
+# --- where ---------------------------------------------------------------------------------------
+
+
+def test_current_view_only(panel, find, viewer):
+    panel.form.where.setCurrentText("Current view")
+    viewer.camera.center, viewer.camera.zoom = (120, 80), 6
+    window = panel._order(panel.image.layer).windows[0]
+    find(panel)
+    found = session(viewer).results[panel.image.layer]
+    rows, columns = window
+    assert (rows.stop - rows.start) * (columns.stop - columns.start) < 240 * 320
+    inside = found.candidates.xyxy
+    assert inside[:, 0].min() >= columns.start - 1
+    assert inside[:, 2].max() <= columns.stop + 1
+    assert found.image_shape == (240, 320)
+
+
+def test_view_beside_the_image_is_told(panel, viewer):
+    panel.form.where.setCurrentText("Current view")
+    viewer.camera.center = (9000, 9000)
+    panel.run.click()
+    assert not panel.work.running
+    assert "shows no part of “smear”" in panel.runbar.text
+    assert len(viewer.layers) == 1
+
+
+def test_under_selected_shapes(panel, find, viewer):
+    panel.form.where.setCurrentText("Selected shapes")
+    panel.run.click()
+    assert "No shape is selected" in panel.runbar.text
+    image = panel.image.layer
+    image.scale = (0.5, 0.5)
+    drawn = viewer.add_shapes(
+        [np.array([[0, 0], [60, 80.0]]), np.array([[50, 70.0], [119, 159]])], shape_type="rectangle"
+    )
+    drawn.selected_data = {0, 1}
+    order = panel._order(image)
+    assert order.windows == ((slice(0, 121), slice(0, 161)), (slice(100, 239), slice(140, 319)))
+    find(panel)
+    assert session(viewer).results[image].report["windows"] == 2
+    assert len(drawn.data) == 2
+
+
+def test_empty_or_distant_shapes_are_told(panel, viewer):
+    panel.form.where.setCurrentText("Selected shapes")
+    far = viewer.add_shapes([np.array([[900, 900], [990, 990.0]])], shape_type="rectangle")
+    far.selected_data = {0}
+    panel.run.click()
+    assert "lie beside “smear”" in panel.runbar.text
+    assert not panel.work.running
+
+
+def test_a_box_over_one_cell_gives_the_size(panel, viewer, until):
+    image = panel.image.layer
+    image.scale, image.rotate = (0.5, 0.5), 30
+    panel.form.draw.click()
+    ruler = panel.ruler.layer
+    assert ruler in viewer.layers
+    assert ruler.mode == "add_rectangle"
+    ruler.add_rectangles(np.array([[10.0, 10], [50, 100]]))
+    until(lambda: panel.ruler.layer is None)
+    assert panel.form.object_size == pytest.approx(60, abs=1)
+    assert not panel.form.draw.isChecked()
+    assert len(viewer.layers) == 1
+    panel.form.draw.click()
+    panel.form.draw.click()
+    assert len(viewer.layers) == 1, "a second press takes the layer away"
+
+
+def test_typed_size_is_used(panel, find, viewer):
+    panel.form.size_auto.setChecked(False)
+    panel.form.size.setValue(44)
+    find(panel)
+    assert "44 pixels wide: as asked for" in panel.form.size_note.text()
+
+
+def test_rotated_and_scaled_image(panel, find, viewer):
+    image = panel.image.layer
+    image.scale, image.translate, image.rotate = (0.2, 0.2), (5, 7), 40
+    find(panel)
+    (layer,) = boxes(viewer)
+    for name in ("scale", "translate", "rotate"):
+        np.testing.assert_allclose(getattr(layer, name), getattr(image, name))
+
+
+def test_stack_searches_the_current_plane(viewer, model, until, smear):
+    session(viewer).put_model(model, "blood-cells")
+    viewer.add_image(np.stack([np.full_like(smear, 230), smear]), name="stack")
+    panel = docked(viewer)
+    viewer.dims.current_step = (1, 0, 0)
+    panel.find()
+    until(lambda: not panel.work.running)
+    (layer,) = boxes(viewer)
+    assert {corner[0] for shape in layer.data for corner in shape} == {1.0}
+    assert panel.counts.tally.total == len(layer.data)
+    viewer.dims.current_step = (0, 0, 0)
+    until(lambda: panel.counts.tally is None)
+    panel.find()
+    until(lambda: not panel.work.running)
+    assert boxes(viewer) == [layer]
+    viewer.dims.current_step = (1, 0, 0)
+    until(lambda: panel.counts.tally is not None and panel.counts.tally.total > 5)
+
+
+# --- models --------------------------------------------------------------------------------------
+
+
+def test_starter_is_loaded_off_the_thread_and_described(viewer, smear, until):
+    viewer.add_image(smear)
+    panel = docked(viewer)
+    until(lambda: panel.model.loaded is not None)
+    assert panel.model.choice.key == "blood-cells"
+    assert "RBC" in panel.model.card.classes.text()
+    assert "#e6194b" in panel.model.card.classes.text()
+    assert "runs on" in panel.model.card.summary.text()
+    for word in ("8 components", "292 images", "mAP50 0.967", "320 pixels", "Size of WBC"):
+        assert word in panel.model.card.details.text()
+    assert panel.form.device.itemText(panel.form.device.count() - 1) == "cpu"
+    other = docked(viewer)
+    assert other.model.loaded is panel.model.loaded
+
+
+def dropped(panel, path) -> QDropEvent:
+    mime = QMimeData()
+    mime.setUrls([QUrl.fromLocalFile(str(path))])
+    event = QDropEvent(
+        QPointF(5, 5),
+        Qt.DropAction.CopyAction,
+        mime,
+        Qt.MouseButton.LeftButton,
+        Qt.KeyboardModifier.NoModifier,
+    )
+    event.mime = mime  # Qt does not keep it
+    panel.dropEvent(event)
+    return event
+
+
+def test_a_dropped_model_is_loaded_and_offered_again(panel, model, tmp_path, until):
+    path = tmp_path / "mine.safetensors"
+    nb.save_checkpoint(model, path)
+    dropped(panel, path)
+    until(lambda: session(panel.viewer).model_key == str(path))
+    assert recent_models() == [path.resolve()]
+    assert panel.model.choice.list.currentText() == "mine.safetensors"
+    path.unlink()
+    panel.model.choice.refresh()
+    texts = [panel.model.choice.list.itemText(i) for i in range(panel.model.choice.list.count())]
+    assert "mine.safetensors (not found)" in texts
+    item = panel.model.choice.list.model().item(texts.index("mine.safetensors (not found)"))
+    assert not item.isEnabled()
+    assert "not there any more" in item.toolTip()
+
+
+@pytest.mark.parametrize("content", [b"", b"nonsense" * 100, None])
+def test_a_bad_model_is_told_and_the_last_one_stays(panel, find, tmp_path, content, until):
+    path = tmp_path / "bad.safetensors"
+    if content is not None:
+        path.write_bytes(content)
+    panel.choose_model(str(path))
+    until(lambda: not panel.model.task.running)
+    assert "bad.safetensors" in panel.model.runbar.text
+    assert panel.model.choice.key == "blood-cells"
+    assert recent_models() == []
+    find(panel)
+    assert panel.counts.tally.total > 5
+
+
+def test_a_model_removed_before_the_run_is_told(viewer, smear, model, tmp_path, until, monkeypatch):
+    path = tmp_path / "gone.safetensors"
+    nb.save_checkpoint(model, path)
+    viewer.add_image(smear, name="smear")
+    panel = docked(viewer)
+    until(lambda: not panel.model.task.running)
+    session(viewer).model_key = "something else"
+    panel.model.choice.show_choice(str(path))
+    path.unlink()
+    panel.find()
+    until(lambda: not panel.work.running)
+    assert "gone.safetensors: there is no such file" in panel.runbar.text
+    assert len(viewer.layers) == 1
+
+
+# --- what goes wrong -----------------------------------------------------------------------------
+
+
+def test_without_an_image_the_panel_says_what_it_needs(viewer, model, until):
+    session(viewer).put_model(model, "blood-cells")
+    panel = docked(viewer)
+    viewer.add_image(np.zeros((50, 50)), name="grey")
+    assert panel.empty.isVisibleTo(panel)
+    assert not panel.rest.isVisibleTo(panel)
+    assert "“grey” has no colours" in panel.empty.text.text()
+    panel.find()
+    assert not panel.work.running
+    panel.empty.sample.click()
+    until(lambda: panel.image.layer is not None)
+    assert panel.rest.isVisibleTo(panel)
+
+
+def test_nan_is_one_sentence(viewer, model, until):
+    session(viewer).put_model(model, "blood-cells")
+    image = np.full((60, 60, 3), 0.5, np.float32)
+    image[3, 3] = np.nan
+    viewer.add_image(image, name="holes", rgb=True)
+    panel = docked(viewer)
+    panel.find()
+    until(lambda: not panel.work.running)
+    assert panel.runbar.text.count(".") >= 1
+    assert "Traceback" not in panel.runbar.text
+    assert len(viewer.layers) == 1
+    assert panel.run.isEnabled()
+
+
+def test_cancelled_in_the_middle_nothing_changes(panel, viewer, until, monkeypatch):
+    started = []
+
+    def slow(order, report):
+        from napari_beerlanet.core.progress import Progress
+
+        started.append(True)
+        for _ in range(10_000):
+            report(Progress(1, 10, "working"))
+            import time
+
+            time.sleep(0.005)
+        raise AssertionError("never cancelled")
+
+    monkeypatch.setattr("napari_beerlanet.ui.detect_widget.carry_out", slow)
+    panel.run.click()
+    until(lambda: bool(started))
+    assert not panel.run.isEnabled()
+    panel.runbar.cancel.click()
+    until(lambda: not panel.work.running)
+    assert panel.runbar.text == "Cancelled; nothing was changed."
+    assert len(viewer.layers) == 1
+    assert panel.run.isEnabled()
+
+
+def test_image_removed_or_renamed_meanwhile(panel, viewer, until, smear):
+    panel.run.click()
+    panel.image.layer.name = "renamed"
+    until(lambda: not panel.work.running)
+    assert boxes(viewer)[0].name == "renamed · detections"
+    viewer.layers.clear()
+    viewer.add_image(smear, name="other")
+    panel.run.click()
+    viewer.layers.clear()
+    until(lambda: not panel.work.running)
+    assert len(viewer.layers) == 0
+    assert "removed meanwhile" in panel.runbar.text
+
+
+def test_out_of_memory_steps_down_and_says_so(panel, find, monkeypatch):
+    from napari_beerlanet.core.runner import Runner
+
+    whole, calls = Runner._batch, []
+
+    def short(self, cut, *rest):
+        calls.append(len(cut))
+        if len(calls) == 1:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: out of memory")
+        return whole(self, cut, *rest)
+
+    monkeypatch.setattr(Runner, "_batch", short)
+    panel.form.size_auto.setChecked(False)
+    panel.form.size.setValue(31)
+    find(panel)
+    assert "Memory did not suffice for larger tiles than" in panel.runbar.text
+    assert panel.counts.tally.total > 0
+
+
+def test_strange_images_are_warned_of(viewer, model, until, smear):
+    session(viewer).put_model(model, "blood-cells")
+    viewer.add_image(255 - smear, name="inverted")
+    panel = docked(viewer)
+    panel.find()
+    until(lambda: not panel.work.running)
+    assert "of full light" in panel.counts.warnings.text()
+
+
+def test_too_large_is_told(panel, find, monkeypatch):
+    monkeypatch.setattr(detect_work, "LARGEST", 1000)
+    find(panel)
+    assert "too many to search at once" in panel.runbar.text
+
+
+# --- the panel itself ----------------------------------------------------------------------------
+
+
+def test_every_control_has_a_tooltip_and_the_panel_is_narrow(panel, find):
+    find(panel)
+    panel.form.more.head.setChecked(True)
+    kinds = (QPushButton, QComboBox, QSlider, QDoubleSpinBox)
+    silent = [w for kind in kinds for w in panel.findChildren(kind) if not w.toolTip()]
+    assert silent == []
+    assert panel.rest.minimumSizeHint().width() <= 384
+    assert panel.model.minimumSizeHint().width() <= 384
+
+
+def test_closing_ends_the_work_and_leaves_the_layers(panel, find, viewer, qtbot):
+    find(panel)
+    panel.run.click()
+    viewer.window.remove_dock_widget(panel)
+    qtbot.wait(200)
+    assert len(boxes(viewer)) == 1
+    viewer.camera.zoom *= 2
+    again = docked(viewer)
+    assert again.counts.tally is not None, "what was found before is counted"
+
+
+def test_two_viewers_do_not_mix(make_napari_viewer, model, smear, until):
+    first, second = make_napari_viewer(), make_napari_viewer()
+    for viewer in (first, second):
+        session(viewer).put_model(model, "blood-cells")
+        viewer.add_image(smear, name="smear")
+    panels = [docked(first), docked(second)]
+    panels[0].find()
+    until(lambda: not panels[0].work.running)
+    assert len(boxes(first)) == 1
+    assert boxes(second) == []
+    assert panels[1].counts.tally is None
