@@ -96,7 +96,7 @@ def test_train_compare_and_keep(panel, project, until, stalls):
     with stalls.watched():
         panel.start()
         until(lambda: panel.run.running)
-        assert not panel.settings.isVisible()
+        assert panel.settings.isHidden()
         until(lambda: not panel.run.running)
     print(f"longest stall of the GUI while training: {1000 * stalls.longest:.0f} ms")
     assert stalls.longest < 1.0
@@ -120,7 +120,7 @@ def test_train_compare_and_keep(panel, project, until, stalls):
     assert {"data_hash", "settings", "seed", "versions", "metrics", "compared"} <= set(record)
     assert record["run"] == folder.name
     assert folder.is_dir()
-    assert panel.settings.isVisible()
+    assert not panel.settings.isHidden()
     assert not comparison_layers(panel.viewer)
     # a second name that is taken gets a number, and nothing is overwritten
     before = kept.read_bytes()
@@ -253,7 +253,7 @@ def test_failure_in_the_process_is_told_in_the_panel(panel, project, until):
     panel.start()
     until(lambda: "cuda:7" in panel.start_bar.text)
     assert "it has" in panel.start_bar.text
-    assert panel.settings.isVisible()
+    assert not panel.settings.isHidden()
     assert panel.start_button.isEnabled()
 
 

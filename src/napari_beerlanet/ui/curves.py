@@ -42,6 +42,15 @@ class Curves(QWidget):
             layout.addWidget(plot)
         self._batches: list[tuple[float, float]] = []
         self.set_theme(theme)
+        self._draw_once()
+
+    def _draw_once(self) -> None:
+        """What the first drawing of a line prepares takes long: not while a run is followed."""
+        for line in self.lines.values():
+            line.setData([0, 1], [0, 1])
+        for plot in (self.losses, self.scores):
+            plot.grab()
+        self.clear()
 
     def clear(self) -> None:
         """Forget the last run."""

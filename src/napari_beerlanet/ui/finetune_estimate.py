@@ -61,9 +61,7 @@ def estimate(project: Path, model: Any, settings: dict[str, Any], dataset: Any, 
     """An `Outlook`; a `ValueError` where the run would be refused."""
     from napari_beerlanet.core.outlook import look_ahead
     from napari_beerlanet.core.runs import list_runs
-    from napari_beerlanet.ui.finetune_lookin import be_modest
 
-    be_modest()
     recipe = recipe_of(project, model, settings)
     parent = model if is_detector(model) else None
     return look_ahead(recipe, dataset, list_runs(project), report, parent)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +75,6 @@ def look_in(folder: Path, data: str, report: Report | None = None) -> list[Pictu
     from napari_beerlanet.core.files import read_image
     from napari_beerlanet.core.overlay import draw_overlay
 
-    be_modest()
     tell(report, 0, _IMAGES)
     model = load_checkpoint(folder / "last.safetensors", device="cpu")
     pictures = []
@@ -89,13 +85,6 @@ def look_in(folder: Path, data: str, report: Report | None = None) -> list[Pictu
         drawn = draw_overlay(pixels, found, model.info.get("colours"), longest=_LONGEST)
         pictures.append((item.image.name, drawn))
     return pictures
-
-
-def be_modest() -> None:
-    """Let this thread wait for others, where the system can do that for one thread."""
-    if hasattr(os, "setpriority"):
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
 
 
 def pixmap(pixels: npt.NDArray[np.uint8], side: int) -> QPixmap:

@@ -34,8 +34,8 @@ _NO_PROJECT = (
 class FinetunePanel(Panel):
     """Train a model further on a project's images, in a process of its own."""
 
-    def __init__(self, viewer: Any) -> None:
-        super().__init__(viewer)
+    def __init__(self, napari_viewer: Any) -> None:
+        super().__init__(napari_viewer)
         self.summary: Any = None  # of the data, once it was looked at
         self._data_task, self._begin_task = self.task(), self.task()
         self._build()
