@@ -16,8 +16,10 @@ from typing import Any, NoReturn
 from napari_beerlanet import (
     __version__,
     commands,
+    convert_command,
     demo_command,
     detect_command,
+    report_command,
     train_command,
 )
 from napari_beerlanet.commands import (
@@ -87,6 +89,8 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
     _add_decompose(verbs)
     detect_command.add_parsers(verbs, _finish)
+    report_command.add_parser(verbs, _finish)
+    convert_command.add_parser(verbs, _finish)
     train_command.add_parser(verbs, _finish)
     demo_command.add_parser(verbs, _finish)
     return parser

@@ -40,11 +40,13 @@ def _add_detect(verbs: Any, finish: Finish) -> None:
     add = command.add_argument
     add("images", nargs="+", metavar="IMAGE", help="files, folders, or patterns such as '*.tif'")
     add("--out", required=True, type=Path, metavar="DIR", help="folder for the results")
-    _add_model(command)
-    add("--confidence", type=_share, default=0.25, metavar="P", help="least score (default 0.25)")
-    add("--iou", type=_share, default=0.7, metavar="P", help="overlap of doubles (default 0.7)")
+    add_model(command)
+    add("--confidence", type=share, default=0.25, metavar="P", help="least score (default 0.25)")
+    add("--iou", type=share, default=0.7, metavar="P", help="overlap of doubles (default 0.7)")
     add("--tile", type=_tile, default="auto", metavar="PIXELS", help="side of tiles (default auto)")
-    add("--pixel-size", type=_size, metavar="UM", help="micrometres per pixel, if files do not say")
+    add(
+        "--pixel-size", type=length, metavar="UM", help="micrometres per pixel, if files do not say"
+    )
     add(
         "--formats",
         nargs="+",
@@ -69,13 +71,14 @@ def _add_evaluate(verbs: Any, finish: Finish) -> None:
     add = command.add_argument
     add("--data", required=True, type=Path, metavar="DATA.yaml", help="images, labels and names")
     add("--split", default="val", choices=("train", "val", "test"), help="default val")
-    _add_model(command)
+    add_model(command)
     add("--out", type=Path, metavar="FILE.json", help="write everything, with curves, to a file")
     add("--quiet", action="store_true", help="show no progress")
     finish(command, evaluate)
 
 
-def _add_model(command: argparse.ArgumentParser) -> None:
+def add_model(command: argparse.ArgumentParser) -> None:
+    """Add the arguments that say which model, for what size of objects, on which device."""
     add = command.add_argument
     add(
         "--model",
@@ -85,7 +88,7 @@ def _add_model(command: argparse.ArgumentParser) -> None:
     )
     add(
         "--object-size",
-        type=lambda text: text if text == "auto" else _size(text),
+        type=lambda text: text if text == "auto" else length(text),
         default="auto",
         metavar="PIXELS",
         help="typical size of the objects in the images' pixels (default auto)",
@@ -198,11 +201,13 @@ def _row(name: str, width: int, row: dict[str, Any], threshold: str) -> str:
     ).rstrip()
 
 
-def _share(text: str) -> float:
+def share(text: str) -> float:
+    """An argument from 0 to 1."""
     return _number(text, 0.0, 1.0, "a number from 0 to 1")
 
 
-def _size(text: str) -> float:
+def length(text: str) -> float:
+    """An argument above 0."""
     return _number(text, 1e-9, 1e9, "a number above 0")
 
 

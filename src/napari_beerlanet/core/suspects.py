@@ -14,6 +14,8 @@ from .verdict import Indices
 
 Kind = Literal["not annotated", "another class", "another place", "never found"]
 
+NEVER = 0.1
+"""Score up to which a candidate does not count as having found something."""
 NEAR = 0.3
 """Overlap (IoU) from which two boxes are about the same thing, if not quite at the same place."""
 
@@ -98,7 +100,7 @@ def _never(quality: Quality, recall: dict[str, float], least: float) -> list[Sus
     known = np.array([recall.get(name, 0.0) for name in quality.names])
     doubt = (1 - best) * known[quality.true_labels]
     suspects = []
-    for j in np.flatnonzero(quality.true_inside & (doubt >= least)).tolist():
+    for j in np.flatnonzero(quality.true_inside & (best <= NEVER) & (doubt >= least)).tolist():
         name = quality.names[quality.true_labels[j]]
         seen = f"nothing above {_percent(best[j])} is" if best[j] else "nothing at all is"
         sentence = f"Annotated as {name}, and {seen} found there."
