@@ -427,8 +427,8 @@ def test_a_multiscale_image_has_multiscale_layers(viewer, opened, slide):
 
 
 def run_snippet(panel, viewer):
-    names = {}
-    exec(panel.snippet, {"viewer": viewer}, names)
+    names = {"viewer": viewer}
+    exec(panel.snippet, names)
     return names["layers"]
 
 

@@ -25,6 +25,7 @@ class _Row:
         self.tick.setToolTip("Tick the stains that “Reconstruct” builds an image from.")
         self.swatch, self.bar, self.share = Swatch(viewer), ShareBar(viewer), QLabel()
         self.label = QLabel(f"OD {number + 1}")
+        self.swatch.setToolTip(_ONLY)
         self.share.setMinimumWidth(36)
         self._widgets = (self.tick, self.swatch, self.label, self.bar, self.share)
         for column, widget in enumerate(self._widgets):

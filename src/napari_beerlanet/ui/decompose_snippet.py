@@ -41,7 +41,7 @@ def _source(target: Target, name: str) -> list[str]:
     finest = "source.data[0]" if levels else "source.data"
     coarse = f"source.data[{level}]" if levels else "source.data"
     rows = f"[::{step}, ::{step}]" if step > 1 else ""
-    return [f"image = {finest}{index}", f"seen = np.asarray({coarse}{index}{rows})"]
+    return [*lines, f"image = {finest}{index}", f"seen = np.asarray({coarse}{index}{rows})"]
 
 
 def _arguments(settings: Settings, target: Target) -> str:

@@ -180,10 +180,13 @@ class Fitter:
 
 def shared_limit(d: Decomposition) -> float:
     """A density that nearly all pixels of every component lie below."""
-    planes = d.densities[d.active].reshape(int(d.active.sum()), -1)
-    sample = planes[:, :: max(1, planes.shape[1] // _SAMPLE)]
-    most = float(np.percentile(sample, _HIGH, axis=1).max()) if sample.size else 0.0
-    return most or float(sample.max(initial=0.0)) or 1.0
+    pixels = d.densities.shape[1] * d.densities.shape[2]
+    step = max(1, pixels // _SAMPLE)
+    sample = [d.densities[i].reshape(-1)[::step] for i in np.flatnonzero(d.active)]
+    if not sample:
+        return 1.0
+    most = max(float(np.percentile(values, _HIGH)) for values in sample)
+    return most or max(float(values.max()) for values in sample) or 1.0
 
 
 def where_fitted(target: Target) -> str:
