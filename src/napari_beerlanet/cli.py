@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from napari_beerlanet import (
     __version__,
+    batch_command,
     commands,
     convert_command,
     demo_command,
@@ -89,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
     _add_decompose(verbs)
     detect_command.add_parsers(verbs, _finish)
+    batch_command.add_parser(verbs, _finish)
     report_command.add_parser(verbs, _finish)
     convert_command.add_parser(verbs, _finish)
     train_command.add_parser(verbs, _finish)

@@ -68,10 +68,24 @@ class StudySettings:
             k: tuple(v) if isinstance(v, list) else v for k, v in given.items()
         }
         settings = cls(**plain)
-        wrong = [kind for kind in settings.formats if kind not in KINDS]
+        settings._check()
+        return settings
+
+    def _check(self) -> None:
+        """What would fail with every image is told at once."""
+        wrong = [kind for kind in self.formats if kind not in KINDS]
         if wrong:
             raise ValueError(f"formats are {', '.join(KINDS)}, not {wrong[0]!r}.")
-        return settings
+        steps = self.iterations
+        if steps != "converge" and not (isinstance(steps, int) and steps > 0):
+            raise ValueError(f'iterations is "converge" or a whole number, not {steps!r}.')
+        for name in ("confidence", "iou"):
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or not 0 <= value <= 1:
+                raise ValueError(f"{name} is a number from 0 to 1, not {value!r}.")
+        for name in ("model", "device"):
+            if not isinstance(getattr(self, name), str):
+                raise ValueError(f"{name} is a text, not {getattr(self, name)!r}.")
 
     def hash(self) -> str:
         """Of all that changes results; where the model lies and what runs it does not."""
