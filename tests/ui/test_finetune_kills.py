@@ -1,0 +1,116 @@
+"""The viewer killed while a training goes on: the training is found again, and nothing is lost."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import psutil
+import pytest
+import torch
+
+from napari_beerlanet.core.checkpoint import load_checkpoint, save_checkpoint
+from napari_beerlanet.core.detector import Detector
+from napari_beerlanet.core.network import StainDetectionModel
+from napari_beerlanet.core.runfiles import RunFolder
+from napari_beerlanet.core.runs import State, list_runs, look_at
+from napari_beerlanet.core.weights import describe
+from napari_beerlanet.ui.finetune_widget import FinetunePanel
+from tinydata import MODEL, NAMES, write_smears
+
+pytestmark = [
+    pytest.mark.window,
+    pytest.mark.slow,
+    pytest.mark.skipif(os.name == "nt", reason="sends POSIX signals"),
+]
+
+VIEWER = """
+    import sys
+    import napari
+    from qtpy.QtCore import QTimer
+    from napari_beerlanet.ui import training_process
+    from napari_beerlanet.ui.finetune_widget import FinetunePanel
+
+    training_process.lower_priority = lambda process: None
+    project = sys.argv[1]
+    viewer = napari.Viewer(show=True)
+    panel = FinetunePanel(viewer)
+    viewer.window.add_dock_widget(panel)
+    panel.project.choose(project)
+    panel.model.choose_file(project + "/tiny.safetensors")
+    panel.form.batch.setValue(2)
+    panel.form.epochs.setValue(5000)
+
+    def start():
+        if panel.start_button.isEnabled() and not panel.run.running:
+            panel.start()
+
+    timer = QTimer()
+    timer.timeout.connect(start)
+    timer.start(100)
+    napari.run()
+"""
+
+
+def patiently(condition, seconds=240):
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "nothing has happened"
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def project(tmp_path):
+    folder = tmp_path / "project"
+    write_smears(folder, train=3, val=2, side=64)
+    torch.manual_seed(0)
+    network = StainDetectionModel(MODEL, nc=3, imgsz=64)
+    network.fit_mix()
+    save_checkpoint(
+        Detector(network, describe(network, "tiny", list(NAMES), 64)), folder / "tiny.safetensors"
+    )
+    yield folder
+    for run in list_runs(folder):
+        if run.process is not None:
+            psutil.Process(run.process).kill()
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "viewer.py"
+    path.write_text(textwrap.dedent(VIEWER))
+    return path
+
+
+def test_viewer_killed_while_training_goes_on(
+    script, project, make_napari_viewer, qtbot, monkeypatch
+):
+    """The process that trains does not notice; the next viewer finds it and can stop it."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    chance = random.Random(1)
+    viewer = subprocess.Popen([sys.executable, str(script), str(project)])
+    try:
+        patiently(lambda: any(run.goes_on for run in list_runs(project)))
+        (run,) = list_runs(project)
+        patiently(lambda: look_at(run.path).best is not None)
+        time.sleep(chance.random())
+    finally:
+        os.kill(viewer.pid, signal.SIGKILL)
+        viewer.wait()
+    before = look_at(run.path)
+    assert before.state is State.RUNNING
+    patiently(lambda: look_at(run.path).epoch > before.epoch + 1)  # it goes on by itself
+    panel = FinetunePanel(make_napari_viewer())  # opens the project that was open last
+    qtbot.waitUntil(lambda: panel.run.running, timeout=60_000)
+    assert panel.run.folder == run.path
+    assert panel.run.process.process == before.process
+    panel.run.stop.click()
+    qtbot.waitUntil(lambda: not panel.run.running, timeout=240_000)
+    assert look_at(run.path).state is State.STOPPED
+    load_checkpoint(run.path / "best.safetensors", device="cpu")
+    assert RunFolder(run.path, locked=False).read_state() is not None
+    assert not list(run.path.glob(".*.partial*"))
+    panel.close_down()
