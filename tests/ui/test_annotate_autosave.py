@@ -234,27 +234,26 @@ CRASH = """
 """
 
 
+KILLS = int(os.environ.get("KILLS", "2"))  # more of them take minutes
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", [12, 20, 31])
-def test_a_killed_viewer_loses_no_more_than_the_last_moments(open_panel, tmp_path, until, moment):
-    script = tmp_path / "viewer.py"
-    script.write_text(textwrap.dedent(CRASH))
-    folder = tmp_path / "p"
-    with subprocess.Popen(
-        [sys.executable, str(script), str(folder)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ,
-    ) as viewer:
+@pytest.mark.parametrize("seed", range(KILLS))
+def test_a_killed_viewer_loses_no_more_than_the_last_moments(open_panel, tmp_path, seed):
+    rng, folder = np.random.default_rng(seed), tmp_path / "p"
+    (tmp_path / "viewer.py").write_text(textwrap.dedent(CRASH))
+    command = [sys.executable, str(tmp_path / "viewer.py"), str(folder)]
+    least, saved = int(rng.integers(1, 40)), []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as viewer:
         for line in viewer.stdout:
-            saved = files(folder / "annotations") if folder.exists() else []
-            if int(line) >= moment and saved:
+            saved = files(folder / "annotations")
+            if int(line) >= least and saved:
                 break
-        before = len(saved[0]["objects"])
+        time.sleep(float(rng.uniform(0, 1)))
         viewer.send_signal(signal.SIGKILL)
         viewer.wait()
+    before = len(saved[0]["objects"])
     assert before > 0
-    assert not list(folder.rglob("*.partial*"))[1:]  # what was being written, at most
     panel = open_panel(project=folder)
     assert len(panel.flow.annotated.boxes.all()) >= before
     assert panel.store.project.read_only == ""

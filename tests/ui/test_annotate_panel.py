@@ -6,7 +6,7 @@ from qtpy.QtCore import Qt
 from qtpy.QtTest import QTest
 
 from napari_beerlanet.core.boxes import Detections
-from napari_beerlanet.core.project import Project
+from napari_beerlanet.core.project import LockedError, Project
 from napari_beerlanet.ui.annotate_panel import AnnotatePanel
 from napari_beerlanet.ui.annotate_store import annotating
 from napari_beerlanet.ui.detection_layer import DetectionLayer
@@ -189,6 +189,33 @@ def test_a_box_drawn_with_the_mouse_has_class_and_colour(drawing, qtbot):
     assert not layer.selected_data  # the next number is for the next box
 
 
+def test_edges_stay_thin_at_any_zoom(drawing, until):
+    layer = boxes(drawing).layer
+    layer.add([BOX, BOX + 40])
+    layer.add([BOX + 70], shape_type="ellipse")
+    camera = drawing.viewer.scene.camera
+    for zoom in (0.5, 8.0):
+        camera.zoom = zoom
+        until(lambda zoom=zoom: np.allclose(layer.edge_width, 1.8 / zoom, rtol=0.05))
+    layer.add(BOX + 90)
+    assert np.allclose(layer.edge_width, 1.8 / 8, rtol=0.05)
+    assert len(boxes(drawing).all()) == 4
+
+
+def test_a_turned_and_scaled_image_has_its_boxes_in_its_own_pixels(panel, until):
+    image = panel.flow.image
+    image.scale, image.rotate, image.translate = (0.5, 0.25), 30, (7, -3)
+    panel.annotate.click()
+    until(lambda: panel.flow.annotated is not None)
+    layer = boxes(panel).layer
+    corners = [layer.world_to_data(image.data_to_world(corner)) for corner in BOX]
+    layer.add(np.array(corners))
+    assert np.allclose(boxes(panel).all().xyxy, [[20, 10, 40, 30]], atol=1e-3)
+    key(panel, Qt.Key.Key_Tab)
+    wanted = image.data_to_world(BOX.mean(axis=0))
+    assert np.allclose(panel.viewer.scene.camera.center[-2:], wanted, atol=1e-2)
+
+
 # --- detections ---
 
 
@@ -261,6 +288,57 @@ def test_an_image_goes_into_the_project_as_pieces(drawing, until, tmp_path):
     assert "2 boxes" in drawing.said.text()
     assert list((project.path / "images").rglob("*.png"))
     assert "Only one image" in drawing.split.text()
+
+
+def test_what_cannot_be_learned_from_is_told(drawing, until, tmp_path):
+    drawing.project.create(tmp_path / "p")
+    until(lambda: drawing.store.project is not None)
+    layer = boxes(drawing).layer
+    layer.add([BOX, BOX - 500])
+    layer.add([BOX[:2]], shape_type="line")
+    drawing.add.click()
+    until(lambda: "Added" in drawing.said.text())
+    assert "1 box has no part in the image" in drawing.said.text()
+    assert "line" in drawing.said.text()
+    assert len(boxes(drawing).layer.data) == 3  # told, and nothing taken away
+
+
+def test_without_a_region_the_way_out_is_told(drawing, until, tmp_path):
+    drawing.project.create(tmp_path / "p")
+    until(lambda: drawing.store.project is not None)
+    boxes(drawing).layer.add(BOX)
+    regions = drawing.flow.annotated.regions.layer
+    regions.remove(list(range(regions.nshapes)))
+    drawing.add.click()
+    until(lambda: "no region" in drawing.bar.text)
+    drawing.whole.click()
+    drawing.add.click()
+    until(lambda: "Added" in drawing.said.text())
+
+
+def test_a_panel_that_was_closed_goes_on_where_it_was(drawing, until):
+    boxes(drawing).layer.add(BOX)
+    viewer = drawing.viewer
+    viewer.window.remove_dock_widget(drawing)
+    again = docked(viewer)
+    assert len(again.flow.annotated.boxes.all()) == 1
+    again.flow.annotated.boxes.layer.add(BOX + 50)
+    assert again.classes.table.item(0, 2).text() == "2"
+
+
+def test_the_project_is_free_when_the_window_is_closed(drawing, until, tmp_path):
+    drawing.project.create(tmp_path / "p")
+    until(lambda: drawing.store.project is not None)
+    drawing.viewer.close()
+    until(lambda: _opens(tmp_path / "p"))
+
+
+def _opens(path) -> bool:
+    try:
+        Project.open(path).close()
+    except LockedError:
+        return False
+    return True
 
 
 def test_without_a_project_nothing_is_added_and_that_is_said(drawing):

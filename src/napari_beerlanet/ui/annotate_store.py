@@ -13,6 +13,7 @@ from napari_beerlanet.core.project import Project
 from napari_beerlanet.ui.annotate_autosave import Autosave, Job
 from napari_beerlanet.ui.annotate_classes import Classes
 from napari_beerlanet.ui.annotate_drafts import Drafts, Found, find, planes_saved
+from napari_beerlanet.ui.annotate_edges import ThinEdges
 from napari_beerlanet.ui.annotate_images import WHOLE, AnnotatedImage, Sourced
 from napari_beerlanet.ui.annotate_keys import bind_keys
 from napari_beerlanet.ui.annotate_shapes import Plane
@@ -40,6 +41,7 @@ class AnnotateStore(QObject):
         self.projects = projects(viewer)
         self.images: list[AnnotatedImage] = []
         self.autosave = Autosave(self, self._jobs, self._is_saved, Drafts())
+        self.edges = ThinEdges(self, viewer, self._keepers)
         self.pending: list[tuple[AnnotatedImage, dict[Plane, Annotations]]] = []
         self._looking = Task(self)
         self.projects.changed.connect(self._project_changed)
@@ -75,8 +77,12 @@ class AnnotateStore(QObject):
         bind_keys(self.viewer, made.boxes)
         if any(saved.draft for saved in found.values()):
             self.autosave.touch()
+        self.edges.follow()
         self.changed.emit()
         return made
+
+    def _keepers(self) -> list[Any]:
+        return [part for image in self.images for part in (image.boxes, image.regions)]
 
     def _project_changed(self, project: Project | None) -> None:
         """See whether the project knows the images that are shown; until then it gets nothing."""

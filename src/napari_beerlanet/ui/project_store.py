@@ -58,6 +58,7 @@ def projects(viewer: Any) -> ProjectStore:
     if viewer not in _stores:
         _stores[viewer] = store = ProjectStore()
         weakref.finalize(viewer, store.release)
+        viewer.window._qt_window.destroyed.connect(lambda: store.release())
     return _stores[viewer]
 
 
