@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -42,16 +43,14 @@ def convert(options: argparse.Namespace) -> int:
     folder = options.output.is_dir() or not options.output.suffix
     if folder and not options.target:
         raise UsageError("a folder is no format; say which with --to, for instance --to voc.")
-    names = (
-        [] if options.source in ("yolo", "geojson") else image_names(options.input, options.source)
-    )
+    names = image_names(options.input, options.source)
     if len(names) > 1 and not options.image:
         return _convert_all(options, names, folder)
     name = _wanted(options, names)
     found = _read(options, name)
-    path = (
-        options.output / _named(name or options.input.name, options) if folder else options.output
-    )
+    path = options.output
+    if folder:
+        path = path / _named(name or options.input.name, options)
     _write(options, path, found, name)
     print(f"{path}: {_boxes(len(found))}.", flush=True)
     return 0
@@ -68,12 +67,21 @@ def _convert_all(options: argparse.Namespace, names: list[str], folder: bool) ->
     if twice is not None:
         raise UsageError(f"{options.input}: two of its images would both become {twice}.")
     total = 0
-    for name, file in zip(names, files, strict=True):
-        found = _read(options, name)
+    for (name, found), file in zip(_read_all(options, names), files, strict=True):
         _write(options, options.output / file, found, name)
         total += len(found)
     print(f"{options.output}: {_boxes(total)} of {len(names)} images.", flush=True)
     return 0
+
+
+def _read_all(options: argparse.Namespace, names: list[str]) -> Iterator[tuple[str, Detections]]:
+    """The boxes of each image."""
+    from napari_beerlanet.core.formats import format_of, read_coco_images
+
+    if (options.source or format_of(options.input)) == "coco":
+        yield from read_coco_images(options.input).items()
+    else:
+        yield from ((name, _read(options, name)) for name in names)
 
 
 def _wanted(options: argparse.Namespace, names: list[str]) -> str:
@@ -103,9 +111,7 @@ def _read(options: argparse.Namespace, name: str) -> Detections:
         shape, size = (image.pixels.shape[0], image.pixels.shape[1]), image.pixel_size
     kind = options.source or format_of(options.input)
     if kind == "yolo" and shape is None:
-        raise UsageError(
-            f"{options.input}: YOLO needs the size of the image; name it with --image."
-        )
+        raise UsageError(f"{options.input}: YOLO needs the image's size; name it with --image.")
     classes = options.classes if kind == "yolo" else None
     found = read_detections(options.input, shape, classes, name, kind)
     return replace(found, image_shape=shape or found.image_shape, pixel_size=size)
@@ -117,7 +123,7 @@ def _write(options: argparse.Namespace, path: Path, found: Detections, name: str
     made(path.absolute().parent)
     if (options.target or path.suffix.lower()) in ("yolo", ".txt"):
         if found.image_shape is None:
-            raise UsageError(f"{path}: YOLO needs the size of the image; name it with --image.")
+            raise UsageError(f"{path}: YOLO needs the image's size; name it with --image.")
         write_yolo_beside_classes(path, found)
     else:
         write_detections(path, found, name, format=options.target)
