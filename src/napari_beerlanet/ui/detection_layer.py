@@ -87,6 +87,11 @@ class DetectionLayer:
         self._timer.timeout.connect(self._follow)
         self._listen(True)
         self.put(detections, index)
+        QTimer.singleShot(0, self._appear)  # napari takes long for either; so they are two turns
+
+    def _appear(self) -> None:
+        if self.alive:
+            self.layer.visible = True
 
     def _make_layer(self, source: Image) -> Shapes:
         layer = Shapes(
@@ -94,6 +99,7 @@ class DetectionLayer:
             name=f"{source.name} · detections",
             face_color="transparent",
             opacity=1.0,
+            visible=False,
             metadata=mark(ROLE, source),
             **spatial(source),
         )

@@ -28,6 +28,8 @@ def recent_models() -> list[Path]:
     except (OSError, ValueError):
         return []
     names = content.get("models", []) if isinstance(content, dict) else []
+    if not isinstance(names, list):
+        return []
     return [Path(name) for name in names if isinstance(name, str)][:_MOST]
 
 

@@ -1,0 +1,167 @@
+"""Parts of the panel "Find cells" by themselves: model card, choice of models, counts, files."""
+
+import json
+
+import numpy as np
+import pytest
+
+import napari_beerlanet as nb
+from napari_beerlanet.core.checkpoint import read_info
+from napari_beerlanet.core.counting import Tally
+from napari_beerlanet.ui import recent_models as recent
+from napari_beerlanet.ui.counts_panel import CountsPanel
+from napari_beerlanet.ui.detect_form import DetectForm, Percent
+from napari_beerlanet.ui.detect_widget import DetectWidget
+from napari_beerlanet.ui.model_card import ModelCard, chips, facts, one_line
+from napari_beerlanet.ui.model_choice import ModelChoice
+from napari_beerlanet.ui.model_reader import read_model
+from napari_beerlanet.ui.session import session
+
+
+@pytest.fixture
+def shown(qtbot):
+    def add(widget):
+        qtbot.addWidget(widget)
+        return widget
+
+    return add
+
+
+# --- model card ----------------------------------------------------------------------------------
+
+
+def test_card_tells_the_starter_at_a_glance(shown):
+    card = shown(ModelCard())
+    assert not card.isVisibleTo(card.parentWidget())
+    card.show_info(read_info("blood-cells"), "CPU")
+    assert card.summary.text() == "trained 2026-11-16 · mAP50 0.97 · runs on CPU"
+    told = dict(facts(read_info("blood-cells"), "CPU"))
+    assert told["Stains"] == "8 components, 10 steps"
+    assert told["Trained on"].startswith("292 images of bccd/data.yaml, 20 epochs")
+    assert told["On BCCD test"] == "mAP50 0.878, mAP50-95 0.544 (72 images)"
+    assert told["Size of RBC"] == "53 pixels (31 to 65), 3341 seen"
+
+
+def test_card_of_a_model_that_says_little(shown):
+    bare = {"classes": ["<b>x</b>"], "components": 2, "iterations": 3, "image_size": 64}
+    card = shown(ModelCard())
+    card.show_info(bare)
+    assert card.summary.text() == "Nothing is known of its training."
+    assert "<b>x" not in card.classes.text(), "a class name is text and not HTML"
+    noted = bare | {"notes": ["fresh front end"], "training": {"metrics": {"mAP50": 0.5}}}
+    assert ("Note", "fresh front end") in facts(noted)
+    assert one_line(noted) == "mAP50 0.50"
+
+
+def test_many_classes_are_not_all_named():
+    text = chips([f"class {i}" for i in range(80)], None)
+    assert text.count("■") == 12
+    assert text.endswith("… and 68 more")
+
+
+# --- choice and memory of models -----------------------------------------------------------------
+
+
+def test_recent_models_are_kept_newest_first(tmp_path):
+    files = [tmp_path / f"{i}.safetensors" for i in range(10)]
+    for file in [*files, files[3]]:
+        recent.remember_model(file)
+    kept = recent.recent_models()
+    assert kept[:3] == [files[3], files[9], files[8]]
+    assert len(kept) == 8
+
+
+@pytest.mark.parametrize("content", ["", "[1, 2]", '{"models": 3}', '{"models": [4, null]}', "\0"])
+def test_spoilt_memory_is_forgotten(tmp_path, content):
+    file = recent._file()
+    file.parent.mkdir(parents=True)
+    file.write_text(content)
+    assert recent.recent_models() == []
+    recent.remember_model(tmp_path / "a.safetensors")
+    assert json.loads(file.read_text())["models"] == [str(tmp_path / "a.safetensors")]
+
+
+def test_a_home_that_cannot_be_written_just_forgets(tmp_path, monkeypatch):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("NAPARI_BEERLANET_CONFIG", str(blocked / "below"))
+    recent.remember_model(tmp_path / "a.safetensors")
+    assert recent.recent_models() == []
+
+
+def test_choice_offers_packaged_models_first(shown, tmp_path, qtbot):
+    recent.remember_model(tmp_path / "old.safetensors")
+    choice = shown(ModelChoice())
+    assert choice.list.itemText(0) == "blood-cells (packaged)"
+    assert choice.list.itemText(1) == "old.safetensors (not found)"
+    with qtbot.waitSignal(choice.chosen) as told:
+        choice.choose("blood-cells")
+    assert told.args == ["blood-cells"]
+    assert choice.list.currentIndex() == 0
+
+
+# --- small controls ------------------------------------------------------------------------------
+
+
+def test_slider_and_field_agree(shown, qtbot):
+    made = shown(Percent(0.25, "tip"))
+    heard = []
+    made.changed.connect(heard.append)
+    made.slider.setValue(40)
+    made.box.setValue(0.6)
+    assert heard == [0.4, 0.6]
+    assert made.slider.value() == 60
+
+
+def test_form_remembers_a_device_that_is_offered_again(shown, qtbot):
+    from qtpy.QtWidgets import QLabel
+
+    made = shown(DetectForm(QLabel()))
+    assert made.chosen_device == "auto"
+    made.offer_devices(["cuda:0", "cpu"])
+    made.device.setCurrentText("cpu")
+    made.offer_devices(["cuda:0", "mps", "cpu"])
+    assert made.chosen_device == "cpu"
+    made.offer_devices(["cuda:0"])
+    assert made.chosen_device == "auto"
+
+
+def test_counts_show_parasitaemia_and_warnings(shown):
+    panel = shown(CountsPanel())
+    panel.show_tally(Tally({"red blood cell": 190, "ring <1>": 10}), ["#ff0000"])
+    assert "5.0 % (2.7 % to 9.0 %)" in panel.share.text()
+    assert "ring &lt;1&gt;" in panel.table.text()
+    panel.warn(["Strange."])
+    assert panel.warnings.isVisibleTo(panel)
+    panel.warn([])
+    assert not panel.warnings.isVisibleTo(panel)
+    panel.show_tally(Tally({"WBC": 3}), [])
+    assert not panel.share.isVisibleTo(panel)
+
+
+# --- opened or dropped in the viewer -------------------------------------------------------------
+
+
+def test_only_models_are_read():
+    assert read_model("a.safetensors") is not None
+    assert read_model(["a.SAFETENSORS"]) is not None
+    assert read_model("a.tif") is None
+    assert read_model(["a.safetensors", "b.safetensors"]) is None
+
+
+@pytest.mark.window
+def test_a_model_opened_in_the_viewer_goes_to_the_panel(make_napari_viewer, tmp_path, until, smear):
+    model = nb.load_checkpoint("blood-cells", device="cpu")
+    path = tmp_path / "dropped.safetensors"
+    nb.save_checkpoint(model, path)
+    viewer = make_napari_viewer()
+    viewer.add_image(smear, name="smear")
+    assert viewer.open(str(path), plugin="napari-beerlanet") == []
+    until(lambda: session(viewer).model_key == str(path))
+    panels = viewer.window._qt_window.findChildren(DetectWidget)
+    assert len(panels) == 1
+    assert panels[0].model.choice.key == str(path)
+    viewer.open(str(path), plugin="napari-beerlanet")
+    assert len(viewer.window._qt_window.findChildren(DetectWidget)) == 1
+    assert [layer.name for layer in viewer.layers] == ["smear"]
+    np.testing.assert_array_equal(viewer.layers[0].data, smear)
