@@ -139,6 +139,15 @@ def test_a_piece_of_hardly_any_pixels_is_empty_unless_it_has_an_object():
     assert not full.empty
 
 
+def test_a_flat_piece_is_empty_unless_it_has_an_object():
+    white = np.full((*SHAPE, 3), 255, np.uint8)
+    polygon = Region("polygon", [[0, 0], [60, 0], [0, 60]])
+    window = Window(0, 0, 64, 64)
+    assert cut(white, annotated(regions=[polygon]), window, 64).empty
+    assert not cut(white, annotated([[5, 5, 9, 9]], [polygon]), window, 64).empty
+    assert not cut(RGB, annotated(regions=[polygon]), window, 64).empty
+
+
 def test_what_lies_outside_of_a_polygon_is_hidden():
     polygon = Region("polygon", [[10, 10], [70, 20], [30, 80]])
     window = Window(5, 5, 70, 80)

@@ -385,6 +385,16 @@ def test_boxes_that_nothing_is_learned_from_are_told(project):
     assert told[0].startswith(f"{lost} boxes are not learned from")
 
 
+def test_empty_glass_on_two_slides_does_not_keep_from_training(project):
+    for seed in (1, 2):
+        source, rgb, annotations = smear(seed, shape=(96, 300))
+        rgb = rgb.copy()
+        rgb[:, 96:] = 255
+        left = annotations[annotations.xyxy[:, 2] < 96]
+        project.add_image(Source.of(rgb, source.name), rgb, left, 96)
+    check_dataset(read_dataset(project.data))
+
+
 def test_what_is_saved_while_an_image_is_added_is_kept(project):
     source, rgb, annotations = smear(1, shape=(96, 300))
 

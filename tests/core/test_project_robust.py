@@ -76,6 +76,24 @@ def test_a_killed_viewer_holds_nothing(project):
         assert not again.read_only
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_forked_process_does_not_keep_the_lock(project):
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.read(reading, 1)
+        os._exit(0)
+    try:
+        project.close()
+        Project.open(project.path).close()
+    finally:
+        os.write(writing, b".")
+        os.waitpid(child, 0)
+        os.close(reading)
+        os.close(writing)
+
+
 @pytest.mark.parametrize(
     ("owner", "taken"),
     [
@@ -331,13 +349,14 @@ from projects import smear
 from napari_beerlanet.core.project import Project
 import numpy as np
 path, first = sys.argv[1], int(sys.argv[2])
+fields = {{seed: smear(seed, shape=(96, 220 if seed > 2 else 128)) for seed in range(1, 5)}}
 with Project.open(path) as project:
     print("ready", flush=True)
     step = first
     while True:
         step += 1
         seed = 1 + step % 4
-        source, rgb, annotations = smear(seed, shape=(96, 220 if seed > 2 else 128))
+        source, rgb, annotations = fields[seed]
         keep = np.arange(len(annotations)) < 3 + step % 5
         project.save_annotations(source, annotations[keep])
         print("saved", seed, int(keep.sum()), flush=True)

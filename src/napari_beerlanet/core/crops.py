@@ -35,7 +35,8 @@ class Piece:
     """Pixels (h, w, 3) uint8, boxes xyxy (n, 4) in the piece's pixels, labels and ids (n,).
 
     `window` is where it lies in the image; beyond it the piece is padding. `shown` is the share of
-    the window that is no padding, `hidden` the number of objects under padding.
+    the window that is no padding, `flat` whether that is of one colour, `hidden` the number of
+    objects under padding.
     """
 
     pixels: npt.NDArray[np.uint8]
@@ -44,12 +45,16 @@ class Piece:
     ids: npt.NDArray[np.int64]
     window: Window
     shown: float
+    flat: bool
     hidden: int
 
     @property
     def empty(self) -> bool:
-        """Whether there is neither an object nor enough background to learn from."""
-        return not len(self.labels) and self.shown < _LEAST_SHOWN
+        """Whether there is neither an object nor a background to learn from.
+
+        Flat pieces of two images would also be one and the same, on both sides of the split.
+        """
+        return not len(self.labels) and (self.flat or self.shown < _LEAST_SHOWN)
 
 
 @dataclass(frozen=True)
@@ -129,7 +134,9 @@ def cut(rgb: Any, annotations: Annotations, window: Window, side: int, grey: int
     canvas = _canvas(window, side, grey)
     canvas[: window.height, : window.width][visible] = pixels[visible, :3]
     labels, ids = annotations.labels[kept[good]], annotations.numbers[kept[good]]
-    return Piece(canvas, boxes, labels, ids, window, float(visible.mean()), len(cut_off))
+    seen = pixels[visible, :3]
+    flat = not len(seen) or bool((seen == seen[0]).all())
+    return Piece(canvas, boxes, labels, ids, window, float(visible.mean()), flat, len(cut_off))
 
 
 def _overlap(annotations: Annotations, side: int) -> int:

@@ -56,6 +56,8 @@ class FolderLock:
                 self._file.seek(0)
                 self._file.truncate()
             with suppress(OSError):
+                _unlock(self._file)
+            with suppress(OSError):
                 self._file.close()
             self._file = None
 
@@ -128,3 +130,11 @@ def try_lock(file: IO[str]) -> Answer:
     except OSError:
         return "unknown"
     return "locked"
+
+
+def _unlock(file: IO[str]) -> None:
+    """Closing would not do where a forked process has the file, too."""
+    if os.name != "nt":
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_UN)
