@@ -38,6 +38,8 @@ def prepare() -> None:
 
 @lru_cache(maxsize=1)
 def _same_as_naparis() -> bool:
+    import pandas  # noqa: F401  # a layer's table needs it, and loading it takes a second
+
     try:
         from napari.layers.shapes._accelerated_triangulate_dispatch import warmup_numba_cache
 
