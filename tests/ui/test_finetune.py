@@ -20,7 +20,7 @@ from napari_beerlanet.ui.finetune_form import SCOPES
 from napari_beerlanet.ui.finetune_recent import recent_projects, remember_project
 from napari_beerlanet.ui.finetune_widget import FinetunePanel
 from napari_beerlanet.ui.session import session
-from napari_beerlanet.ui.verdict_layers import comparison_layers
+from napari_beerlanet.ui.verdict_layers import comparison_layer
 from tinydata import MODEL, NAMES, write_smears
 
 pytestmark = pytest.mark.window
@@ -121,7 +121,7 @@ def test_train_compare_and_keep(panel, project, until, stalls):
     assert record["run"] == folder.name
     assert folder.is_dir()
     assert not panel.settings.isHidden()
-    assert not comparison_layers(panel.viewer)
+    assert comparison_layer(panel.viewer) is None
     # a second name that is taken gets a number, and nothing is overwritten
     before = kept.read_bytes()
     panel._show_result(look_at(folder))
@@ -344,7 +344,7 @@ def test_times_are_no_more_exact_than_they_are():
 def test_comparison_is_shown_as_layers(panel, tiny, smear, until):
     from napari_beerlanet.core.boxes import Detections
     from napari_beerlanet.core.comparing import compare
-    from napari_beerlanet.ui.verdict_layers import set_visible, show_comparison
+    from napari_beerlanet.ui.verdict_layers import show_comparison
 
     def found(boxes, scores):
         return Detections(
@@ -360,13 +360,13 @@ def test_comparison_is_shown_as_layers(panel, tiny, smear, until):
     layer = panel.viewer.layers["field"]
     for _ in range(2):  # again in the place of the first
         show_comparison(panel.viewer, layer, compare(before, after))
-        assert {k: len(v.data) for k, v in comparison_layers(panel.viewer).items()} == {
-            "gained": 1,
-            "lost": 1,
-            "changed": 1,
-        }
-    gained = comparison_layers(panel.viewer)["gained"]
-    np.testing.assert_allclose(gained.data[0].min(0), (59.5, 59.5))
+        shown = comparison_layer(panel.viewer)
+        assert list(shown.features["kind"]) == ["gained", "lost", "changed"]
+        assert len(panel.viewer.layers) == 2
+    np.testing.assert_allclose(shown.data[0].min(0), (59.5, 59.5))
     assert panel.viewer.layers.selection.active is layer
-    set_visible(panel.viewer, "gained", False)
-    assert not gained.visible
+    panel.verdict.boxes["gained"].setChecked(False)
+    assert list(shown.features["kind"]) == ["lost", "changed"]
+    for box in panel.verdict.boxes.values():
+        box.setChecked(False)
+    assert len(shown.data) == 0

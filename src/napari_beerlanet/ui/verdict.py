@@ -18,8 +18,8 @@ from napari_beerlanet.ui.session import session
 from napari_beerlanet.ui.verdict_layers import (
     KINDS,
     remove_comparison,
-    set_visible,
     show_comparison,
+    show_kinds,
 )
 
 _LARGEST = 16e6  # pixels of an image that is compared whole
@@ -68,7 +68,7 @@ class Verdict(QWidget):
             box.setChecked(True)
             box.setToolTip(tip)
             box.setIcon(_patch(colour))
-            box.toggled.connect(lambda on, kind=kind: set_visible(self._viewer, kind, on))
+            box.toggled.connect(lambda _: show_kinds(self._viewer, self._shown()))
             self.boxes[kind] = box
         self.toggles = row(*self.boxes.values())
         layout.addWidget(self.toggles)
@@ -173,10 +173,11 @@ class Verdict(QWidget):
     def _compared(self, layer: Any, plane: Plane, found: Any) -> None:
         self.compare_bar.say(f"{plane.name}: {found.sentence()}")
         if layer in self._viewer.layers:
-            show_comparison(self._viewer, layer, found, plane.index)
-            for kind, box in self.boxes.items():
-                set_visible(self._viewer, kind, box.isChecked())
+            show_comparison(self._viewer, layer, found, plane.index, self._shown())
             self.toggles.show()
+
+    def _shown(self) -> list[str]:
+        return [kind for kind, box in self.boxes.items() if box.isChecked()]
 
     # --- the choice ------------------------------------------------------------------------------
 
@@ -224,7 +225,9 @@ def _patch(colour: str) -> QIcon:
 def compare_on(plane: Plane, size: Any, before: Any, after: Any, report: Report) -> Any:
     """Both models on one plane."""
     from napari_beerlanet.core.comparing import compare
+    from napari_beerlanet.ui.detection_mesh import fast
 
+    fast()  # what drawing needs is compiled here, not while the window waits
     pixels = plane.read()
     found = [
         model.detect(

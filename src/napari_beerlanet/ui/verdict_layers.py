@@ -1,14 +1,17 @@
-"""What a new model finds otherwise, as layers: gained, lost and changed boxes."""
+"""What a new model finds otherwise, in one layer: gained, lost and changed boxes by colour."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from napari.layers import Image, Shapes
+from napari.utils.colormaps.standardize_color import transform_color
 
 from napari_beerlanet.core.comparing import Comparison
-from napari_beerlanet.ui.detection_shapes import corners_of
+from napari_beerlanet.ui import detection_shapes
 from napari_beerlanet.ui.gl_guard import guard_software_opengl
 from napari_beerlanet.ui.layers import mark, put_above, role, spatial
 
@@ -20,35 +23,54 @@ KINDS = {
 """Colours that are told apart by everybody, and what each kind is."""
 
 _ROLE = "compared"
-_MOST = 500  # boxes of a kind: more take long to draw
+_KEY = "napari-beerlanet"
 
 
-def show_comparison(viewer: Any, source: Image, found: Comparison, index: Any = ()) -> None:
-    """Put a layer for each kind above an image, in place of those that are there."""
+def show_comparison(
+    viewer: Any,
+    source: Image,
+    found: Comparison,
+    index: Sequence[int] = (),
+    shown: Collection[str] = tuple(KINDS),
+) -> None:
+    """Put boxes of the kinds `shown` above an image, in the place of those that are there.
+
+    One layer for all kinds: adding one takes napari long.
+    """
     guard_software_opengl(viewer)
     remove_comparison(viewer)
     selected = set(viewer.layers.selection)
-    for kind, boxes in boxes_by_kind(found).items():
-        if not len(boxes):
-            continue
-        colour, _ = KINDS[kind]
-        layer = Shapes(
-            list(corners_of(boxes[:_MOST], index)),
-            shape_type="rectangle",
-            edge_color=colour,
-            face_color="transparent",
-            edge_width=max(min(_shape(source)) / 250, 1),
-            opacity=1.0,
-            name=f"{kind} · {source.name}",
-            metadata=mark(_ROLE, source, kind=kind),
-            **spatial(source),
-        )
-        viewer.add_layer(layer)
-        put_above(viewer, layer, source)
+    layer = Shapes(
+        ndim=source.ndim,
+        name=f"{source.name} · before and after",
+        face_color="transparent",
+        opacity=1.0,
+        metadata=mark(_ROLE, source, boxes=boxes_by_kind(found), index=tuple(index)),
+        **spatial(source),
+    )
+    viewer.add_layer(layer)
+    put_above(viewer, layer, source)
+    layer.metadata[_KEY]["width"] = max(min(_shape(source)) / 250, 1.0)
+    show_kinds(viewer, shown)
     viewer.layers.selection = selected
 
 
-def boxes_by_kind(found: Comparison) -> dict[str, Any]:
+def show_kinds(viewer: Any, shown: Collection[str]) -> None:
+    """Show the boxes of these kinds and no others."""
+    layer = comparison_layer(viewer)
+    if layer is None:
+        return
+    known = layer.metadata[_KEY]
+    most = detection_shapes.most() // len(KINDS)
+    boxes = {kind: known["boxes"][kind][:most] for kind in KINDS if kind in shown}
+    kinds = [kind for kind, some in boxes.items() for _ in some]
+    colours = transform_color([KINDS[kind][0] for kind in kinds]) if kinds else np.empty((0, 4))
+    together = np.concatenate([np.empty((0, 4), np.float32), *boxes.values()])
+    corners = detection_shapes.corners_of(together, known["index"])
+    detection_shapes.put(layer, corners, colours, known["width"], {"kind": np.array(kinds, object)})
+
+
+def boxes_by_kind(found: Comparison) -> dict[str, npt.NDArray[np.float32]]:
     """Boxes (n, 4) of each kind, lost ones as they were before."""
     changed = np.concatenate([found.relabelled, found.rescored]).astype(np.int64)
     return {
@@ -58,25 +80,19 @@ def boxes_by_kind(found: Comparison) -> dict[str, Any]:
     }
 
 
-def comparison_layers(viewer: Any) -> dict[str, Shapes]:
-    """The layers of a comparison that are in the viewer, by kind."""
-    ours = [layer for layer in viewer.layers if role(layer) == _ROLE]
-    return {layer.metadata["napari-beerlanet"]["kind"]: layer for layer in ours}
-
-
-def set_visible(viewer: Any, kind: str, visible: bool) -> None:
-    """Show or hide the layer of a kind, if there is one."""
-    layer = comparison_layers(viewer).get(kind)
-    if layer is not None:
-        layer.visible = visible
+def comparison_layer(viewer: Any) -> Shapes | None:
+    """The layer of a comparison, if there is one in the viewer."""
+    return next((layer for layer in viewer.layers if role(layer) == _ROLE), None)
 
 
 def remove_comparison(viewer: Any) -> None:
-    """Take our layers out of the viewer."""
-    for layer in comparison_layers(viewer).values():
+    """Take our layer out of the viewer."""
+    layer = comparison_layer(viewer)
+    if layer is not None:
         viewer.layers.remove(layer)
 
 
 def _shape(source: Image) -> tuple[int, int]:
     finest = source.data[0] if source.multiscale else source.data
-    return finest.shape[-3:-1]
+    height, width = finest.shape[-3:-1]
+    return height, width
