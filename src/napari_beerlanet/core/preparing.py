@@ -97,27 +97,25 @@ class Prepared:
 
 def settle(recipe: Recipe) -> Recipe:
     """The recipe with whatever it leaves open chosen by model and data."""
-    if recipe.is_settled:
+    if recipe.is_settled or recipe.model is None or recipe.data is None:
         return recipe
-    assert recipe.model is not None
-    assert recipe.data is not None
     dataset = read_dataset(recipe.data)
     return settled(recipe, load_checkpoint(recipe.model, device="cpu"), dataset)
 
 
 def settled(recipe: Recipe, parent: Detector, dataset: Dataset) -> Recipe:
-    """As `settle`.
+    """As `settle`: by the number of fields.
 
-    A network that has never seen stains learns as Ultralytics would have it; a head with new
-    classes learns at their rate, but from batch statistics that fit.
+    A network that has never seen stains learns as Ultralytics would have it, and new classes learn
+    at its rate.
     """
     if recipe.is_settled:
         return recipe
     if is_fresh(parent):
         return recipe.settled(Plan())
-    batch = recipe.batch if isinstance(recipe.batch, int) else 8
+    size = recipe.batch if isinstance(recipe.batch, int) else 8
     fields = max(len(dataset.splits.get("train", ())), 1)
-    plan = small_data_defaults(fields, recipe.scope, recipe.length, batch)
+    plan = small_data_defaults(fields, recipe.scope, recipe.length, size)
     if parent.classes != dataset.names:
         plan = replace(plan, learning_rate=None)
     return recipe.settled(plan)
