@@ -1,6 +1,5 @@
 """Choosing the project: new ones, open ones, those of other viewers, those that cannot be used."""
 
-import json
 import subprocess
 import sys
 import textwrap
@@ -12,7 +11,6 @@ from napari_beerlanet.ui.panel import Panel
 from napari_beerlanet.ui.project_bar import ProjectBar
 from napari_beerlanet.ui.project_store import (
     ProjectStore,
-    forget,
     last_open,
     projects,
     recent,
@@ -46,18 +44,14 @@ def test_projects_are_remembered_the_last_one_first(tmp_path):
     assert last_open() == tmp_path / "c"
     remember(tmp_path / "a")
     assert [path.name for path in recent()] == ["a", "c", "b"]
-    forget(tmp_path / "c")
-    assert [path.name for path in recent()] == ["a", "b"]
 
 
-def test_a_damaged_list_of_projects_is_no_list(tmp_path):
+def test_a_damaged_note_of_the_open_project_is_none(tmp_path):
     remember(tmp_path / "a")
-    file = tmp_path / "settings" / "projects.json"
-    file.write_text("[1, 2")
-    assert recent() == []
-    file.write_text(json.dumps({"recent": [3, "x"], "open": 7}))
-    assert [str(path) for path in recent()] == ["x"]
-    assert last_open() is None
+    file = tmp_path / "settings" / "open.json"
+    for content in ("[1, 2", '{"open": 7}', "[]"):
+        file.write_text(content)
+        assert last_open() is None
 
 
 def test_another_project_closes_the_one_before(tmp_path):

@@ -102,7 +102,7 @@ class ClassTable(QWidget):
 
     def _show_current(self) -> None:
         blocker = QSignalBlocker(self.table)
-        self.table.selectRow(self.classes._current)
+        self.table.selectRow(self.classes.place)
         blocker.unblock()
         some = bool(self.classes.names)
         self.colour_button.setEnabled(some)

@@ -39,6 +39,11 @@ class Classes:
         """The class of new boxes, None where there is no class yet."""
         return self.names[self._current] if self._current < len(self.names) else None
 
+    @property
+    def place(self) -> int:
+        """Where the class of new boxes stands in the list."""
+        return self._current
+
     def choose(self, place: int) -> bool:
         """Make the class at a place (from 0) that of new boxes; False where there is none."""
         if not 0 <= place < len(self.names):

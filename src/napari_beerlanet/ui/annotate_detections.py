@@ -26,9 +26,17 @@ def shown_detections(viewer: Any, image: Image, plane: Plane) -> Detections | No
     if shower is not None and shower.alive:
         back = shower.read_back()
         scores = back.features.get("confidence", np.ones(len(back.xyxy), np.float32))
-        return _checked(back.xyxy, back.labels, scores, back.names, image)
+        return _checked(back.xyxy, back.labels, scores, back.names)
     layer = _layer_of(viewer, image)
-    return None if layer is None else _read(layer, plane, image)
+    return None if layer is None else _read(layer, plane)
+
+
+def hide_detections(viewer: Any, image: Image) -> None:
+    """Hide the layer, as its boxes lie exactly under their copies."""
+    shower = session(viewer).shown.get(image)
+    layer = shower.layer if shower is not None and shower.alive else _layer_of(viewer, image)
+    if layer is not None:
+        layer.visible = False
 
 
 def scale_of(viewer: Any, image: Image) -> float | None:
@@ -47,7 +55,7 @@ def _layer_of(viewer: Any, image: Image) -> Shapes | None:
     return None
 
 
-def _read(layer: Shapes, plane: Plane, image: Image) -> Detections:
+def _read(layer: Shapes, plane: Plane) -> Detections:
     boxes = read_boxes(layer.data, layer.shape_type)
     here = (boxes.planes == np.array(plane, np.int64)).all(axis=1)
     rows, table = boxes.which[here], layer.features
@@ -57,7 +65,7 @@ def _read(layer: Shapes, plane: Plane, image: Image) -> Detections:
     scores = np.ones(len(rows))
     if "confidence" in table:
         scores = table["confidence"].to_numpy()[rows].astype(float)
-    return _checked(boxes.xyxy[here], np.array(labels, np.int64), scores, classes, image)
+    return _checked(boxes.xyxy[here], np.array(labels, np.int64), scores, classes)
 
 
 def _checked(
@@ -65,7 +73,6 @@ def _checked(
     labels: npt.NDArray[np.int64],
     scores: npt.NDArray[Any],
     names: Sequence[str],
-    image: Image,
 ) -> Detections:
     """Drawn boxes have no confidence, and are sure."""
     sure = np.where(np.isfinite(scores), scores, 1.0)

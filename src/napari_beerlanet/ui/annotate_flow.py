@@ -15,7 +15,7 @@ from napari_beerlanet.core.boxes import matches
 from napari_beerlanet.core.importing import read_onto
 from napari_beerlanet.ui.annotate_adding import Addition, add_image
 from napari_beerlanet.ui.annotate_classes import of_model
-from napari_beerlanet.ui.annotate_detections import scale_of, shown_detections
+from napari_beerlanet.ui.annotate_detections import hide_detections, scale_of, shown_detections
 from napari_beerlanet.ui.annotate_images import AnnotatedImage, sourced_planes
 from napari_beerlanet.ui.annotate_shapes import Plane
 from napari_beerlanet.ui.annotate_store import annotating, look_up
@@ -133,6 +133,7 @@ class AnnotateFlow(QObject):
             return
         sure = found[found.scores >= np.float32(confidence)]
         before = Annotations.empty(self.store.classes.names, made.shape)
+        hide_detections(self.viewer, self.image)
         self._add(made, before.with_copied(sure), self.plane, "copy detections")
 
     def import_file(self, path: str) -> None:

@@ -44,6 +44,7 @@ class AnnotateStore(QObject):
         self.edges = ThinEdges(self, viewer, self._keepers)
         self.pending: list[tuple[AnnotatedImage, dict[Plane, Annotations]]] = []
         self._looking = Task(self)
+        self.projects.changing.connect(self.autosave.flush)
         self.projects.changed.connect(self._project_changed)
         viewer.layers.events.removed.connect(self._removed)
         window.installEventFilter(self)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from qtpy.QtCore import QSignalBlocker
+from qtpy.QtCore import QSignalBlocker, Qt
 from qtpy.QtWidgets import QComboBox, QFileDialog, QSizePolicy, QVBoxLayout, QWidget
 
 from napari_beerlanet.core.progress import Cancelled, Progress, Report
@@ -137,7 +137,8 @@ class ProjectBar(QWidget):
         self.choice.clear()
         for path in self._paths:
             self.choice.addItem(path.name if path else _NONE)
-            self.choice.setItemData(self.choice.count() - 1, str(path or ""), 3)  # tool tip
+            last, tip = self.choice.count() - 1, Qt.ItemDataRole.ToolTipRole
+            self.choice.setItemData(last, str(path or ""), tip)
         self.choice.setCurrentIndex(0)
         blocker.unblock()
         self._say(_state(project), problem=bool(project and (project.read_only or project.notes)))

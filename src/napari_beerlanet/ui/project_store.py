@@ -13,17 +13,18 @@ from psygnal import Signal
 from napari_beerlanet.core.files import atomic_path
 from napari_beerlanet.core.project import Project
 from napari_beerlanet.ui.annotate_drafts import own_folder
+from napari_beerlanet.ui.finetune_recent import recent_projects, remember_project
 from napari_beerlanet.ui.panel import unwrapped
-
-_MOST = 8  # projects that are remembered
 
 
 class ProjectStore:
     """One per viewer; `changed` tells the project that is open now, or None.
 
-    A folder has one writer: all panels of a viewer take the project from here.
+    A folder has one writer: all panels of a viewer take the project from here. `changing` is told
+    before the project that is open is closed, `updated` when there is something new in it.
     """
 
+    changing = Signal()
     changed = Signal(object)
     updated = Signal()
 
@@ -32,6 +33,7 @@ class ProjectStore:
 
     def put(self, project: Project | None) -> None:
         """Make this the viewer's project; the one before it is closed."""
+        self.changing.emit()
         before, self.project = self.project, project
         if before is not None and before is not project:
             before.close()
@@ -64,43 +66,32 @@ def projects(viewer: Any) -> ProjectStore:
 
 def recent() -> list[Path]:
     """Folders of projects, the last one first; also those that are gone or on another drive."""
-    return [Path(entry) for entry in _read().get("recent", []) if isinstance(entry, str)]
+    return recent_projects()
 
 
 def last_open() -> Path | None:
     """The project that was open when the viewer ended, however it did."""
-    path = _read().get("open")
+    try:
+        content = json.loads(_file().read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    path = content.get("open") if isinstance(content, dict) else None
     return Path(path) if isinstance(path, str) else None
 
 
 def remember(path: Path | None) -> None:
-    """Put a project first, or remember that none is open."""
-    others = [str(known) for known in recent() if known != path]
-    listed = ([str(path)] if path else []) + others
-    _write({"recent": listed[:_MOST], "open": str(path) if path else None})
+    """Put a project first, or remember that none is open.
 
-
-def forget(path: Path) -> None:
-    """Leave a project out of the list."""
-    kept = [str(known) for known in recent() if known != path]
-    _write({"recent": kept, "open": None})
-
-
-def _file() -> Path:
-    return own_folder() / "projects.json"
-
-
-def _read() -> dict[str, Any]:
-    try:
-        content = json.loads(_file().read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def _write(content: dict[str, Any]) -> None:
-    """A list of conveniences: where it cannot be written, nothing else suffers."""
+    A convenience: where it cannot be written, nothing else suffers.
+    """
+    if path is not None:
+        remember_project(path)
+    content = {"open": str(path) if path else None}
     with suppress(OSError):
         _file().parent.mkdir(parents=True, exist_ok=True)
         with atomic_path(_file()) as unfinished:
-            unfinished.write_text(json.dumps(content, indent=1), encoding="utf-8")
+            unfinished.write_text(json.dumps(content), encoding="utf-8")
+
+
+def _file() -> Path:
+    return own_folder() / "open.json"
