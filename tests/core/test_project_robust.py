@@ -135,15 +135,34 @@ def test_a_folder_that_cannot_be_written_to_is_opened_to_look_at(project, monkey
 
 
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="permissions do not bind root")
-def test_a_folder_without_permission(project):
+@pytest.mark.parametrize("closed", ["", ".lock", "annotations"])
+def test_a_folder_without_permission(project, closed):
     project.close()
-    project.path.chmod(0o500)
-    (project.path / ".lock").chmod(0o400)
+    path = project.path / closed
+    before = path.stat().st_mode
+    path.chmod(0o500)
     try:
         with Project.open(project.path) as opened:
             assert "cannot be written to" in opened.read_only
     finally:
-        project.path.chmod(0o700)
+        path.chmod(before)
+    with Project.open(project.path) as opened:
+        assert not opened.read_only
+
+
+def test_a_folder_in_which_no_file_can_be_made_is_opened_to_look_at(project, monkeypatch):
+    project.close()
+    before = tree(project.path)
+
+    def refused(*arguments, **more):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "touch", refused)
+    with Project.open(project.path) as opened:
+        assert "cannot be written to" in opened.read_only
+    monkeypatch.undo()
+    assert tree(project.path) == before
+    Project.open(project.path).close()
 
 
 def test_a_folder_of_a_newer_version_is_not_written_to(project):

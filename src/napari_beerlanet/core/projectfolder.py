@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import uuid
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,6 +12,7 @@ from . import journal
 from .files import atomic_path
 from .locks import FolderLock
 from .projectfiles import (
+    ANNOTATIONS,
     DATA,
     FOLDERS,
     FORMAT,
@@ -66,17 +69,37 @@ def open_folder(root: Path, read_only: bool, take_over: bool) -> tuple[FolderLoc
     try:
         lock = FolderLock(root / _LOCK, take_over)
     except OSError:
-        return None, (
-            f"{root}: this folder cannot be written to, so the project is open to look at only; "
-            "copy it to where you may write."
-        )
+        return None, _not_writable(root)
     try:
+        if not _may_write(root):
+            lock.release()
+            return None, _not_writable(root)
         with explained(root, "finish the last change"):
             _tidy(root)
     except BaseException:
         lock.release()
         raise
     return lock, ""
+
+
+def _not_writable(root: Path) -> str:
+    return (
+        f"{root}: this folder cannot be written to, so the project is open to look at only; copy "
+        "it to where you may write."
+    )
+
+
+def _may_write(root: Path) -> bool:
+    """Whether files can be made here; that there is no space left is another matter."""
+    for folder in (root, root / ANNOTATIONS):
+        probe = folder / f".{uuid.uuid4().hex[:16]}.partial"
+        try:
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+                return False
+    return True
 
 
 def _tidy(root: Path) -> None:
