@@ -6,13 +6,14 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from qtpy.QtGui import QCloseEvent
 
 from napari_beerlanet.core.checkpoint import checkpoint_hash, load_checkpoint, save_checkpoint
 from napari_beerlanet.core.detector import Detector
 from napari_beerlanet.core.network import StainDetectionModel
 from napari_beerlanet.core.recipe import Recipe
 from napari_beerlanet.core.runfiles import RunFolder, read_run
-from napari_beerlanet.core.runs import State, list_runs, look_at, new_run
+from napari_beerlanet.core.runs import State, look_at, new_run
 from napari_beerlanet.core.weights import describe
 from napari_beerlanet.ui import training_process
 from napari_beerlanet.ui.finetune_estimate import roughly
@@ -75,10 +76,9 @@ def ready(panel):
     return lambda: panel.start_button.isEnabled()
 
 
-def kill_all(project):
-    for run in list_runs(project):
-        if run.process is not None:
-            psutil.Process(run.process).kill()
+def crowd() -> float:
+    """How many processes want each processor of this machine, at least 1."""
+    return max(psutil.getloadavg()[0] / (os.cpu_count() or 1), 1.0)
 
 
 # --- the whole way -------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ def test_train_compare_and_keep(panel, project, until, stalls):
         assert panel.settings.isHidden()
         until(lambda: not panel.run.running)
     print(f"longest stall of the GUI while training: {1000 * stalls.longest:.0f} ms")
-    assert stalls.longest < 1.0
+    assert stalls.longest < 1.0 * crowd()
     assert panel.run.process.end.state is State.FINISHED
     assert len(panel.run.curves.lines["mAP50"].getData()[0]) == 3
     assert len(panel.run.curves.lines["batch"].getData()[0]) == 6
@@ -163,7 +163,7 @@ def test_closing_the_viewer_and_finding_the_run_again(panel, project, until, qtb
     again.run.pause.click()
     assert look_at(folder).state is State.RUNNING
     again.closing.ask = lambda: "stop"
-    again.closing._stop()
+    again.closing.eventFilter(window, QCloseEvent())
     until(lambda: not again.run.running)
     assert look_at(folder).state is State.STOPPED
     again.close_down()

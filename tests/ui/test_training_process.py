@@ -337,6 +337,27 @@ def test_folder_that_is_gone(begin, until, tmp_path, project):
 # --- following -----------------------------------------------------------------------------------
 
 
+def test_end_of_an_earlier_try_is_not_taken_for_this_one(tmp_path, qtbot, until):
+    """Found while it loads: all that progress.jsonl tells so far is how it failed yesterday."""
+    path = new_run(tmp_path, Recipe("m", "d").write())
+    (path / "progress.jsonl").write_text('{"event": "failed", "message": "yesterday"}\n')
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    folder = RunFolder(path, locked=False)
+    folder.write_run(state="running", process=child.pid)
+    (path / ".lock").touch()
+    run = TrainingProcess(path)
+    ends = []
+    run.ended.connect(ends.append)
+    assert run.attach()
+    qtbot.wait(600)
+    assert run.running
+    assert child.poll() is None
+    folder.write_run(state="finished")
+    child.communicate()
+    until(lambda: bool(ends))
+    assert [end.state for end in ends] == [State.FINISHED]
+
+
 def test_tail_waits_for_whole_lines_and_passes_over_garbage(tmp_path):
     file = tmp_path / "progress.jsonl"
     tail = EventTail(tmp_path)

@@ -8,32 +8,39 @@ from typing import Any, Literal
 from qtpy.QtCore import QEvent, QObject
 from qtpy.QtWidgets import QMessageBox
 
+from napari_beerlanet.ui.training_process import TrainingProcess
+
 Answer = Literal["go on", "stop", "stay"]
 
 
 class ClosingQuestion(QObject):
-    """Sees the main window's close event first. `ask` may be replaced; "stay" keeps it open."""
+    """Sees the main window's close event first. `ask` may be replaced; "stay" keeps it open.
+
+    `process` tells the training that is followed, if there is one.
+    """
 
     def __init__(
-        self, window: Any, running: Callable[[], bool], stop: Callable[[], None], parent: QObject
+        self, window: Any, process: Callable[[], TrainingProcess | None], parent: QObject
     ) -> None:
         super().__init__(parent)
-        self._window, self._running, self._stop = window, running, stop
+        self._window, self._process = window, process
         self.ask: Callable[[], Answer] = lambda: ask(window)
         if window is not None:
             window.installEventFilter(self)
 
     def eventFilter(self, watched: QObject | None, event: QEvent | None) -> bool:
         """Qt's own name."""
-        if event is None or event.type() != QEvent.Type.Close or not self._running():
+        if event is None or event.type() != QEvent.Type.Close:
             return False
-        answer = self.ask()
+        process = self._process()
+        answer = self.ask() if process is not None and process.running else "go on"
         if answer == "stay":
             event.ignore()
-            return True
-        if answer == "stop":
-            self._stop()
-        return False
+        elif process is not None and answer == "stop":
+            process.stop()
+        elif process is not None:
+            process.resume()  # nobody would be there to do it
+        return answer == "stay"
 
     def end(self) -> None:
         """Ask no more."""

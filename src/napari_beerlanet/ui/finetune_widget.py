@@ -40,12 +40,8 @@ class FinetunePanel(Panel):
         self._data_task, self._begin_task = self.task(), self.task()
         self._build()
         self._connect()
-        self.closing = ClosingQuestion(
-            getattr(self.viewer.window, "_qt_window", None),
-            lambda: self.run.running,
-            lambda: self.run.process.stop() if self.run.process is not None else None,
-            self,
-        )
+        window = getattr(self.viewer.window, "_qt_window", None)
+        self.closing = ClosingQuestion(window, lambda: self.run.process, self)
         self._theme()
         self._fill_models()
         self._enable()

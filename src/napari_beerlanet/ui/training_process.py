@@ -68,7 +68,7 @@ class TrainingProcess(QObject):
         self._tail: EventTail | None = None
         self._last: dict[str, Any] | None = None
         self._last_at = self._asked_at = 0.0
-        self._paused = self._begun = False
+        self._paused = self._begun = self._found = False
         self._timer = QTimer(self)
         self._timer.setInterval(_LOOK_EVERY)
         self._timer.timeout.connect(self._look)
@@ -118,10 +118,12 @@ class TrainingProcess(QObject):
             self._process = psutil.Process(run.process)
         except psutil.Error:
             return False
-        self._begun = True
+        self._begun = self._found = True
         self._follow(EventTail(self.folder, latest=_LOOK_BACK))
         self._set_paused(run.state is State.PAUSED)
         self.started.emit()
+        self._tell()
+        self._last = None  # it may be the end of an earlier try: the process lives
         return True
 
     def _follow(self, tail: EventTail) -> None:
@@ -203,6 +205,9 @@ class TrainingProcess(QObject):
         told = {"end": State.FINISHED, "cancelled": State.STOPPED, "failed": State.FAILED}
         if self._last is not None:
             return End(told[self._last["event"]], str(self._last.get("message") or ""))
+        written = look_at(self.folder)
+        if self._found and written.state in told.values():
+            return End(written.state, written.message)
         if self.stopping:
             return End(State.STOPPED, "Stopped at once.")
         code = exit_code(self.process)

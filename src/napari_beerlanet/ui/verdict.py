@@ -37,6 +37,7 @@ class Verdict(QWidget):
         self.judged: Any = None
         self.folder: Path | None = None
         self.task, self.compare_task, self.keep_task = panel.task(), panel.task(), panel.task()
+        self.task.ended.connect(lambda _: self._enable(self.folder is not None))
         self.bar, self.compare_bar = RunBar(self.task), RunBar(self.compare_task)
         self.keep_bar = RunBar(self.keep_task, quiet=True)
         layout = QVBoxLayout(self)
@@ -186,7 +187,7 @@ class Verdict(QWidget):
         from napari_beerlanet.judging import keep
 
         folder, judged, name = self.folder, self.judged, self.name.text().strip()
-        if folder is None or judged is None:
+        if folder is None:
             return
         if not name:
             self.keep_bar.say("Give the new model a name first.")
@@ -211,8 +212,9 @@ class Verdict(QWidget):
         self.discarded.emit(folder)
 
     def _enable(self, on: bool) -> None:
-        for widget in (self.keep_button, self.name, self.compare):
+        for widget in (self.keep_button, self.name):
             widget.setEnabled(on)
+        self.compare.setEnabled(on and self.judged is not None)
 
 
 def _patch(colour: str) -> QIcon:
