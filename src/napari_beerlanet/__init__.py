@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from napari_beerlanet.core.evaluate import evaluate
     from napari_beerlanet.core.layer import BeerLaNet
     from napari_beerlanet.core.palette import Palette
+    from napari_beerlanet.core.slidedetect import detect_slide
+    from napari_beerlanet.core.slides import open_slide
+    from napari_beerlanet.core.stream import decompose_slide
+    from napari_beerlanet.core.study import run_study
     from napari_beerlanet.core.train import fine_tune
 
 __version__ = "0.1.0"
@@ -29,9 +33,13 @@ __all__ = [
     "Palette",
     "__version__",
     "decompose",
+    "decompose_slide",
+    "detect_slide",
     "evaluate",
     "fine_tune",
     "load_checkpoint",
+    "open_slide",
+    "run_study",
     "save_checkpoint",
 ]
 
@@ -42,9 +50,13 @@ _HOME = {
     "Detector": "core.detector",
     "Palette": "core.palette",
     "decompose": "core.decompose",
+    "decompose_slide": "core.stream",
+    "detect_slide": "core.slidedetect",
     "evaluate": "core.evaluate",
     "fine_tune": "core.train",
     "load_checkpoint": "core.checkpoint",
+    "open_slide": "core.slides",
+    "run_study": "core.study",
     "save_checkpoint": "core.checkpoint",
 }
 
