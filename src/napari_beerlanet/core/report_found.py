@@ -14,6 +14,7 @@ from .report_subject import Subject
 
 _LONGEST = 1700  # pixels of the picture
 _BINS = 20
+_MOST_CARDS = 6  # of classes; the table has all
 _MOST_CLASSES = 24  # with a gallery and a histogram each
 _EXAMPLES = 16
 
@@ -38,7 +39,6 @@ def summary(subject: Subject) -> str:
     """The main numbers as cards, and what a reader must know first."""
     counts = subject.shown.counts()
     cards = [card(f"{sum(counts.values()):,}", "objects", _after(subject))]
-    cards += [card(f"{n:,}", name) for name, n in list(counts.items())[:6]]
     share = parasitaemia(counts)
     if share is not None:
         low, high = share.interval
@@ -50,6 +50,7 @@ def summary(subject: Subject) -> str:
                 f"{share.infected:,} infected of {share.cells:,} red cells",
             )
         )
+    cards += [card(f"{n:,}", name) for name, n in list(counts.items())[:_MOST_CARDS]]
     notes = [paragraph(str(note), "warn") for note in subject.notes]
     return "\n".join([block("cards", *cards), *notes])
 
