@@ -83,6 +83,19 @@ def test_a_layer_is_saved_with_all_that_the_format_can_hold(tmp_path, viewer, ki
         assert pd.read_csv(path)["width_um"].tolist() == [4.5, 5, 10.125]
 
 
+def test_colours_go_to_qupath_and_back(tmp_path, viewer):
+    from napari_beerlanet.readers import read
+
+    viewer.add_image(np.zeros((*SHAPE, 3), np.uint8), name="smear")
+    layer = drawn(viewer, edge_color=["#ff0000", "#00ff80", "#ff0000"])
+    save(layer, tmp_path / "a.geojson", "geojson")
+    features = json.loads((tmp_path / "a.geojson").read_text())["features"]
+    kinds = {f["properties"]["classification"]["name"]: f["properties"] for f in features}
+    assert kinds["RBC"]["classification"]["color"] == [255, 0, 0]
+    (data,) = read(str(tmp_path / "a.geojson"))
+    assert data[1]["edge_color"] == ["#ff0000", "#00ff80", "#ff0000"]
+
+
 def test_without_an_image_only_yolo_is_refused(tmp_path, viewer):
     layer = drawn(viewer)
     for kind in WRITE:
@@ -153,7 +166,7 @@ def test_what_a_layer_shows_in_parts_is_saved_whole(tmp_path, viewer, monkeypatc
         xyxy=boxes, labels=np.array([0, 1]), names=["a", "b"],
         features={"class": np.array(["a", "b"], object), "confidence": np.array([0.9, 0.4])},
     )  # fmt: skip
-    shower = SimpleNamespace(alive=True, layer=layer, read_back=lambda: back)
+    shower = SimpleNamespace(alive=True, layer=layer, read_back=lambda: back, colours=["#010203"])
     session(viewer).shown[source] = shower
     save(layer, tmp_path / "a.csv", "csv")
     assert read_detections(tmp_path / "a.csv").counts() == {"a": 1, "b": 1}

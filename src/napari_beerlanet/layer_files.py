@@ -28,16 +28,23 @@ _SCORE = ("confidence", "score", "probability")
 
 
 def shapes_data(
-    parts: Mapping[Index, Detections], name: str, place: Mapping[str, Any], **told: Any
+    parts: Mapping[Index, Detections],
+    name: str,
+    place: Mapping[str, Any],
+    colours: Mapping[str, str] | None = None,
+    **told: Any,
 ) -> LayerData:
     """Data of a Shapes layer with the boxes of each plane, and all their columns as features.
 
-    `place`: keyword arguments that put it where the image is; `told` goes into the metadata.
+    `place`: keyword arguments that put it where the image is; `colours` "#rrggbb" by class, for
+    those that the file has none of; `told` goes into the metadata.
     """
     from napari_beerlanet.ui.detection_shapes import corners_of
 
     names = list(dict.fromkeys(name for part in parts.values() for name in part.names))
-    colours = np.array(class_colours(len(names)), dtype=object)
+    shades = dict(zip(names, class_colours(len(names)), strict=True)) | dict(colours or {})
+    for part in parts.values():
+        shades |= part.report.get("colours", {})
     kinds = _joined([np.array(p.names, dtype=object)[p.labels] for p in parts.values()])
     corners = [corners_of(part.xyxy, index) for index, part in parts.items()]
     boxes = [box for part in corners for box in part]
@@ -52,7 +59,7 @@ def shapes_data(
         "name": name,
         "shape_type": "rectangle",
         "features": features,
-        "edge_color": [colours[names.index(kind)] for kind in kinds] or "#0072b2",
+        "edge_color": [shades[kind] for kind in kinds] or "#0072b2",
         "face_color": "transparent",
         "edge_width": max(typical / 25, 0.5),
         "metadata": {OWNER: {"role": "boxes", "classes": names, **told}},
@@ -80,6 +87,8 @@ def detections_of(data: Any, attributes: Mapping[str, Any]) -> dict[Index, Detec
     table = {name: v[boxes.which] for name, v in table.items() if len(v) == len(shapes)}
     known = _told(attributes).get("classes", [])
     whole = from_table(boxes.xyxy, table, known)
+    colours = _edge_colours(attributes.get("edge_color"), boxes.which, table)
+    whole = replace(whole, report={"colours": colours}) if colours else whole
     planes: dict[Index, list[int]] = {}
     order = np.argsort(-_scores(table, len(boxes.xyxy)), kind="stable")
     for row, plane in enumerate(boxes.planes[order].tolist()):
@@ -102,6 +111,21 @@ def from_table(
         if name not in used and name not in RESERVED
     }
     return Detections(xyxy, labels, _scores(table, len(xyxy)), names, columns)  # type: ignore[arg-type]
+
+
+def _edge_colours(
+    edges: Any, which: npt.NDArray[np.int64], table: Mapping[str, npt.NDArray[Any]]
+) -> dict[str, str]:
+    """The colour of each class: that of its first shape."""
+    words = next((table[name] for name in _CLASS if name in table), None)
+    shades = np.asarray(edges) if edges is not None else np.empty(0)
+    if words is None or shades.ndim != 2 or len(shades) <= int(which.max(initial=0)):
+        return {}
+    eight = np.rint(np.clip(shades[which, :3].astype(float), 0, 1) * 255).astype(int)
+    colours: dict[str, str] = {}
+    for word, (red, green, blue) in zip(words, eight, strict=True):
+        colours.setdefault(_word(word), f"#{red:02x}{green:02x}{blue:02x}")
+    return colours
 
 
 def with_image(found: Detections, shape: Any, pixel_size: Any) -> Detections:

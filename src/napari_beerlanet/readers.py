@@ -138,7 +138,16 @@ def _onto(viewer: Any, source: Any, path: Path) -> list[Any]:
         _show_in_parts(viewer, source, found, plane.index)
         return NOTHING
     told = {"source": source.name, "image_shape": plane.shape, "image": name}
-    return [shapes_data({plane.index: found}, path.name, spatial(source), **told)]
+    colours = _model_colours(viewer)
+    return [shapes_data({plane.index: found}, path.name, spatial(source), colours, **told)]
+
+
+def _model_colours(viewer: Any) -> dict[str, str]:
+    """The colours of the classes of the model that is loaded."""
+    from napari_beerlanet.ui.session import session
+
+    info = getattr(session(viewer).model, "info", None) or {}
+    return dict(zip(info.get("classes", []), info.get("colours") or [], strict=False))
 
 
 def _show_in_parts(viewer: Any, source: Any, found: Detections, index: Index) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +106,9 @@ def _shown_in_parts(layer: Any) -> dict[Index, Detections]:
     for shower in session(napari.current_viewer()).shown.values():
         if shower.alive and shower.layer is layer:
             back = shower.read_back()
-            table = {**back.features}
-            return {(): from_table(back.xyxy, table, back.names)}
+            found = from_table(back.xyxy, back.features, back.names)
+            colours = dict(zip(back.names, shower.colours, strict=False))
+            return {(): replace(found, report={"colours": colours})}
     return {}
 
 

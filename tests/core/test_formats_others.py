@@ -92,6 +92,33 @@ def test_everything_comes_back_from_qupath(tmp_path):
         )
 
 
+def test_colours_come_back_from_qupath(tmp_path):
+    d = some(30, ["RBC", "WBC", "c"])
+    fm.write_geojson(tmp_path / "a.geojson", d, colours=["#010203", "#fffefd", "#a0b0c0"])
+    read = fm.read_geojson(tmp_path / "a.geojson", names=d.names)
+    assert read.report["colours"] == {"RBC": "#010203", "WBC": "#fffefd", "c": "#a0b0c0"}
+    fm.write_geojson(tmp_path / "b.geojson", read)
+    assert (tmp_path / "b.geojson").read_bytes() == (tmp_path / "a.geojson").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("given", "colour"),
+    [
+        ({"name": "a", "colorRGB": -3670016}, {"a": "#c80000"}),
+        ({"name": "a", "color": [200, 0, 300]}, None),
+        ({"name": "a", "color": "red"}, None),
+        ({"name": "a", "color": [1, 2]}, None),
+        ("a", None),
+    ],
+)
+def test_colours_of_any_kind(tmp_path, given, colour):
+    fm.write_geojson(tmp_path / "a.geojson", some(1, ["a"]))
+    content = json.loads((tmp_path / "a.geojson").read_text())
+    content["features"][0]["properties"]["classification"] = given
+    (tmp_path / "a.geojson").write_text(json.dumps(content))
+    assert fm.read_geojson(tmp_path / "a.geojson").report.get("colours") == colour
+
+
 # --- COCO ----------------------------------------------------------------------------------------
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 
 from ..boxes import Detections
-from ..colours import parse_colours
+from ..colours import class_colours, parse_colours
 from .shared import (
     AnyPath,
     Entry,
@@ -36,9 +37,10 @@ def write_geojson(
 ) -> None:
     """Write a FeatureCollection in pixels; `colours` are "#rrggbb" by class.
 
+    Without them they are those that were read with the detections, or else ours.
     Numbers are measurements in QuPath, and text is metadata. `image_name` has no place in it.
     """
-    shades = parse_colours(colours, len(detections.names))
+    shades = parse_colours(colours or _kept_colours(detections), len(detections.names))
     classes = [
         {"name": name, "color": list(shade)}
         for name, shade in zip(detections.names, shades, strict=True)
@@ -70,14 +72,20 @@ def read_geojson(
 ) -> Detections:
     """Read polygons as the boxes around them: a collection, a list of features, or one.
 
-    As older versions of QuPath wrote them, too. Objects inside objects are read as well.
+    As older versions of QuPath wrote them, too. Objects inside objects are read as well. The
+    classes' colours are in the report, "#rrggbb" by name under "colours".
     """
     content = load_json(path, "GeoJSON")
     with parsing(path, "GeoJSON"):
         rows = Rows()
+        colours: dict[str, str] = {}
         for feature in _features(content):
             _add(rows, feature)
-        return to_detections(path, rows, names, image_shape)
+            colour = _colour((feature.get("properties") or {}).get("classification"))
+            if colour:
+                colours.setdefault(rows.classes[-1], colour)
+        found = to_detections(path, rows, names, image_shape)
+        return replace(found, report={"colours": colours}) if colours else found
 
 
 def _features(content: Any) -> Iterator[dict[str, Any]]:
@@ -111,6 +119,28 @@ def _class(properties: dict[str, Any]) -> str:
     if given is not None and not isinstance(given, str):
         raise ValueError("a class has no name")
     return UNCLASSIFIED if given is None else given
+
+
+def _colour(given: Any) -> str:
+    """A class's colour as "#rrggbb": three numbers, or one as Java has it; "" for none."""
+    if not isinstance(given, dict):
+        return ""
+    colour, packed = given.get("color"), given.get("colorRGB")
+    if isinstance(packed, int):
+        return f"#{packed & 0xFFFFFF:06x}"
+    values = colour if isinstance(colour, list) and len(colour) == 3 else []
+    if not values or not all(isinstance(v, int) and 0 <= v <= 255 for v in values):
+        return ""
+    return "#" + "".join(f"{value:02x}" for value in values)
+
+
+def _kept_colours(detections: Detections) -> list[str] | None:
+    """Colours that came with the detections, ours for classes without."""
+    known = detections.report.get("colours")
+    if not isinstance(known, dict):
+        return None
+    ours = class_colours(len(detections.names))
+    return [str(known.get(n, ours[k])) for k, n in enumerate(detections.names)]
 
 
 def _number(value: Any) -> float | None:
