@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import numpy as np
 import numpy.typing as npt
 from napari.layers import Image
 
@@ -16,6 +17,7 @@ Look = Literal["opaque", "multiplicative", "additive"]
 Limits = tuple[float, float]
 
 _HEADROOM = 1.5  # of the contrast slider above the limit
+_SAME_COLOUR = 2  # grey levels that nobody sees
 
 
 def component_name(index: int, share: float, active: bool = True) -> str:
@@ -45,7 +47,7 @@ class ComponentLayer:
         self.alive, self.look = True, look
         self.contrast_is_users = False
         self._before_fading: bool | None = None
-        self._maps = dye_map(colour), glow_map(colour)
+        self._colour = np.asarray(colour, int)
         self.layer = Image(
             data,
             rgb=False,
@@ -68,7 +70,7 @@ class ComponentLayer:
 
     @property
     def _map(self) -> Any:
-        return self._maps[self.look == "additive"]
+        return (glow_map if self.look == "additive" else dye_map)(self._colour)
 
     @property
     def touched(self) -> bool:
@@ -90,12 +92,15 @@ class ComponentLayer:
         same = isinstance(data, list) == self.layer.multiscale
         return same and dimensions(data) == self.layer.ndim
 
-    def follow(self, data: Data, name: str, colour: npt.ArrayLike, limits: Limits) -> None:
+    def follow(
+        self, data: Data, name: str, colour: npt.ArrayLike, limits: Limits, viewer: Any = None
+    ) -> None:
         """Show a new fit's component."""
-        self.layer.data = data
+        self._give_data(data, viewer)
         self._give_name(name)
-        self._maps = dye_map(colour), glow_map(colour)
-        self._give_colormap()
+        if np.abs(np.asarray(colour, int) - self._colour).max() > _SAME_COLOUR:
+            self._colour = np.asarray(colour, int)
+            self._give_colormap()
         self.give_contrast(limits)
         if not self.alive and self._before_fading is not None and not self.layer.visible:
             self.see(self._before_fading)
@@ -107,7 +112,7 @@ class ComponentLayer:
             return
         keep = self.touched
         if data is not None:
-            self.layer.data = data
+            self._give_data(data)
         self._give_name(name)
         self._before_fading = self.layer.visible
         if not keep:
@@ -130,13 +135,23 @@ class ComponentLayer:
         """Show or hide it."""
         self.layer.visible = self._visible = visible
 
+    def _give_data(self, data: Data, viewer: Any = None) -> None:
+        """Other pixels in the same place: the viewer need not work its axes out again."""
+        axes = getattr(viewer, "_on_layers_change", None)
+        same = not isinstance(data, list) and data.shape == self.layer.data.shape
+        if axes is None or not same:
+            self.layer.data = data
+            return
+        with self.layer.events.data.blocker(axes):
+            self.layer.data = data
+
     def _give_name(self, name: str) -> None:
         if self.layer.name == self._name and name != self._name:
             self.layer.name = name
             self._name = self.layer.name  # napari makes it unique
 
     def _give_colormap(self) -> None:
-        is_ours = self.layer.colormap.name == self._colormap
-        if is_ours and self._map.name != self._colormap:
-            self.layer.colormap = self._map
+        given = self._map
+        if self.layer.colormap.name == self._colormap != given.name:
+            self.layer.colormap = given
             self._colormap = self.layer.colormap.name

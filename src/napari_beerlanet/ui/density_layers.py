@@ -74,7 +74,7 @@ class DensityLayers:
                     self._give_up(i)
                 elif i < len(d.active) and d.active[i]:
                     name = component_name(i, d.share[i])
-                    self._ours[i].follow(data[i], name, d.colours[i], limits)
+                    self._ours[i].follow(data[i], name, d.colours[i], limits, self._viewer)
                 else:
                     empty = data[i] if i < len(d.active) else None
                     self._ours[i].fade(empty, component_name(i, 0.0, False))
@@ -166,9 +166,15 @@ class DensityLayers:
         layers = self._viewer.layers
         selected, active = set(layers.selection), layers.selection.active
         below = [layers.index(other) for k, other in self.layers.items() if k > i]
-        layers.insert(max([layers.index(self.source), *below]) + 1, layer)
-        layers.selection = selected  # the user's, not the new layer
-        layers.selection.active = active
+        # Selecting each new layer, and then what was selected before, takes as long as adding it.
+        selects, layers._activate_on_insert = getattr(layers, "_activate_on_insert", True), False
+        try:
+            layers.insert(max([layers.index(self.source), *below]) + 1, layer)
+        finally:
+            layers._activate_on_insert = selects
+        if set(layers.selection) != selected:
+            layers.selection = selected
+            layers.selection.active = active
 
     def _give_up(self, i: int) -> None:
         """Forget a layer, and take it away unless the user touched it."""

@@ -179,14 +179,14 @@ class Fitter:
 
 
 def shared_limit(d: Decomposition) -> float:
-    """A density that nearly all pixels of every component lie below."""
+    """A density that nearly all pixels of every component lie below, in two digits."""
     pixels = d.densities.shape[1] * d.densities.shape[2]
     step = max(1, pixels // _SAMPLE)
     sample = [d.densities[i].reshape(-1)[::step] for i in np.flatnonzero(d.active)]
     if not sample:
         return 1.0
     most = max(float(np.percentile(values, _HIGH)) for values in sample)
-    return most or max(float(values.max()) for values in sample) or 1.0
+    return float(f"{most or max(float(values.max()) for values in sample) or 1.0:.1e}")
 
 
 def where_fitted(target: Target) -> str:
