@@ -307,3 +307,43 @@ def test_annotations_that_change_are_compared_again(compared, until):
     truth.selected_data = {truth.nshapes - 1}
     truth.remove_selected()
     until(lambda: len(panel.against.panel.verdict.missed) == missed - 1)
+
+
+# --- out -----------------------------------------------------------------------------------------
+
+
+def test_a_report_is_written_with_review_and_annotations(compared, until, tmp_path):
+    _, panel, _, _ = compared
+    panel.next()
+    panel.accept()
+    panel.reject()
+    path = tmp_path / "a report.html"
+    panel.out.write(path)
+    until(lambda: path.exists() and not panel.out.task.running)
+    text = path.read_text()
+    assert "smear" in text
+    assert "Against annotations" in text
+    assert "1 rejected" in text or "rejected" in text
+    assert str(path) in panel.out.bar.text
+
+
+def test_nothing_accepted_is_told(opened, monkeypatch):
+    _, panel, _ = opened()
+    said = []
+    monkeypatch.setattr("napari_beerlanet.ui.notices.show_error", said.append)
+    panel.out.send_accepted()
+    assert said == ["Nothing is accepted yet: accept boxes first (Y)."]
+
+
+def test_accepted_boxes_go_to_the_annotations(opened, until):
+    viewer, panel, _ = opened()
+    panel.next()
+    panel.accept()
+    panel.relabel(1)
+    panel.reject()
+    panel.out.send_accepted()
+    until(lambda: any(layer.name.endswith("annotations") for layer in viewer.layers))
+    layer = next(layer for layer in viewer.layers if layer.name.endswith("annotations"))
+    until(lambda: layer.nshapes == 2)
+    assert layer.features["class"].tolist() == ["RBC", "WBC"]
+    assert set(layer.features["status"]) == {"confirmed"}

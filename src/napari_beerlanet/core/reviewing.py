@@ -230,21 +230,24 @@ class Review:
         later = open_[open_ > after]
         return int(later[0] if len(later) else open_[0])
 
-    def decided(self) -> Detections:
-        """The accepted detections under the classes that a person gave them."""
-        which = np.flatnonzero(self.status == STATES.index(ACCEPTED))
-        part = self.found[which]
-        columns = {**part.columns, "status": np.full(len(which), ACCEPTED, dtype=object)}
+    def judged(self, which: Rows | None = None) -> Detections:
+        """Detections, all or some, under the classes of a person, with a column "status"."""
+        rows = np.arange(len(self)) if which is None else which
+        part = self.found[rows]
         return Detections(
             part.xyxy,
-            self.labels[which],
+            self.labels[rows],
             part.scores,
             self.names,
-            columns,
+            {**part.columns, "status": self.column("status")[rows]},
             part.image_shape,
             part.pixel_size,
             self.found.report,
         )
+
+    def decided(self) -> Detections:
+        """The accepted detections under the classes that a person gave them."""
+        return self.judged(np.flatnonzero(self.status == STATES.index(ACCEPTED)))
 
     def place_of(self, name: str) -> int:
         """The number of a class, which is added if it is new."""

@@ -112,6 +112,13 @@ class Against:
         self.panel.use(self.quality, self.target.colours, notes)
         self.judge(self._threshold)
 
+    def quality_of(self, found: Any) -> Quality | None:
+        """The same annotations against other detections, None while there are none."""
+        if self.quality is None or self.truth is None:
+            return None
+        index = self.target.plane.index
+        return quality_of(found, self.truth, self.panel.regions_layer, index)
+
     def judge(self, threshold: float) -> None:
         """Another threshold: match again, and show the difference."""
         self._threshold = max(threshold, 0.0)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from napari.layers import Image, Shapes
 
 from napari_beerlanet.core.boxes import Detections
+from napari_beerlanet.core.reviewing import REJECTED
 from napari_beerlanet.ui.annotate_shapes import Plane, read_boxes
 from napari_beerlanet.ui.layers import OWNER, role
 from napari_beerlanet.ui.session import session
@@ -20,13 +21,14 @@ DETECTIONS = "detections"
 def shown_detections(viewer: Any, image: Image, plane: Plane) -> Detections | None:
     """The boxes of the image's detections in the plane that is shown, None without a layer.
 
-    Those that the threshold hides are left out.
+    Those that the threshold hides or a review has rejected are left out.
     """
     shower = session(viewer).shown.get(image)
     if shower is not None and shower.alive:
         back = shower.read_back()
         scores = back.features.get("confidence", np.ones(len(back.xyxy), np.float32))
-        return _checked(back.xyxy, back.labels, scores, back.names)
+        kept = np.asarray(back.features.get("status", scores)) != REJECTED
+        return _checked(back.xyxy[kept], back.labels[kept], scores[kept], back.names)
     layer = _layer_of(viewer, image)
     return None if layer is None else _read(layer, plane)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,13 @@ import numpy as np
 from napari.layers import Image
 from qtpy.QtCore import QObject, Signal
 
-from napari_beerlanet.core.annotations import Annotations
-from napari_beerlanet.core.boxes import matches
+from napari_beerlanet.core.annotations import CONFIRMED, Annotations
+from napari_beerlanet.core.boxes import Detections, matches
 from napari_beerlanet.core.importing import read_onto
 from napari_beerlanet.ui.annotate_adding import Addition, add_image
 from napari_beerlanet.ui.annotate_classes import of_model
 from napari_beerlanet.ui.annotate_detections import hide_detections, scale_of, shown_detections
-from napari_beerlanet.ui.annotate_images import AnnotatedImage, sourced_planes
+from napari_beerlanet.ui.annotate_images import AnnotatedImage, Sourced, sourced_planes
 from napari_beerlanet.ui.annotate_shapes import Plane
 from napari_beerlanet.ui.annotate_store import annotating, look_up
 from napari_beerlanet.ui.notices import complain
@@ -41,6 +42,8 @@ class AnnotateFlow(QObject):
         self.store = annotating(panel.viewer)
         self.image: Image | None = None
         self.finding, self.running = panel.task(), panel.task()
+        self._confirmed: tuple[Detections, str] | None = None
+        self.began.connect(self._take_waiting)
 
     @property
     def annotated(self) -> AnnotatedImage | None:
@@ -67,14 +70,18 @@ class AnnotateFlow(QObject):
             self.said.emit("Looking for earlier annotations of this image …")
             self.finding.start(
                 lambda report: look_up(planes, plane, project, drafts),
-                lambda found: self._found(image, found, plane),
+                lambda found: self._found(image, found, planes[plane]),
                 lambda error: self._refuse(error),
             )
 
-    def _found(self, image: Image, found: dict[Plane, Any], plane: Plane) -> None:
+    def _found(self, image: Image, found: dict[Plane, Any], shown: Sourced) -> None:
         if image not in self.viewer.layers or self.store.of(image) is not None:
             return
-        made = self.store.begin(image, found, plane)
+        twin = self.store.twin(shown)
+        if twin is not None:
+            self._refuse(f"The same image is being annotated already: “{twin.name}”; choose that.")
+            return
+        made = self.store.begin(image, found, shown.plane.index)
         count = sum(len(saved.annotations) for saved in found.values())
         self.activate(made.boxes.layer)
         earlier = f"{_boxes(count)} from earlier." if count else ""
@@ -135,6 +142,23 @@ class AnnotateFlow(QObject):
         before = Annotations.empty(self.store.classes.names, made.shape)
         hide_detections(self.viewer, self.image)
         self._add(made, before.with_copied(sure), self.plane, "copy detections")
+
+    def take(self, found: Detections, what: str) -> None:
+        """Add boxes that a person has confirmed; the image gets its layers first if it has none."""
+        made = self.annotated
+        if made is None:
+            self._confirmed = found, what
+            self.store.classes.add(found.names)
+            self.begin()
+            return
+        new = Annotations.empty(self.store.classes.names, made.shape).with_copied(found)
+        confirmed = replace(new, status=[CONFIRMED] * len(new))
+        self._add(made, confirmed, self.plane, what)
+
+    def _take_waiting(self) -> None:
+        waiting, self._confirmed = self._confirmed, None
+        if waiting is not None and self.annotated is not None:
+            self.take(*waiting)
 
     def import_file(self, path: str) -> None:
         """Put the boxes of a file onto the image."""

@@ -19,6 +19,7 @@ from napari_beerlanet.ui.panel import Panel
 from napari_beerlanet.ui.review_filter import ReviewFilter
 from napari_beerlanet.ui.review_histogram import ReviewHistogram
 from napari_beerlanet.ui.review_keeper import ReviewKeeper
+from napari_beerlanet.ui.review_out import ReviewOut
 from napari_beerlanet.ui.review_table import ReviewModel, ReviewTable
 from napari_beerlanet.ui.review_target import ReviewTarget, targets
 from napari_beerlanet.ui.runbar import RunBar
@@ -85,6 +86,9 @@ class ReviewWidget(Panel):
             self.body.addWidget(widget)
         self.body.addWidget(self.tabs, 1)
         self.body.addWidget(hint(_KEYS))
+        self.out = ReviewOut(self)
+        self.body.addWidget(self.out)
+        self.body.addWidget(self.out.bar)
         self.body.addWidget(self.bar)
 
     def _buttons(self) -> Any:
@@ -132,7 +136,7 @@ class ReviewWidget(Panel):
         self._bind(None)
         self.target = self._targets[place] if 0 <= place < len(self._targets) else None
         there = self.target is not None
-        for widget in (self.filter, self.progress, self.tabs, self.what):
+        for widget in (self.filter, self.progress, self.tabs, self.what, self.out):
             widget.setVisible(there)
         self.empty.setVisible(not there)
         self.review = self.model = self.crops = self.current = self.subset = None
