@@ -25,8 +25,9 @@ def recipe_of(project: Path, model: Any, settings: dict[str, Any]) -> Recipe:
     return recipe
 
 
-def begin(project: Path, model: Any, recipe: Recipe) -> Path:
+def begin(project: Path, model: Any, settings: dict[str, Any]) -> Path:
     """Make the run's folder; a model that is no file is written into it."""
+    recipe = recipe_of(project, model, settings)
     path = new_run(project, recipe.write())
     if is_detector(model):
         from napari_beerlanet.core.checkpoint import save_checkpoint
@@ -42,6 +43,17 @@ def use_device(path: Path, device: str) -> None:
     settings = read_run(path / "run.json")["settings"]
     if settings.get("device") != device:
         RunFolder(path, locked=False).write_run(settings={**settings, "device": device})
+
+
+def look_at_project(folder: Path, report: Any) -> tuple[Any, list[str]]:
+    """A `DataSummary` of the data, and the devices that this machine has."""
+    from napari_beerlanet.core.device import available_devices
+    from napari_beerlanet.core.files import FileError
+    from napari_beerlanet.core.outlook import look_at_data
+
+    if not folder.is_dir():
+        raise FileError(f"{folder}: there is no such folder; connect the drive that it is on.")
+    return look_at_data(folder / "data.yaml", report), available_devices()
 
 
 def is_detector(model: Any) -> bool:

@@ -10,7 +10,7 @@ from qtpy.QtWidgets import QVBoxLayout, QWidget
 
 from napari_beerlanet.core.runs import Run, State
 from napari_beerlanet.ui.controls import button, form, rule
-from napari_beerlanet.ui.finetune_begin import begin, recipe_of, use_device
+from napari_beerlanet.ui.finetune_begin import begin, look_at_project, use_device
 from napari_beerlanet.ui.finetune_choices import ModelChoice, ProjectChoice
 from napari_beerlanet.ui.finetune_closing import ClosingQuestion
 from napari_beerlanet.ui.finetune_estimate import Asked, Estimate
@@ -115,7 +115,7 @@ class FinetunePanel(Panel):
         self._offer_to_resume(found)
         self._enable()
         self._data_task.start(
-            lambda report: _look(folder, report), self._looked, lambda error: self._bad(error)
+            lambda report: look_at_project(folder, report), self._looked, self._bad
         )
 
     def _looked(self, found: tuple[Any, list[str]]) -> None:
@@ -130,13 +130,11 @@ class FinetunePanel(Panel):
         self._enable()
 
     def _offer_to_resume(self, found: list[Run]) -> None:
-        newest = found[0] if found else None
-        cut = newest is not None and newest.state is State.INTERRUPTED
+        cut = bool(found) and found[0].state is State.INTERRUPTED
         self.resume_line.setVisible(cut)
-        if cut and newest is not None:
+        if cut:
             self.resume_line.setText(
-                f"{newest.name} was interrupted after epoch {newest.epoch}: open “Runs of this "
-                "project” below to resume it."
+                f"{found[0].name} was interrupted after epoch {found[0].epoch}: resume it below."
             )
             self.runs.head.setChecked(True)
 
@@ -154,16 +152,12 @@ class FinetunePanel(Panel):
         project, model = self.project.project, self.model.given
         if project is None or model is None or self.run.running:
             return
-        try:
-            recipe = recipe_of(project, model, self.form.settings())
-        except (ValueError, OSError) as error:
-            self.start_bar.fail(error)
-            return
+        settings = self.form.settings()
         self.estimate.cancel()
         self.start_button.setEnabled(False)
         self._begin_task.start(
-            lambda report: begin(project, model, recipe),
-            lambda path: self._launch(path),
+            lambda report: begin(project, model, settings),
+            self._launch,
             lambda error: self._enable(),
         )
 
@@ -267,13 +261,3 @@ class FinetunePanel(Panel):
         self.closing.end()
         self.estimate.cancel()
         self.run.leave()
-
-
-def _look(folder: Path, report: Any) -> tuple[Any, list[str]]:
-    from napari_beerlanet.core.device import available_devices
-    from napari_beerlanet.core.files import FileError
-    from napari_beerlanet.core.outlook import look_at_data
-
-    if not folder.is_dir():
-        raise FileError(f"{folder}: there is no such folder; connect the drive that it is on.")
-    return look_at_data(folder / "data.yaml", report), available_devices()

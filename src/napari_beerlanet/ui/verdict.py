@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from qtpy.QtCore import Qt, Signal
+from qtpy.QtCore import Signal
 from qtpy.QtGui import QColor, QIcon, QPixmap
-from qtpy.QtWidgets import QCheckBox, QGridLayout, QLabel, QLineEdit, QVBoxLayout, QWidget
+from qtpy.QtWidgets import QCheckBox, QLineEdit, QVBoxLayout, QWidget
 
-from napari_beerlanet.core.progress import Report, within
 from napari_beerlanet.ui.controls import button, heading, hint, row
 from napari_beerlanet.ui.layers import ImageChoice
 from napari_beerlanet.ui.planes import Plane, current_plane, pixel_size
@@ -21,6 +20,8 @@ from napari_beerlanet.ui.verdict_layers import (
     show_comparison,
     show_kinds,
 )
+from napari_beerlanet.ui.verdict_table import MetricsTable
+from napari_beerlanet.ui.verdict_work import compare_on, judge_run, keep_model
 
 _LARGEST = 16e6  # pixels of an image that is compared whole
 
@@ -46,8 +47,8 @@ class Verdict(QWidget):
         self.title = heading("Before and after")
         layout.addWidget(self.title)
         layout.addWidget(self.bar)
-        self.table = QGridLayout()
-        layout.addLayout(self.table)
+        self.table = MetricsTable()
+        layout.addWidget(self.table)
         self.notes = hint()
         layout.addWidget(self.notes)
         self._add_comparison(layout)
@@ -95,14 +96,11 @@ class Verdict(QWidget):
 
     def judge(self, folder: Path, fields: int | None = None) -> None:
         """Measure a run's model and the one before; shown as soon as both are there."""
-        from napari_beerlanet.judging import judge
-
         self.clear()
         self.folder = folder
         self.name.setText(_suggested(folder))
         self.show()
-        more = {} if fields is None else {"fields": fields}
-        self.task.start(lambda report: judge(folder, report, **more), self._show)
+        self.task.start(lambda report: judge_run(folder, report, fields), self._show)
 
     def clear(self) -> None:
         """Show nothing, and take our layers away."""
@@ -110,7 +108,7 @@ class Verdict(QWidget):
             task.cancel()
         remove_comparison(self._viewer)
         self.judged = self.folder = None
-        self._empty_table()
+        self.table.clear()
         self.notes.hide()
         self.toggles.hide()
         for bar in (self.bar, self.compare_bar, self.keep_bar):
@@ -120,38 +118,16 @@ class Verdict(QWidget):
 
     def _show(self, judged: Any) -> None:
         self.judged = judged
-        self._fill_table(judged.rows())
+        self.table.fill(judged.rows())
         self.notes.setText("\n".join(judged.notes))
         self.notes.setVisible(bool(judged.notes))
         self._enable(True)
         if self.image.layer is not None:
             self.compare_image()
 
-    def _fill_table(self, rows: list[Any]) -> None:
-        self._empty_table()
-        lines = [("", "before", "after", "")]
-        lines += [(r.what, _points(r.before), _points(r.after), _change(r)) for r in rows]
-        for i, line in enumerate(lines):
-            for j, text in enumerate(line):
-                label = QLabel(text)
-                if j:
-                    label.setAlignment(Qt.AlignmentFlag.AlignRight)
-                self.table.addWidget(label, i, j)
-        self.table.setColumnStretch(0, 1)
-
-    def _empty_table(self) -> None:
-        while self.table.count():
-            label = self.table.takeAt(0).widget()
-            label.hide()
-            label.deleteLater()
-
     def rows(self) -> list[list[str]]:
-        """The table as text, for tests and for reading aloud."""
-        found: dict[int, list[str]] = {}
-        for k in range(self.table.count()):
-            i, *_ = self.table.getItemPosition(k)
-            found.setdefault(i, []).append(self.table.itemAt(k).widget().text())
-        return list(found.values())
+        """The table as text."""
+        return self.table.texts()
 
     # --- on the open image -----------------------------------------------------------------------
 
@@ -184,8 +160,6 @@ class Verdict(QWidget):
 
     def keep(self) -> None:
         """Save the new model, and load it for detection."""
-        from napari_beerlanet.judging import keep
-
         folder, judged, name = self.folder, self.judged, self.name.text().strip()
         if folder is None:
             return
@@ -194,7 +168,7 @@ class Verdict(QWidget):
             return
         self._enable(False)
         self.keep_task.start(
-            lambda report: _load(keep(folder, name, judged)),
+            lambda report: keep_model(folder, name, judged),
             self._keep,
             lambda error: self._enable(True),
         )
@@ -224,38 +198,5 @@ def _patch(colour: str) -> QIcon:
     return QIcon(square)
 
 
-def compare_on(plane: Plane, size: Any, before: Any, after: Any, report: Report) -> Any:
-    """Both models on one plane."""
-    from napari_beerlanet.core.comparing import compare
-    from napari_beerlanet.ui.detection_mesh import fast
-
-    fast()  # what drawing needs is compiled here, not while the window waits
-    pixels = plane.read()
-    found = [
-        model.detect(
-            pixels, pixel_size=size, densities=False, report=within(report, start, start + 0.5)
-        )
-        for model, start in ((before, 0.0), (after, 0.5))
-    ]
-    return compare(*found)
-
-
-def _load(path: Path) -> tuple[Path, Any]:
-    from napari_beerlanet.core.checkpoint import load_checkpoint
-
-    return path, load_checkpoint(path)
-
-
 def _suggested(folder: Path) -> str:
     return f"{folder.parents[1].name} {folder.name[:10]}"
-
-
-def _points(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.1f}"
-
-
-def _change(line: Any) -> str:
-    if line.before is None or line.after is None:
-        return ""
-    points = 100 * (line.after - line.before)
-    return "=" if abs(points) < 0.05 else f"{'▲' if points > 0 else '▼'} {abs(points):.1f}"
