@@ -249,6 +249,14 @@ def test_levels_are_put_in_order_and_checked(image):
         as_levels([image, image[::2, ::2].astype(np.uint16)])
 
 
+def test_a_layer_of_napari_is_a_pyramid(image):
+    from napari.layers import Image
+
+    layer = Image([image, image[::2, ::2]], multiscale=True, rgb=True)
+    assert [level.shape for level in as_levels(layer.data)] == [(330, 420, 3), (165, 210, 3)]
+    assert len(decompose_slide(layer.data, iterations=2).levels) == 2
+
+
 def test_few_are_under_way_at_a_time():
     begun = []
     results = in_threads(lambda k: begun.append(k) or k, range(100), threads=2)

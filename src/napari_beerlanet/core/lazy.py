@@ -42,10 +42,8 @@ class Part:
 
 def as_levels(data: Any) -> list[Any]:
     """An image, or its pyramid as a list or as napari's, the finest first; checked, not read."""
-    several = isinstance(data, (list, tuple)) or (
-        hasattr(data, "__getitem__") and not hasattr(data, "dtype") and hasattr(data, "__len__")
-    )
-    levels = [data[k] for k in range(len(data))] if several else [data]
+    # napari's pyramid is a sequence that has a shape and a dtype as well.
+    levels = [data[k] for k in range(len(data))] if isinstance(data, Sequence) else [data]
     if not levels:
         raise ImageError(f"An image without any level. {ACCEPTED}")
     for level in levels:

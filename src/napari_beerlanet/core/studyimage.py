@@ -209,12 +209,13 @@ def _write(
             paths.append(out / (name + ending))
             return stack.enter_context(atomic_path(paths[-1]))
 
-        extra = {"settings": json.loads(json.dumps(asdict(settings)))}
+        extra = {"settings": json.loads(json.dumps(asdict(settings))), "shape": slide.shape}
         write_spectra(begin(SPECTRA), stains.fit, slide.pixel_size, title, extra)
         if settings.previews:
             from .preview import preview
 
-            preview(stains.fit, title, slide.pixel_size).save(begin(PREVIEW))
+            picture = preview(stains.fit, _title(slide), _thumbnail_size(slide, stains))
+            picture.save(begin(PREVIEW))
         if found is not None:
             from .formats import write_detections
 
@@ -224,6 +225,19 @@ def _write(
             if settings.previews:
                 _draw(begin(OVERLAY), slide, found)
     return paths
+
+
+def _title(slide: Slide) -> str:
+    return f"{slide.path.name}, {slide.shape[1]} x {slide.shape[0]} pixels"
+
+
+def _thumbnail_size(slide: Slide, stains: SlideDecomposition) -> tuple[float, float] | None:
+    """Micrometres per pixel of the thumbnail that a preview shows."""
+    if slide.pixel_size is None:
+        return None
+    pairs = zip(slide.pixel_size, slide.shape, stains.fit.image.shape, strict=True)
+    y, x = (size * whole / small for size, whole, small in pairs)
+    return y, x
 
 
 def _draw(path: Path, slide: Slide, found: Detections) -> None:
