@@ -117,6 +117,20 @@ def test_kept_statistics_are_those_of_the_parent(data, tmp_path):
         assert "model.0.bn.weight" in moved
 
 
+def test_a_class_without_boxes_is_left_alone(tmp_path):
+    data = write_smears(tmp_path / "smears", train=3, val=1, side=64)
+    for labels in (tmp_path / "smears" / "labels").rglob("*.txt"):
+        rows = [row for row in labels.read_text().splitlines() if not row.startswith("2")]
+        labels.write_text("\n".join(rows) + "\n")
+    rates = {"optimizer": "AdamW", "lr0": 0.01, "weight_decay": 0.0}
+    for keep in (True, False):
+        trainer, before = trained(data, tmp_path / f"run-{keep}", keep_statistics=keep, **rates)
+        after = trainer.model.state_dict()
+        for name in ("model.5.cv3.0.2.weight", "model.5.cv3.0.2.bias"):
+            assert torch.equal(before[name][2], after[name][2]) == keep
+            assert not torch.equal(before[name][:2], after[name][:2])
+
+
 def test_an_epoch_shows_every_image_as_often_as_asked(data, tmp_path):
     memory = Memory()
     trainer, _ = trained(data, tmp_path / "run", memory, repeats=3)

@@ -55,7 +55,7 @@ def small_data_defaults(
         repeats,
         _RATES[scope] * (1 if fields < MANY else 2),
         keep_statistics=fields < MANY,
-        average=max(steps // 5, 2),
+        average=steps if fields < MANY else max(steps // 5, 2),
         stops_early=True,
         advanced={"cos_lr": True, "lrf": 0.05, "nbs": batch, "warmup_epochs": 1},
     )

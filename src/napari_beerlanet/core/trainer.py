@@ -60,7 +60,8 @@ class StainTrainer(RepeatableTrainer):
         How often an epoch shows every training image, each time augmented anew.
     keep_statistics
         Normalise with the batch statistics that the model came with, and leave them as they are:
-        those of a few fields are no good substitute.
+        those of a few fields are no good substitute. Nor are few fields without any box of a class
+        taken for proof that there is none: that class is neither taught nor untaught.
     average
         Steps over which weights are averaged; None is Ultralytics' own average, which forgets what
         is more than some thousand steps ago and hardly averages anything in the first hundreds.
@@ -148,6 +149,14 @@ class StainTrainer(RepeatableTrainer):
                 parameter.requires_grad = False
         if self.average is not None and self.ema is not None:
             self.ema.decay = _weight_of_the_past(self.average)
+
+    def set_class_weights(self) -> None:
+        """Ultralytics' weights, or 0 for classes that are left alone."""
+        super().set_class_weights()
+        present = self.get_class_counts() > 0
+        if self.keep_statistics and not self.args.cls_pw and present.any():
+            weights = torch.as_tensor(present, dtype=torch.float32, device=self.device)
+            unwrapped(self.model).class_weights = weights
 
     def _model_train(self) -> None:
         super()._model_train()
