@@ -1,6 +1,8 @@
 """Parts of the panel "Find cells" by themselves: model card, choice of models, counts, files."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -165,3 +167,10 @@ def test_a_model_opened_in_the_viewer_goes_to_the_panel(make_napari_viewer, tmp_
     assert len(viewer.window._qt_window.findChildren(DetectWidget)) == 1
     assert [layer.name for layer in viewer.layers] == ["smear"]
     np.testing.assert_array_equal(viewer.layers[0].data, smear)
+
+
+def test_the_panel_opens_without_loading_torch():
+    """It takes seconds, and the window would stand still meanwhile."""
+    code = "import sys, napari_beerlanet.ui.detect_widget as w; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -1,5 +1,6 @@
 """The layer of detections: shown, filtered, thin at any zoom, and careful with the user's edits."""
 
+import gc
 import time
 
 import numpy as np
@@ -269,6 +270,14 @@ def test_a_pasted_copy_is_a_box_of_its_own():
     rows = store.take_over(shown, store.xyxy[:3].copy(), boxes, table)
     assert list(rows) == [0, 1, 2, 3]
     assert store.status[3] == ADDED
+
+
+def test_a_layer_goes_on_showing_what_is_in_view_by_itself(viewer, until):
+    layer = DetectionLayer(viewer, image(viewer, 4000), detections(5000, 4000), COLOURS).layer
+    gc.collect()
+    before = len(layer.data)
+    viewer.camera.zoom *= 10
+    until(lambda: len(layer.data) < before)
 
 
 # --- how fast ------------------------------------------------------------------------------------

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .stainfit import StainFit
+if TYPE_CHECKING:
+    from .stainfit import StainFit
 
 _SAMPLE = 1 << 17  # pixels that stand for an image
 _LIGHT = 0.55  # of ln intensity, mean of the channels

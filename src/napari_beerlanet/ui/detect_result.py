@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -11,11 +11,13 @@ from qtpy.QtCore import QObject, QTimer
 
 from napari_beerlanet.core.counting import Tally
 from napari_beerlanet.ui.counts_panel import CountsPanel
-from napari_beerlanet.ui.density_arrays import Data
-from napari_beerlanet.ui.density_layers import DensityLayers
 from napari_beerlanet.ui.detect_work import Result
 from napari_beerlanet.ui.detection_layer import DetectionLayer
-from napari_beerlanet.ui.fitting import Fitted
+
+if TYPE_CHECKING:  # they are slow to import, and there when a result is
+    from napari_beerlanet.ui.density_arrays import Data
+    from napari_beerlanet.ui.density_layers import DensityLayers
+    from napari_beerlanet.ui.fitting import Fitted
 
 _SOON = 30  # milliseconds
 
@@ -52,8 +54,6 @@ class ResultPart(QObject):
             shower.take_colours(colours, found.names)
             shower.put(found, index, confidence)
         else:
-            if shower is not None and shower.alive:
-                shower.let_go()
             shower = DetectionLayer(self._viewer, source, found, colours, index, confidence, labels)
         if result.stains is not None:
             self._put_stains(source, *result.stains)
@@ -64,6 +64,8 @@ class ResultPart(QObject):
         self.count()
 
     def _put_stains(self, source: Image, fitted: Fitted, data: list[Data]) -> None:
+        from napari_beerlanet.ui.density_layers import DensityLayers
+
         if source not in self._stains:
             self._stains[source] = DensityLayers(self._viewer, source, self)
         self._stains[source].show(fitted, data, anew=True)

@@ -1,19 +1,23 @@
-"""One detection from order to result. Runs off the GUI thread and knows neither Qt nor layers."""
+"""One detection from order to result. Runs off the GUI thread and knows neither Qt nor layers.
+
+Whatever is slow to import is imported here, in the thread: the panel opens at once.
+"""
 
 from __future__ import annotations
 
 import math
 import time
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from napari_beerlanet.core.boxes import Detections
-from napari_beerlanet.core.familiar import unlike_training
 from napari_beerlanet.core.images import ImageError
 from napari_beerlanet.core.progress import Report, tell, within
-from napari_beerlanet.ui.density_arrays import Data, density_data
-from napari_beerlanet.ui.fitting import Fitted, Settings, Target, shared_limit
 from napari_beerlanet.ui.planes import Plane, Window
+
+if TYPE_CHECKING:
+    from napari_beerlanet.ui.density_arrays import Data
+    from napari_beerlanet.ui.fitting import Fitted
 
 LARGEST = 300_000_000
 """Pixels that are read at once."""
@@ -100,6 +104,9 @@ def _model(order: Order, report: Report) -> Any:
 
 def _stains(model: Any, order: Order, report: Report | None) -> tuple[Fitted, list[Data]]:
     """What the layers of the learned stains show, worked out lazily where the image is large."""
+    from napari_beerlanet.ui.density_arrays import density_data
+    from napari_beerlanet.ui.fitting import Fitted, Settings, Target, shared_limit
+
     target = Target((order.plane,))
     decomposition = model.decompose(target.read(order.plane), report)
     fitted = Fitted(decomposition, Settings(), target, shared_limit(decomposition))
@@ -116,6 +123,8 @@ def _check_size(order: Order, windows: tuple[Window, ...]) -> None:
 
 
 def _warnings(model: Any, order: Order, found: Detections) -> list[str]:
+    from napari_beerlanet.core.familiar import unlike_training
+
     candidates = found.candidates if found.candidates is not None else found
     stain = found.report.get("stain")
     return unlike_training(model.info, stain, order.pixel_size, candidates.scores)

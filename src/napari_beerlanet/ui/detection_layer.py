@@ -14,25 +14,24 @@ import numpy as np
 import numpy.typing as npt
 from napari.layers import Image, Shapes
 from napari.layers.base import ActionType
-from napari.utils.colormaps.standardize_color import transform_color
 from psygnal import Signal
 from qtpy.QtCore import QTimer
 
 from napari_beerlanet.core.boxes import Detections
-from napari_beerlanet.core.colours import class_colours
 from napari_beerlanet.ui import detection_shapes
+from napari_beerlanet.ui.detection_look import Look
 from napari_beerlanet.ui.detection_store import BoxStore, Rows
-from napari_beerlanet.ui.detection_view import View, plane_of, touching, view_of
+from napari_beerlanet.ui.detection_view import View, plane_of, surest, touching, view_of
 from napari_beerlanet.ui.gl_guard import guard_software_opengl
 from napari_beerlanet.ui.layers import mark, put_above, spatial
 
 ROLE = "detections"
-_EDGE = 1.5  # pixels of the screen
 _FEW = 150  # boxes in view that are labelled
 _PAUSE = 60  # milliseconds between changes of what is shown, while the view moves
-_LABEL = "{class} {confidence:.2f}"
 
 Index = tuple[int, ...]
+
+_living: set[DetectionLayer] = set()  # napari holds listeners weakly; they live with their layers
 
 
 class ReadBack(NamedTuple):
@@ -68,7 +67,7 @@ class DetectionLayer:
         text: bool = False,
     ) -> None:
         self.viewer = viewer
-        self._colours = list(colours or class_colours(len(detections.names)))
+        self._look = Look(colours, detections.names)
         self.stores: dict[Index, BoxStore] = {}
         self._founds: dict[Index, Detections] = {}
         self._chosen: float | npt.NDArray[np.bool_] = confidence
@@ -78,7 +77,6 @@ class DetectionLayer:
         self._store: BoxStore | None = None
         self._rows: Rows = np.empty(0, np.int64)
         self._put = np.empty((0, 4), np.float32)
-        self._width, self._drawn_in = 1.0, ""
         guard_software_opengl(viewer)
         self.layer = self._make_layer(source)
         self._timer = QTimer()
@@ -86,6 +84,7 @@ class DetectionLayer:
         self._timer.setInterval(_PAUSE)
         self._timer.timeout.connect(self._follow)
         self._listen(True)
+        _living.add(self)
         self.put(detections, index)
         QTimer.singleShot(0, self._appear)  # napari takes long for either; so they are two turns
 
@@ -127,7 +126,7 @@ class DetectionLayer:
     @property
     def colours(self) -> list[str]:
         """Of the classes."""
-        return list(self._colours)
+        return list(self._look.colours)
 
     @property
     def confidence(self) -> float:
@@ -153,7 +152,7 @@ class DetectionLayer:
 
     def take_colours(self, colours: Sequence[str] | None, names: Sequence[str]) -> None:
         """Use these from the next `put` on; another model has others."""
-        self._colours = list(colours or class_colours(len(names)))
+        self._look = Look(colours, names)
 
     def passing(self) -> tuple[BoxStore, npt.NDArray[np.bool_]] | None:
         """The plane's boxes, and which of them are chosen, in view or not."""
@@ -222,12 +221,6 @@ class DetectionLayer:
         if self.alive:
             self.viewer.layers.remove(self.layer)
 
-    def let_go(self) -> None:
-        """Leave the layer to the user as it is: it is not touched any more."""
-        self._take_over()
-        self._listen(False)
-        self._timer.stop()
-
     def _chosen_for(self, store: BoxStore) -> float | npt.NDArray[np.bool_]:
         fits = np.ndim(self._chosen) == 0 or len(np.asarray(self._chosen)) == store.original
         return self._chosen if fits else 0.25
@@ -242,11 +235,11 @@ class DetectionLayer:
         mask = store.passing(self._chosen_for(store))
         rows, near = self._to_show(store, mask, view)
         labelled = self._text and near <= _FEW
-        if not labelled and self.layer.text.visible:
-            self.layer.text = {"string": {"constant": ""}, "visible": False}
+        if not labelled:
+            self._look.unlabel(self.layer)
         self._put_rows(store, rows, view)
         if labelled:
-            self._label(store)
+            self._look.label(self.layer, store, rows)
         total = int(mask.sum())
         if len(rows) < near:
             self.told.emit(f"{len(rows):,} of {total:,} shown; zoom in to see all.")
@@ -266,15 +259,11 @@ class DetectionLayer:
         if self._pinned is not None and self._pinned < len(store):
             pinned[self._pinned] = mask[self._pinned]
         rows = np.flatnonzero(inside | pinned)
-        if len(rows) > most:
-            first = pinned[rows] | store.touched[rows]
-            order = np.lexsort((-store.scores[rows], ~first))
-            rows = np.sort(rows[order[:most]])
-        return rows, near
+        return surest(rows, store.scores, pinned | store.touched, most), near
 
     def _put_rows(self, store: BoxStore | None, rows: Rows, view: View | None) -> None:
         selected = self._selected_ids() if store is self._store else set()
-        self._width = _EDGE * view.pixel if view is not None else self._width
+        self._look.see(view)
         index = plane_of(self.layer, self.viewer)
         boxes = store.xyxy[rows] if store is not None else np.empty((0, 4), np.float32)
         self._ours = True
@@ -282,12 +271,12 @@ class DetectionLayer:
             detection_shapes.put(
                 self.layer,
                 detection_shapes.corners_of(boxes, index),
-                self._edge_colours(store, rows),
-                self._width,
+                self._look.edges(store, rows),
+                self._look.width,
                 store.features(rows) if store is not None else {},
             )
             if store is not self._store:
-                self._set_defaults(store)
+                self._look.set_defaults(self.layer, store)
             self._store, self._rows, self._put = store, rows, boxes.copy()
             if selected and store is not None:
                 self.layer.selected_data = set(
@@ -295,33 +284,6 @@ class DetectionLayer:
                 )
         finally:
             self._ours = False
-
-    def _edge_colours(self, store: BoxStore | None, rows: Rows) -> npt.NDArray[np.float32]:
-        if store is None or not len(rows):
-            return np.empty((0, 4), np.float32)
-        missing = len(store.names) - len(self._colours)
-        if missing > 0:  # classes that the user named
-            self._colours += class_colours(len(store.names))[-missing:]
-        return np.asarray(transform_color(self._colours), np.float32)[store.labels[rows]]
-
-    def _set_defaults(self, store: BoxStore | None) -> None:
-        """What the next box has that the user draws."""
-        if store is None or not len(store.names):
-            return
-        label = int(np.bincount(store.labels, minlength=1).argmax())
-        self.layer.feature_defaults = store.defaults(label)
-        self.layer.current_edge_width = self._width
-        if self._drawn_in != self._colours[label]:
-            self._drawn_in = self._colours[label]
-            with self.layer.block_thumbnail_update():
-                self.layer.current_edge_color = self._drawn_in
-
-    def _label(self, store: BoxStore) -> None:
-        colours = self._edge_colours(store, self._rows)
-        look: dict[str, Any] = {"string": _LABEL, "size": 9, "anchor": "upper_left"}
-        if len(colours):
-            look["color"] = {"array": colours, "default": "gray"}
-        self.layer.text = look | {"visible": True}
 
     # --- what happens meanwhile -------------------------------------------------------------------
 
@@ -351,23 +313,19 @@ class DetectionLayer:
             self._timer.start()  # the user is drawing
             return
         self._take_over()
-        store, view = self.store, view_of(self.layer, self.viewer)
-        same = store is self._store and store is not None and not self._text
-        if (
-            same
-            and view is not None
-            and len(self._rows) == int(store.passing(self._chosen_for(store)).sum())
-        ):
-            self._set_width(_EDGE * view.pixel)
-        else:
+        if not self._shows_all():
             self._draw()
-
-    def _set_width(self, width: float) -> None:
-        if abs(width - self._width) > 0.02 * self._width:
-            self._width, self._ours = width, True
-            detection_shapes.set_width(self.layer, width)
-            self.layer.current_edge_width = width
+        elif self._look.see(view_of(self.layer, self.viewer)):
+            self._ours = True
+            self._look.set_width(self.layer)
             self._ours = False
+
+    def _shows_all(self) -> bool:
+        """Whether what is chosen is in the layer, wherever the view is."""
+        store = self.store
+        if store is None or store is not self._store or self._text:
+            return False
+        return len(self._rows) == int(store.passing(self._chosen_for(store)).sum())
 
     def _data_changed(self, event: Any) -> None:
         over = event.action in (ActionType.ADDED, ActionType.REMOVED, ActionType.CHANGED)
@@ -414,4 +372,5 @@ class DetectionLayer:
         if event.value is self.layer:
             self._listen(False)
             self._timer.stop()
+            _living.discard(self)
             self.gone.emit()
