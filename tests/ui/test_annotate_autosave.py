@@ -101,6 +101,19 @@ def test_annotations_come_back_in_another_viewer(open_panel, until, tmp_path):
     assert again.flow.annotated.unsaved() == {}
 
 
+def test_drawn_regions_come_back_in_another_viewer(open_panel, tmp_path):
+    panel = open_panel(project=tmp_path / "p")
+    draw(panel, BOX)
+    panel.parts.click()
+    panel.flow.annotated.regions.layer.add([BOX * 2, BOX * 3], shape_type=["rectangle", "polygon"])
+    panel.viewer.close()
+    panel.store.projects.release()
+    again = open_panel(project=tmp_path / "p")
+    regions = again.flow.annotated.annotations(()).regions
+    assert [region.kind for region in regions] == ["rectangle", "rectangle"]
+    assert "2 regions" in again.coverage.text()
+
+
 def test_annotations_come_back_after_their_layer_was_deleted(open_panel, until):
     panel = open_panel()
     draw(panel, BOX)
@@ -175,7 +188,7 @@ def asked(open_panel, until, tmp_path):
     panel = open_panel()
     draw(panel, BOX + 50, BOX + 80)
     panel.project.open(tmp_path / "p")
-    until(lambda: panel.question.about is panel.flow.annotated)
+    until(lambda: panel.question.about == ("whose", panel.flow.annotated))
     return panel
 
 

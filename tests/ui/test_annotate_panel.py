@@ -290,6 +290,26 @@ def test_of_a_large_image_it_is_asked_what_is_annotated(make_napari_viewer, unti
     assert [r.bounds for r in made.annotations(()).regions] == [(0, 0, 2100, 2100)]
 
 
+def test_regions_that_are_deleted_are_asked_for_again(drawing, until):
+    made = drawing.flow.annotated
+    boxes(drawing).layer.add(BOX)
+    drawing.viewer.layers.remove(made.regions.layer)
+    until(lambda: drawing.question.about == ("coverage", made))
+    assert made.annotations(()).regions == ()
+    drawing.flow.mark_whole()
+    assert len(made.annotations(()).regions) == 1
+    assert made.regions.layer in drawing.viewer.layers
+    assert drawing.question.isHidden()
+
+
+def test_one_image_is_not_annotated_in_two_layers(drawing, until, smear):
+    twin = drawing.viewer.add_image(smear.copy(), name="the same")
+    drawing.image.choose(twin)
+    drawing.annotate.click()
+    until(lambda: "annotated already: “smear”" in drawing.said.text())
+    assert drawing.flow.annotated is None
+
+
 # --- the project ---
 
 

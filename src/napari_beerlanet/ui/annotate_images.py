@@ -103,10 +103,10 @@ class AnnotatedImage:
 
     def put(self, saved: Annotations, plane: Place) -> None:
         """Show what was saved of a plane."""
-        self.boxes.add(saved, plane)
-        self.regions.put(saved.regions, plane)
         if saved.regions:
             self.coverage = WHOLE if _is_whole(saved.regions, self.shape) else PARTS
+        self.regions.put(saved.regions, plane)  # first: boxes without any mark the whole image
+        self.boxes.add(saved, plane)
         self.saved[plane] = self.annotations(plane).write()
 
     def clear(self) -> None:

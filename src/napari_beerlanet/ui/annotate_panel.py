@@ -124,11 +124,11 @@ class AnnotatePanel(Panel):
     def _connect(self) -> None:
         self.image.chosen.connect(self._take_image)
         self.flow.said.connect(self.said.setText)
-        self.flow.began.connect(self._ask)
+        self.flow.began.connect(self.refresh)
         self.flow.running.started.connect(self.refresh)
         self.flow.running.ended.connect(self.refresh)
         self.store.changed.connect(self.refresh)
-        self.store.differs.connect(self._ask)
+        self.store.differs.connect(self.refresh)
         self.store.autosave.said.connect(self._show_saved)
         self.listen(self.store.projects.changed, self.refresh)
         self.listen(self.store.projects.updated, self.refresh)
@@ -139,7 +139,6 @@ class AnnotatePanel(Panel):
 
     def _take_image(self, layer: Any) -> None:
         self.flow.image = layer
-        self._ask()
         self.refresh()
 
     def refresh(self, event: Any = None) -> None:
@@ -153,6 +152,7 @@ class AnnotatePanel(Panel):
         for part in (self.copy, self.confidence, self.import_, self.whole, self.parts):
             part.setEnabled(made is not None)
         self.add.setEnabled(made is not None and not self.flow.running.running)
+        self._ask()
         self._show_coverage()
         project = self.store.project
         self.split.setText("\n".join(project.split_notes()) if project else "")
@@ -182,42 +182,21 @@ class AnnotatePanel(Panel):
         """Ask what has to be decided about the chosen image."""
         made = self.flow.annotated
         waiting = [found for image, found in self.store.pending if image is made]
-        if made is None:
+        about = None
+        if made is not None and waiting:
+            about = ("whose", made)
+        elif made is not None and made.coverage is None:
+            about = ("coverage", made)
+        if about == self.question.about:
+            return
+        if about is None:
             self.question.withdraw()
-        elif waiting:
-            self._ask_whose(made, waiting[0])
-        elif made.coverage is None:
-            self._ask_coverage(made)
-        elif self.question.about is not made:
-            self.question.withdraw()
-
-    def _ask_whose(self, made: Any, found: Any) -> None:
-        theirs = sum(len(saved) for saved in found.values())
-        self.question.ask(
-            made,
-            f"The project has {theirs} boxes of this image, and {len(made.boxes.all())} others "
-            "are drawn here. Which shall it keep?",
-            (
-                "Those drawn here",
-                "Replace what the project has with what you see.",
-                lambda: self.store.keep(made),
-            ),
-            (
-                "The project's",
-                "Show what the project has; what is drawn here stays in the drafts' folder.",
-                lambda: self.store.take(made, found),
-            ),
-        )
-
-    def _ask_coverage(self, made: Any) -> None:
-        size = made.shape[0] * made.shape[1] / 1e6
-        self.question.ask(
-            made,
-            f"This image is larger than a field of view ({size:.1f} megapixels). Where will you "
-            "mark every object?",
-            ("In the whole image", self.whole.toolTip(), self.flow.mark_whole),
-            ("In regions I draw", self.parts.toolTip(), self.flow.draw_regions),
-        )
+        elif about[0] == "whose":
+            found = waiting[0]
+            keep, take = (lambda: self.store.keep(made)), (lambda: self.store.take(made, found))
+            self.question.ask_whose(about, made, found, keep, take)
+        else:
+            self.question.ask_coverage(about, made, self.whole, self.parts)
 
     def _ask_import(self) -> None:
         path, _ = QFileDialog.getOpenFileName(self, "Boxes of this image", "", FILES)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from qtpy.QtWidgets import QFrame, QVBoxLayout
 
+from napari_beerlanet.ui.annotate_images import FIELD
 from napari_beerlanet.ui.controls import button, heading, row
 
-Answer = tuple[str, str, Callable[[], None]]
+Act = Callable[[], None]
+Answer = tuple[str, str, Act]
 """The button's text, its tool tip, what it does."""
 
 
@@ -39,12 +42,38 @@ class Question(QFrame):
         old.deleteLater()
         self.show()
 
+    def ask_whose(self, about: object, made: Any, found: Any, keep: Act, take: Act) -> None:
+        """Which boxes of an image hold: those drawn, or those `found` in the project, by plane."""
+        theirs, ours = sum(len(saved) for saved in found.values()), len(made.boxes.all())
+        self.ask(
+            about,
+            f"The project has other boxes of this image ({theirs}) than are drawn here ({ours}). "
+            "Which shall it keep?",
+            ("Those drawn here", "Replace what the project has with what you see.", keep),
+            (
+                "The project's",
+                "Show what the project has; what is drawn here is set aside among the drafts.",
+                take,
+            ),
+        )
+
+    def ask_coverage(self, about: object, made: Any, whole: Any, parts: Any) -> None:
+        """Which part of an image is annotated; the panel's buttons for that are given."""
+        size = made.shape[0] * made.shape[1]
+        large = f"This image is larger than a field of view ({size / 1e6:.1f} megapixels). "
+        self.ask(
+            about,
+            f"{large if size > FIELD else ''}Where will you mark every object?",
+            ("In the whole image", whole.toolTip(), whole.click),
+            ("In regions I draw", parts.toolTip(), parts.click),
+        )
+
     def withdraw(self) -> None:
         """Ask nothing."""
         self.about = None
         self.hide()
 
-    def _answering(self, act: Callable[[], None]) -> Callable[[], None]:
+    def _answering(self, act: Act) -> Act:
         def answer() -> None:
             self.withdraw()
             act()

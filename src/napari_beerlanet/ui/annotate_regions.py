@@ -77,6 +77,11 @@ class RegionLayer:
         with self._quietly():
             self.layer.remove(list(range(self.layer.nshapes)))
 
+    def forget(self) -> None:
+        """The layer was deleted by hand, and its regions with it."""
+        self.clear()
+        self.touched = True
+
     def _remove(self, plane: Plane) -> None:
         mine = [k for k, shape in enumerate(self.layer.data) if plane_of(shape) == plane]
         with self._quietly():

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import weakref
+from functools import partial
 from typing import Any
 
 from napari.layers import Image
-from qtpy.QtCore import QEvent, QObject, Signal
+from qtpy.QtCore import QEvent, QObject, QTimer, Signal
 
 from napari_beerlanet.core.annotations import Annotations
 from napari_beerlanet.core.project import Project
@@ -44,10 +45,15 @@ class AnnotateStore(QObject):
         self.edges = ThinEdges(self, viewer, self._keepers)
         self.pending: list[tuple[AnnotatedImage, dict[Plane, Annotations]]] = []
         self._looking = Task(self)
-        self.projects.changing.connect(self.autosave.flush)
-        self.projects.changed.connect(self._project_changed)
-        viewer.layers.events.removed.connect(self._removed)
+        heard = (
+            (self.projects.changing, self.autosave.flush),
+            (self.projects.changed, self._project_changed),
+            (viewer.layers.events.removed, self._removed),
+        )
+        for emitter, method in heard:
+            emitter.connect(method)
         window.installEventFilter(self)
+        window.destroyed.connect(partial(_let_go, heard))
 
     @property
     def viewer(self) -> Any:
@@ -62,6 +68,15 @@ class AnnotateStore(QObject):
     def of(self, image: Image | None) -> AnnotatedImage | None:
         """The annotations of an image layer, None where it has none yet."""
         return next((made for made in self.images if image and made.image is image), None)
+
+    def twin(self, sourced: Sourced) -> AnnotatedImage | None:
+        """Another layer of the same image that is being annotated already."""
+        mine, place = sourced.source(), sourced.plane.index
+        for made in self.images:
+            other = made.sourced.get(place)
+            if made.shape == mine.shape and other and other.source().digest == mine.digest:
+                return made
+        return None
 
     def begin(self, image: Image, found: dict[Plane, Found], plane: Plane) -> AnnotatedImage:
         """Make an image's layers and put into them what was found."""
@@ -166,9 +181,16 @@ class AnnotateStore(QObject):
                 self.images.remove(image)
                 self.changed.emit()
             elif event.value is image.regions.layer:
-                image.regions.clear()
-                image.coverage = None
-                self.changed.emit()
+                # All layers go when the viewer is closed, one after the other: only one that is
+                # missed afterwards was deleted by hand.
+                QTimer.singleShot(0, partial(self._regions_deleted, image))
+
+    def _regions_deleted(self, image: AnnotatedImage) -> None:
+        viewer = self.viewer
+        if viewer is not None and image in self.images and image.boxes.layer in viewer.layers:
+            image.regions.forget()
+            image.coverage = None
+            self._touched()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         """Save when the window is about to close."""
@@ -207,6 +229,12 @@ def _plain(annotations: Annotations) -> Any:
     """What two states are compared by: classes that are not used do not count."""
     content = annotations.write()
     return sorted(map(str, content["objects"])), sorted(map(str, content["regions"]))
+
+
+def _let_go(heard: Any, window: Any = None) -> None:
+    """The window is gone, and all Qt objects with it."""
+    for emitter, method in heard:
+        emitter.disconnect(method)
 
 
 _stores: weakref.WeakKeyDictionary[Any, AnnotateStore] = weakref.WeakKeyDictionary()
