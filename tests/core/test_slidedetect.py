@@ -14,7 +14,7 @@ from napari_beerlanet.core.palette import palette_of
 from napari_beerlanet.core.progress import Cancelled
 from napari_beerlanet.core.runner import Found
 from napari_beerlanet.core.slidedetect import SlideDetection, detect_slide
-from napari_beerlanet.core.tilelog import TileLog
+from napari_beerlanet.core.tilelog import TileLog, log_path
 from napari_beerlanet.core.tissue import GLASS, TISSUE, Tissue
 
 SHAPE = (700, 1000)
@@ -257,6 +257,20 @@ def test_a_full_disk_loses_nothing_that_was_written(tmp_path, monkeypatch):
 
 def full():
     return OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_where_tiles_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr("platformdirs.user_cache_path", lambda name: tmp_path / "cache")
+    slide = tmp_path / "a.svs"
+    assert log_path(slide) == tmp_path / "a.svs.tiles"
+    monkeypatch.setattr(tilelog.os, "access", lambda *given: False)
+    cached = log_path(slide)
+    assert cached.parent == tmp_path / "cache" / "tiles"
+    assert cached != log_path(tmp_path / "b" / "a.svs"), "another slide of that name"
+    cached.touch()
+    monkeypatch.undo()
+    monkeypatch.setattr("platformdirs.user_cache_path", lambda name: tmp_path / "cache")
+    assert log_path(slide) == cached
 
 
 # --- pixels --------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ finished is kept and the rest is done by the next run.
 from __future__ import annotations
 
 import csv
+import os
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
@@ -85,7 +86,8 @@ def run_study(
     out.mkdir(parents=True, exist_ok=True)
     chosen = _with_model(settings)
     given = [images] if isinstance(images, (str, Path)) else images
-    sources = [p.absolute() for p in find_images(map(str, given), out, recursive)]
+    found = find_images(map(str, given), out, recursive)
+    sources = [Path(os.path.abspath(path)) for path in found]
     entries = [Entry(job) for job in name_jobs(sources)]
     if not entries:
         raise FileError("There are no images in what was given, only results of ours.")
