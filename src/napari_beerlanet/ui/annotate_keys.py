@@ -25,7 +25,7 @@ HELP = (
 
 def bind_keys(viewer: Any, boxes: AnnotationLayer) -> None:
     """Bind all keys of a layer."""
-    layer, weak = boxes.layer, weakref.ref(boxes)
+    layer, weak, window = boxes.layer, weakref.ref(boxes), weakref.ref(viewer)
 
     def bound(key: str, act: Callable[[AnnotationLayer], None]) -> None:
         def pressed(layer: Any) -> None:
@@ -38,8 +38,8 @@ def bind_keys(viewer: Any, boxes: AnnotationLayer) -> None:
     for place in range(KEYS):
         bound(str(place + 1), lambda boxes, place=place: choose(boxes, place))
     bound("C", lambda boxes: boxes.confirm())
-    bound("Control-Z", lambda boxes: _say("Undone", boxes.undo()))
-    bound("Control-Shift-Z", lambda boxes: _say("Done again", boxes.redo()))
+    bound("Control-Z", lambda boxes: _say(window(), "Undone", boxes.undo()))
+    bound("Control-Shift-Z", lambda boxes: _say(window(), "Done again", boxes.redo()))
     _Tab.of(viewer).layers.add(boxes)
 
 
@@ -128,6 +128,7 @@ class _Tab(QObject):
         return True
 
 
-def _say(done: str, what: str) -> None:
-    if what:
-        show_info(f"{done}: {what}.")
+def _say(viewer: Any, done: str, what: str) -> None:
+    """In the status line: a notification for each key would be in the way."""
+    if viewer is not None:
+        viewer.status = f"{done}: {what}." if what else "There is nothing more."
