@@ -17,7 +17,7 @@ from qtpy.QtWidgets import (
 )
 
 from napari_beerlanet.core.plan import LENGTHS
-from napari_beerlanet.ui.controls import Fold, form, heading, hint
+from napari_beerlanet.ui.controls import Fold, form, heading
 
 SCOPES = {
     "stain": ("Stain only", "Same cells, other colours. Hardest to spoil; one field may do."),
@@ -67,7 +67,7 @@ class FinetuneForm(QWidget):
             choice = QRadioButton(name)
             choice.setToolTip(when)
             group.addButton(choice)
-            line = hint(when)
+            line = wrapped(when)
             line.setContentsMargins(22, 0, 0, 2)
             layout.addWidget(choice)
             layout.addWidget(line)

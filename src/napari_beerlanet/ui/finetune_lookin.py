@@ -12,11 +12,12 @@ from qtpy.QtGui import QImage, QPixmap
 from qtpy.QtWidgets import QHBoxLayout, QLabel, QVBoxLayout, QWidget
 
 from napari_beerlanet.core.progress import Report, tell
-from napari_beerlanet.ui.controls import hint
+from napari_beerlanet.ui.finetune_form import wrapped
 from napari_beerlanet.ui.tasks import Task
 
 _IMAGES = 3
 _LONGEST = 320  # pixels of a picture
+_ROOM, _WIDEST = 354, 170  # pixels for all pictures, and for one
 _TIMES = 6  # looks in a run
 
 Picture = tuple[str, npt.NDArray[np.uint8]]
@@ -28,7 +29,7 @@ class LookIn(QWidget):
     def __init__(self, task: Task) -> None:
         super().__init__()
         self.task = task
-        self.caption = hint()
+        self.caption = wrapped()
         self.pictures = [QLabel() for _ in range(_IMAGES)]
         row = QHBoxLayout()
         row.setSpacing(4)
@@ -63,7 +64,7 @@ class LookIn(QWidget):
             label.setVisible(picture is not None)
             if picture is not None:
                 name, pixels = picture
-                label.setPixmap(pixmap(pixels, 118))
+                label.setPixmap(pixmap(pixels, min(_ROOM // len(pictures), _WIDEST)))
                 label.setToolTip(f"{name}, {when}")
         self.setVisible(bool(pictures))
 
