@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,7 +29,7 @@ from .runner import Found, lacks_memory
 from .sizes import Choice
 from .stainfit import Remembered, fit_palette
 from .tilelog import TileLog, arrays_of, fit_of
-from .tilequeue import Focus, neighbourhood, take_next
+from .tilequeue import Focus, centres_of, neighbourhood, take_next
 from .tiling import Plan, Tile
 from .tissue import Tissue, find_tissue
 
@@ -102,7 +103,7 @@ class SlideDetection:
         assert self._run.plan is not None
         return self._run.plan
 
-    @property
+    @cached_property
     def tiles(self) -> list[int]:
         """Numbers of the tiles that are looked at."""
         if self.tissue is None:
@@ -127,14 +128,14 @@ class SlideDetection:
         log, wanted = self._log, order if order is not None else self.tiles
         left = [k for k in wanted if k not in log.tiles]
         total, done = len(wanted), len(wanted) - len(left)
-        size = _batch_size(self._run)
+        size, centres = _batch_size(self._run), centres_of(self.plan)
         with ThreadPoolExecutor(1, "beerlanet-tiles") as ahead:
-            now = take_next(self.plan, left, focus, size)
+            now = take_next(centres, left, focus, size)
             reading = ahead.submit(self._cut, now)
             while now:
                 tell(report, done, total, "finding objects")
                 cut = reading.result()
-                later = take_next(self.plan, left, focus, size)
+                later = take_next(centres, left, focus, size)
                 reading = ahead.submit(self._cut, later)
                 for number, found in zip(now, self._find(cut, now), strict=True):
                     log.add(number, found)

@@ -9,26 +9,30 @@ import numpy.typing as npt
 
 from .tiling import Plan
 
+Centres = npt.NDArray[np.float64]
 Point = tuple[float, float]
 Focus = Point | Callable[[], Point | None] | None
 """(y, x) in pixels of the finest level, or a function that gives it, where someone looks."""
 
 
-def take_next(plan: Plan, left: list[int], focus: Focus, count: int) -> list[int]:
+def centres_of(plan: Plan) -> Centres:
+    """(n, 2): y and x of the middle of each tile."""
+    first = plan.tiles[0]
+    corners = np.array([(tile.y, tile.x) for tile in plan.tiles], np.float64)
+    return np.asarray(corners + np.array([first.height / 2, first.width / 2]))
+
+
+def take_next(centres: Centres, left: list[int], focus: Focus, count: int) -> list[int]:
     """Take up to `count` tiles out of the numbers that are left: the nearest to the focus."""
     point = focus() if callable(focus) else focus
-    taken: list[int] = []
-    for _ in range(min(count, len(left))):
-        place = 0 if point is None else int(np.argmin(_distance(plan, left, point)))
-        taken.append(left.pop(place))
+    if point is None:
+        taken = left[:count]
+    else:
+        off = ((centres[left] - np.array(point)) ** 2).sum(axis=1)
+        taken = [left[k] for k in np.argsort(off, kind="stable")[:count]]
+    for number in taken:
+        left.remove(number)
     return taken
-
-
-def _distance(plan: Plan, numbers: list[int], point: Point) -> npt.NDArray[np.float64]:
-    corners = np.array([(plan.tiles[k].y, plan.tiles[k].x) for k in numbers], np.float64)
-    first = plan.tiles[0]
-    off = corners + np.array([first.height / 2, first.width / 2]) - np.array(point)
-    return np.asarray((off**2).sum(axis=1))
 
 
 def neighbourhood(plan: Plan, number: int) -> tuple[list[int], Plan]:
