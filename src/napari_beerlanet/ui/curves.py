@@ -9,6 +9,7 @@ from typing import Any
 
 import pyqtgraph as pg
 from napari.utils.theme import get_theme
+from qtpy.QtCore import QTimer
 from qtpy.QtWidgets import QSizePolicy, QVBoxLayout, QWidget
 
 _HEIGHT = 130
@@ -41,6 +42,10 @@ class Curves(QWidget):
         for plot in (self.losses, self.scores):
             layout.addWidget(plot)
         self._batches: list[tuple[float, float]] = []
+        self._soon = QTimer(self)
+        self._soon.setSingleShot(True)
+        self._soon.setInterval(100)
+        self._soon.timeout.connect(self._draw_batches)
         self.set_theme(theme)
         self._draw_once()
 
@@ -66,14 +71,20 @@ class Curves(QWidget):
             while self._batches and self._batches[-1][0] >= at:  # an epoch that is done again
                 self._batches.pop()
             self._batches = [*self._batches, (at, sum(losses))][-_MOST_POINTS:]
+            if not self._soon.isActive():  # many come at once where a run is found again
+                self._soon.start()
+
+    def _draw_batches(self) -> None:
+        if self._batches:
             self.lines["batch"].setData(*zip(*self._batches, strict=True))
 
     def read(self, folder: Path) -> None:
         """All epochs so far, from the run's results.csv."""
         rows = read_results(folder)
         epochs = [row["epoch"] for row in rows]
-        if not self._batches:  # a run that was found again
+        if not self._batches:  # of a run that was found again
             self._draw("batch", epochs, [_total(row, "train/") for row in rows])
+        self._draw_batches()
         self._draw("check", epochs, [_total(row, "val/") for row in rows])
         self._draw("mAP50", epochs, [row.get("metrics/mAP50(B)") for row in rows])
         self._draw("mAP50-95", epochs, [row.get("metrics/mAP50-95(B)") for row in rows])

@@ -17,10 +17,11 @@ from napari_beerlanet.ui.tasks import Task
 
 _IMAGES = 3
 _LONGEST = 320  # pixels of a picture
-_ROOM, _WIDEST = 354, 170  # pixels for all pictures, and for one
+_ROOM, _WIDEST = 320, 160  # pixels for all pictures, and for one
 _TIMES = 6  # looks in a run
 
 Picture = tuple[str, npt.NDArray[np.uint8]]
+"""A name and pixels (h, w, 3)."""
 
 
 class LookIn(QWidget):
@@ -51,14 +52,16 @@ class LookIn(QWidget):
         """After some of the epochs, look."""
         every = max(int(event.get("epochs") or 1) // _TIMES, 1)
         if (event["epoch"] % every == 0 or event["epoch"] == 1) and not self.task.running:
-            self.look(folder, data, f"after epoch {event['epoch']}")
+            self.look(folder, data)
 
-    def look(self, folder: Path, data: str, when: str) -> None:
+    def look(self, folder: Path, data: str) -> None:
         """Look now."""
-        self.task.start(lambda report: look_in(folder, data, report), lambda p: self.show_(p, when))
+        self.task.start(lambda report: look_in(folder, data, report), self.put)
 
-    def show_(self, pictures: list[Picture], when: str) -> None:
-        """Show pictures."""
+    def put(self, seen: tuple[int, list[Picture]]) -> None:
+        """Show what `look_in` saw."""
+        epoch, pictures = seen
+        when = f"after epoch {epoch}"
         self.caption.setText(f"What it finds in fields to check with, {when}:")
         for label, picture in zip(self.pictures, [*pictures, None, None, None], strict=False):
             label.setVisible(picture is not None)
@@ -69,8 +72,8 @@ class LookIn(QWidget):
         self.setVisible(bool(pictures))
 
 
-def look_in(folder: Path, data: str, report: Report | None = None) -> list[Picture]:
-    """Names and pictures (h, w, 3) uint8 of the first images to check with, boxes drawn in."""
+def look_in(folder: Path, data: str, report: Report | None = None) -> tuple[int, list[Picture]]:
+    """The last epoch, and names and pictures of the first images to check with, boxes drawn in."""
     from napari_beerlanet.core.checkpoint import load_checkpoint
     from napari_beerlanet.core.dataset import read_dataset
     from napari_beerlanet.core.files import read_image
@@ -85,7 +88,7 @@ def look_in(folder: Path, data: str, report: Report | None = None) -> list[Pictu
         found = model.detect(pixels, densities=False)
         drawn = draw_overlay(pixels, found, model.info.get("colours"), longest=_LONGEST)
         pictures.append((item.image.name, drawn))
-    return pictures
+    return int(model.info["training"]["epochs"]), pictures
 
 
 def pixmap(pixels: npt.NDArray[np.uint8], side: int) -> QPixmap:
