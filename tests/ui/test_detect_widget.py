@@ -147,6 +147,11 @@ def test_density_layers_on_demand(panel, find, viewer, until, model, smear):
     until(lambda: len(viewer.layers) == 2 + active)
     names = [layer.name for layer in viewer.layers]
     assert sum(name.startswith("OD ") for name in names) == active
+    seen = [layer.name for layer in viewer.layers if layer.visible]
+    assert seen == ["smear", "smear · detections"], "the stains do not cover the image"
+    shown = next(layer for layer in viewer.layers if layer.name.startswith("OD "))
+    shown.visible = True
+    assert shown.visible, "but the user may look at them"
 
 
 def test_labels_follow_the_box(panel, find, viewer):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from napari.layers import Image
@@ -30,7 +29,7 @@ class ResultPart(QObject):
         self._viewer, self._session, self._counts = panel.viewer, session, counts
         self.source: Image | None = None
         self.shower: DetectionLayer | None = None
-        self._stains: WeakKeyDictionary[Image, DensityLayers] = WeakKeyDictionary()
+        self._stains: dict[Image, DensityLayers] = {}
         self._soon = QTimer(self)
         self._soon.setSingleShot(True)
         self._soon.setInterval(_SOON)
@@ -64,10 +63,19 @@ class ResultPart(QObject):
         self.count()
 
     def _put_stains(self, source: Image, fitted: Fitted, data: list[Data]) -> None:
+        """Add the stains' layers, hidden: they would lie over the image that has the boxes."""
         from napari_beerlanet.ui.density_layers import DensityLayers
 
         if source not in self._stains:
-            self._stains[source] = DensityLayers(self._viewer, source, self)
+            known: set[int] = set()
+
+            def hide_new() -> None:
+                for i, layer in self._stains[source].layers.items():
+                    if i not in known:
+                        known.add(i)
+                        layer.visible = False
+
+            self._stains[source] = DensityLayers(self._viewer, source, self, seen=hide_new)
         self._stains[source].show(fitted, data, anew=True)
 
     def show(self, confidence: float) -> None:
@@ -85,6 +93,9 @@ class ResultPart(QObject):
         """Hear nothing more of the layer, which stays."""
         self._hear(None)
         self._soon.stop()
+        for stains in self._stains.values():
+            stains.close()
+        self._stains.clear()
 
     def count(self) -> None:
         """Count what is chosen in the plane that is shown."""
