@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numba import njit
 
 from . import kernels
 from .lazy import Part, in_threads, read
@@ -69,8 +70,7 @@ class ColourCounter:
         return Palette(codes, counts, np.dtype(np.uint8))
 
     def _empty(self, table: _Table) -> None:
-        found = kernels.distinct(table.counts, table.touched)
-        table.pixels = 0
+        found = table.empty()
         with self._lock:
             self._codes, self._counts = kernels.merge_counts(self._codes, self._counts, *found)
 
@@ -84,16 +84,63 @@ class ColourCounter:
 
 
 class _Table:
-    """Counts of all colours; only pages that are ever touched take memory."""
+    """Counts of all colours, numbered R + 256 G + 65536 B; only pages that are touched take memory.
+
+    Unlike the order of a palette, these numbers stand in memory as they are: four bytes of RGBA, or
+    twelve of four RGB pixels, need only shifts, which counts twice as fast.
+    """
 
     def __init__(self) -> None:
         self.counts = np.zeros(kernels.CODES, np.uint32)
-        self.touched = np.zeros(kernels.CODES >> 6, np.uint8)
         self.pixels = 0
 
     def add(self, flat: npt.NDArray[np.uint8], alpha: bool) -> None:
-        kernels.count_pixels(flat, alpha, self.counts, self.touched)
+        """Count (n, 3 or 4) contiguous pixels."""
         self.pixels += len(flat)
+        if alpha:
+            _count_rgba(_words(flat), self.counts)
+            return
+        whole = len(flat) // 4 * 4
+        _count_rgb(_words(flat[:whole]), self.counts)
+        rest = flat[whole:].astype(np.int64)
+        np.add.at(self.counts, rest @ (1, 256, 65536), np.uint32(1))
+
+    def empty(self) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
+        """Codes as a palette has them, ascending, and counts; the table begins anew."""
+        plain = np.flatnonzero(self.counts)
+        found = self.counts[plain].astype(np.int64)
+        self.counts[plain] = 0
+        self.pixels = 0
+        colours = np.stack([plain & 255, plain >> 8 & 255, plain >> 16], 1).astype(np.uint8)
+        codes = encode(colours)
+        order = np.argsort(codes)
+        return codes[order], found[order]
+
+
+def _words(flat: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:
+    """Every four bytes as a number, the first byte the lowest."""
+    return flat.reshape(-1).view("<u4").astype(np.uint32, copy=False)
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _count_rgb(words, counts):  # type: ignore
+    """Add pixels, four in each three of the words, to counts."""
+    one, colour = np.uint32(1), np.uint32(0xFFFFFF)
+    for k in range(words.shape[0] // 3):
+        at = np.uint64(3 * k)  # unsigned: no index is looked at for being negative
+        a, b, c = words[at], words[at + np.uint64(1)], words[at + np.uint64(2)]
+        counts[a & colour] += one
+        counts[((a >> np.uint32(24)) | (b << np.uint32(8))) & colour] += one
+        counts[((b >> np.uint32(16)) | (c << np.uint32(16))) & colour] += one
+        counts[c >> np.uint32(8)] += one
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _count_rgba(words, counts):  # type: ignore
+    """Add pixels, one in each word, to counts, unless they are transparent."""
+    for word in words:
+        if word >> np.uint32(24):
+            counts[word & np.uint32(0xFFFFFF)] += np.uint32(1)
 
 
 def count_colours(
