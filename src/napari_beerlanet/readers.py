@@ -41,9 +41,11 @@ def read_file(path: Path) -> list[Any]:
     """A layer of boxes on the open image that they are of; YOLO's without one come with it."""
     viewer = _viewer()
     problems = []
-    for source in _candidates(viewer, path):
+    layers = _open_images(viewer)
+    names = image_names(path) if layers else []
+    for source in _in_order(viewer, layers, path, names):
         try:
-            return _onto(viewer, source, path)
+            return _onto(viewer, source, path, names)
         except FileError as error:
             problems.append(error)
     if problems:
@@ -89,21 +91,20 @@ def _viewer() -> Any:
     return napari.current_viewer()
 
 
-def _candidates(viewer: Any, path: Path) -> list[Any]:
-    """Open colour images, those first that are called as the file says, then the active one."""
+def _open_images(viewer: Any) -> list[Any]:
+    """Open colour images that are not of our making, the topmost first."""
     if viewer is None:
         return []
     from napari_beerlanet.ui.layers import role
     from napari_beerlanet.ui.planes import fitting_layers
 
-    layers = [layer for layer in reversed(fitting_layers(viewer)) if role(layer) is None]
-    if not layers:
-        return []
-    try:
-        wanted = {_stem(name) for name in image_names(path)} or {_stem(path.name)}
-    except FileError:
-        wanted = set()
-    active = viewer.layers.selection.active
+    return [layer for layer in reversed(fitting_layers(viewer)) if role(layer) is None]
+
+
+def _in_order(viewer: Any, layers: list[Any], path: Path, names: Sequence[str]) -> list[Any]:
+    """Those first that are called as the file says, or as the file, then the active one."""
+    wanted = {_stem(name) for name in names} or {_stem(path.name)}
+    active = viewer.layers.selection.active if layers else None
     return sorted(layers, key=lambda k: (not wanted & _called(k), k is not active))
 
 
@@ -120,13 +121,12 @@ def _stem(name: str) -> str:
     return stem.removesuffix(".coco").removesuffix(".detections")
 
 
-def _onto(viewer: Any, source: Any, path: Path) -> list[Any]:
+def _onto(viewer: Any, source: Any, path: Path, names: Sequence[str]) -> list[Any]:
     """The boxes of a file on an image layer's plane that is shown."""
     from napari_beerlanet.ui.layers import spatial
     from napari_beerlanet.ui.planes import current_plane
 
     plane = current_plane(source, viewer)
-    names = image_names(path)
     name = next((name for name in names if _stem(name) in _called(source)), "")
     if len(names) > 1 and not name:
         raise FileError(

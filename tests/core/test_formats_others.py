@@ -275,8 +275,9 @@ def test_a_file_of_gigabytes_is_not_read(tmp_path, suffix):
         (".csv", "class,x1,y1,x2,y2\n" + "," * (1 << 24)),
         (".txt", "0 " * (1 << 23) + "0 "),
         (".xml", "<annotation>" + "<a/>" * (1 << 24)),
+        (".xml", "<annotation" + " a=''" * (1 << 21) + "/>"),
     ],
-    ids=["lists", "nested lists", "nested objects", "numbers", "cells", "words", "tags"],
+    ids=["lists", "nested", "objects", "numbers", "cells", "words", "tags", "attributes"],
 )
 def test_what_would_fill_the_memory_is_not_parsed(tmp_path, suffix, text):
     path = tmp_path / f"a{suffix}"

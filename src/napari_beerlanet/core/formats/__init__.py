@@ -7,6 +7,7 @@ what cannot be read is a `FileError` of one sentence.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,6 +116,17 @@ def image_names(path: str | os.PathLike[str], format: str | None = None) -> list
     return names(path) if names else []
 
 
+def _beginning(path: Path) -> str:
+    """Some text that a file begins with; mostly enough to see what it is."""
+    if not path.is_file():
+        return ""
+    try:
+        with path.open("rb") as file:
+            return file.read(512).decode("utf-8-sig", "replace")
+    except OSError:
+        return ""  # reading all of it will say what is wrong
+
+
 def _by_name(name: str) -> str:
     if name.lower() not in FORMATS:
         raise ValueError(f"There is no format {name!r}; there are {', '.join(FORMATS)}.")
@@ -131,6 +143,11 @@ def _by_suffix(path: Path) -> str:
 
 def _looks_like_coco(path: Path) -> bool:
     """QuPath writes its GeoJSON as .json, too, with or without a collection around the list."""
+    beginning = _beginning(path)
+    if re.search(r'"type"\s*:\s*"Feature', beginning):
+        return False
+    if re.match(r'\s*\{\s*"(images|categories|annotations|info|licenses)"\s*:', beginning):
+        return True
     content = load_json(path, "COCO or GeoJSON")
     items = content if isinstance(content, list) else [content]
     kinds = [item.get("type") for item in items[:1] if isinstance(item, dict)]

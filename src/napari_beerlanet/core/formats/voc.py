@@ -27,6 +27,7 @@ from .shared import (
     write_text,
 )
 
+_MOST_ATTRIBUTES = 1 << 20  # such files have none; many of one tag take for ever
 _BOX = ("xmin", "ymin", "xmax", "ymax")
 _NOT_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -59,9 +60,8 @@ def read_voc(
     image_name: str = "",
 ) -> Detections:
     """Read the objects of one image."""
-    content = read_bytes(path)
+    content = _content(path)
     with parsing(path, "Pascal VOC XML"):
-        check_amount(path, content, [b"<"])
         root = _parse(content)
         if root.tag != "annotation":
             raise ValueError(f"it is about <{root.tag}>, not <annotation>")
@@ -82,10 +82,16 @@ def read_voc(
 
 def voc_name(path: AnyPath) -> str:
     """The name of the image that a file is about, "" where it does not say."""
-    content = read_bytes(path)
-    check_amount(path, content, [b"<"])
+    content = _content(path)
     with parsing(path, "Pascal VOC XML"):
         return _parse(content).findtext("filename") or ""
+
+
+def _content(path: AnyPath) -> bytes:
+    content = read_bytes(path)
+    check_amount(path, content, [b"<"])
+    check_amount(path, content, [b"="], _MOST_ATTRIBUTES)
+    return content
 
 
 class _WithoutDoctype(ET.TreeBuilder):
