@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from napari.layers import Layer
 
-from napari_beerlanet.ui.planes import _in_units_of
+from napari_beerlanet.ui.planes import canvas_corners, in_units_of
 
 _MARGIN = 0.15  # of the view's size: a short way that it may move without a gap at its border
 
@@ -23,18 +22,13 @@ class View(NamedTuple):
 
 def view_of(layer: Layer, viewer: Any, margin: float = _MARGIN) -> View | None:
     """What the canvas shows of a layer, a little more at each side; None if that is not known."""
-    camera = viewer.scene.camera
-    half = np.array(viewer.canvas.size, dtype=float) / camera.zoom / 2
-    if not np.isfinite(half).all() or (half <= 0).any() or viewer.dims.ndisplay != 2:
+    size = np.array(viewer.canvas.size, dtype=float)
+    zoom = viewer.scene.camera.zoom
+    if not (np.isfinite(zoom) and zoom > 0 and (size > 0).all()) or viewer.dims.ndisplay != 2:
         return None
-    centre = np.array(camera.center[-2:], dtype=float)
-    corners = []
-    for signs in itertools.product((-1, 1), repeat=2):
-        world = np.array(viewer.dims.point, dtype=float)
-        world[list(viewer.dims.displayed[-2:])] = centre + half * signs
-        corners.append(layer.world_to_data(_in_units_of(layer, viewer, world))[-2:])
-    far = np.hypot(*(corners[-1] - corners[0])) / np.hypot(*(2 * half * camera.zoom))
-    low, high = np.min(corners, axis=0) + 0.5, np.max(corners, axis=0) + 0.5
+    corners = canvas_corners(layer, viewer)
+    far = np.hypot(*(corners[-1] - corners[0])) / np.hypot(*size)
+    low, high = corners.min(axis=0) + 0.5, corners.max(axis=0) + 0.5
     more = margin * (high - low)
     return View(np.array([*(low - more)[::-1], *(high + more)[::-1]]), float(far))
 
@@ -43,7 +37,7 @@ def plane_of(layer: Layer, viewer: Any) -> tuple[int, ...]:
     """The place in a stack that the viewer's sliders point at, () where there is no stack."""
     if layer.ndim <= 2:
         return ()
-    at = layer.world_to_data(_in_units_of(layer, viewer, viewer.dims.point))
+    at = layer.world_to_data(in_units_of(layer, viewer, viewer.dims.point))
     return tuple(int(i) for i in np.rint(at[:-2]))
 
 

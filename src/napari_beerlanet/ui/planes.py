@@ -102,7 +102,7 @@ def current_plane(layer: Image, viewer: Any) -> Plane:
     leading = levels[0].shape[:-3]
     if not leading:
         return Plane(layer.name, levels)
-    at = np.rint(layer.world_to_data(_in_units_of(layer, viewer, viewer.dims.point)))
+    at = np.rint(layer.world_to_data(in_units_of(layer, viewer, viewer.dims.point)))
     index = tuple(int(np.clip(i, 0, n - 1)) for i, n in zip(at, leading, strict=False))
     return Plane(layer.name, levels, index)
 
@@ -114,17 +114,23 @@ def all_planes(layer: Image) -> list[Plane]:
     return [Plane(layer.name, levels, index) for index in places]
 
 
-def visible_window(layer: Image, viewer: Any) -> Window | None:
-    """The rows and columns of the finest level that the canvas shows; None if it shows none."""
-    height, width = _levels(layer)[0].shape[-3:-1]
+def canvas_corners(layer: Layer, viewer: Any) -> npt.NDArray[np.float64]:
+    """(4, 2) row and column in the layer's data, whose pixels have whole numbers as centres."""
     half = np.array(viewer.canvas.size, dtype=float) / viewer.scene.camera.zoom / 2
     centre, corners = np.array(viewer.scene.camera.center[-2:]), []
     for signs in itertools.product((-1, 1), repeat=2):
         world = np.array(viewer.dims.point, dtype=float)
         world[list(viewer.dims.displayed[-2:])] = centre + half * signs
-        corners.append(layer.world_to_data(_in_units_of(layer, viewer, world))[-2:])
-    low = np.clip(np.floor(np.min(corners, axis=0) + 0.5), 0, (height, width)).astype(int)
-    high = np.clip(np.ceil(np.max(corners, axis=0) + 0.5), 0, (height, width)).astype(int)
+        corners.append(layer.world_to_data(in_units_of(layer, viewer, world))[-2:])
+    return np.array(corners)
+
+
+def visible_window(layer: Image, viewer: Any) -> Window | None:
+    """The rows and columns of the finest level that the canvas shows; None if it shows none."""
+    size = _levels(layer)[0].shape[-3:-1]
+    corners = canvas_corners(layer, viewer) + 0.5
+    low = np.clip(np.floor(corners.min(axis=0)), 0, size).astype(int)
+    high = np.clip(np.ceil(corners.max(axis=0)), 0, size).astype(int)
     if (high <= low).any():
         return None
     return slice(int(low[0]), int(high[0])), slice(int(low[1]), int(high[1]))
@@ -141,7 +147,7 @@ def pixel_size(layer: Layer) -> tuple[float, float] | None:
     return (sizes[0], sizes[1]) if all(size > 0 for size in sizes) else None
 
 
-def _in_units_of(layer: Layer, viewer: Any, world: Sequence[float]) -> npt.NDArray[np.float64]:
+def in_units_of(layer: Layer, viewer: Any, world: Sequence[float]) -> npt.NDArray[np.float64]:
     """A position of the viewer's world, whose units may be others than the layer's."""
     position = np.array(world, dtype=float)[-layer.ndim :]
     units = (viewer.dims.units or ())[-layer.ndim :]
