@@ -235,6 +235,13 @@ def test_parts_cover_a_level_once(height, width, chunk, side):
     assert (seen == 1).all()
 
 
+def test_parts_of_strips_are_not_too_large():
+    strips = da.zeros((4096, 200_000, 3), chunks=(8, 200_000, 3), dtype=np.uint8)
+    assert max(part.pixels for part in parts_of(strips)) < 6 << 20
+    tiles = da.zeros((9000, 9000, 3), chunks=(512, 512, 3), dtype=np.uint8)
+    assert parts_of(tiles)[0] == Part(0, 1024, 0, 1024)
+
+
 def test_zarr_is_read_along_its_chunks(image, tmp_path):
     array = zarr.create_array(tmp_path / "a.zarr", data=image, chunks=(64, 64, 3))
     assert parts_of(array, 64)[0] == Part(0, 64, 0, 64)

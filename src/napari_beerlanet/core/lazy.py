@@ -22,6 +22,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _SIDE = 1024  # pixels of a tile's side, at least, where chunks are smaller
+_WIDE = 4  # times side², at most, where chunks are strips across the image
 _THUMBNAIL = 1024
 
 
@@ -77,7 +78,9 @@ def read(level: Any, part: Part) -> npt.NDArray[Any]:
 
 def parts_of(level: Any, side: int = _SIDE) -> list[Part]:
     """Parts that cover a level, along its chunks, and of about `side` where those are smaller."""
-    rows, columns = (_pieces(level, axis, side) for axis in (0, 1))
+    columns = _pieces(level, 1, side)
+    widest = max(right - left for left, right in columns)
+    rows = _pieces(level, 0, min(side, max(_WIDE * side * side // widest, 1)))
     return [Part(*r, *c) for r in rows for c in columns]
 
 
