@@ -1,6 +1,7 @@
 """How long and how gently a model is trained further, by the number of fields."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -43,9 +44,22 @@ def test_statistics_of_few_fields_are_not_taken_over():
 
 
 def test_rates_are_gentler_where_more_is_trained():
-    rates = [small_data_defaults(5, scope).learning_rate for scope in ("all", "head", "stain")]
-    assert rates == sorted(rates)
-    assert rates[0] < 1e-3
+    for fields in (5, 500):
+        rates = [small_data_defaults(fields, scope).learning_rate for scope in SCOPES]
+        assert rates == sorted(rates)
+
+
+def test_the_optimizer_goes_with_the_rate():
+    plan = small_data_defaults(5)
+    assert Recipe().settled(plan).advanced["optimizer"] == plan.optimizer == "SGD"
+    assert "optimizer" not in Recipe(learning_rate=1e-4).settled(plan).advanced
+    assert "optimizer" not in Recipe().settled(replace(plan, learning_rate=None)).advanced
+    overrides = Recipe(device="cpu").settled(plan).overrides(320, "run")
+    assert (overrides["optimizer"], overrides["lr0"]) == ("SGD", plan.learning_rate)
+
+
+def test_few_fields_are_averaged_with_the_parent():
+    assert small_data_defaults(5).average >= 0.9 * small_data_defaults(5).steps(5)
 
 
 def test_a_run_stops_early_only_after_the_warm_up():
@@ -55,7 +69,7 @@ def test_a_run_stops_early_only_after_the_warm_up():
 
 
 def test_what_is_given_goes_before_the_plan():
-    plan = Plan(8, 16, 1e-4, True, 10, advanced={"mosaic": 0.5, "lrf": 0.1})
+    plan = Plan(8, 16, 1e-4, "SGD", True, 10, advanced={"mosaic": 0.5, "lrf": 0.1})
     given = {"learning_rate": 1e-3, "keep_statistics": False, "average": 3, "repeats": 2}
     recipe = Recipe(**given, advanced={"mosaic": 0.0}).settled(plan)
     assert {key: getattr(recipe, key) for key in given} == given
@@ -65,7 +79,7 @@ def test_what_is_given_goes_before_the_plan():
 
 
 def test_epochs_that_are_given_are_passes_through_the_data():
-    plan = Plan(8, 16, 1e-4, True, 10, stops_early=True)
+    plan = Plan(8, 16, 1e-4, "SGD", True, 10, stops_early=True)
     long = Recipe(epochs=50).settled(plan)
     assert (long.repeats, long.advanced["patience"]) == (1, 25)
     assert Recipe().settled(plan).repeats == 16

@@ -160,7 +160,8 @@ def test_what_is_not_said_is_chosen_by_the_number_of_fields(start, data, tmp_pat
     settings = json.loads((folder / "run.json").read_text())["settings"]
     names = ("epochs", "repeats", "learning_rate", "keep_statistics", "average")
     assert {name: settings[name] for name in names} == {n: getattr(plan, n) for n in names}
-    assert settings["advanced"] == {**plan.advanced, "patience": patience(plan.epochs)}
+    more = {"patience": patience(plan.epochs), "optimizer": plan.optimizer}
+    assert settings["advanced"] == {**plan.advanced, **more}
     told = next(event for event in events(folder) if event["event"] == "batch")
     assert told["epochs"] * told["batches"] == plan.steps(5, 2)
 

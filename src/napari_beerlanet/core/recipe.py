@@ -100,7 +100,9 @@ class Recipe:
     def settled(self, plan: Plan) -> Recipe:
         """With a plan's settings where there are none; an epoch that is counted is one pass."""
         epochs = self.epochs or plan.epochs
-        ends = {"patience": patience(epochs)} if plan.stops_early else {}
+        more: dict[str, Any] = {"patience": patience(epochs)} if plan.stops_early else {}
+        if plan.learning_rate and not self.learning_rate:  # one goes with the other
+            more["optimizer"] = plan.optimizer
         return replace(
             self,
             epochs=epochs,
@@ -108,7 +110,7 @@ class Recipe:
             learning_rate=self.learning_rate or plan.learning_rate,
             keep_statistics=_first(self.keep_statistics, plan.keep_statistics),
             average=self.average or plan.average,
-            advanced={**plan.advanced, **ends, **self.advanced},
+            advanced={**plan.advanced, **more, **self.advanced},
         )
 
     def differences(self, other: Recipe) -> list[str]:
