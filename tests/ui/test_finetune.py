@@ -153,15 +153,16 @@ def test_closing_the_viewer_and_finding_the_run_again(panel, project, until, qtb
     assert asked == ["stay"]
     assert look_at(folder).state is State.RUNNING
     again = FinetunePanel(panel.viewer)
+    again.closing.ask = lambda: "go on"
     panel.viewer.window.add_dock_widget(again, name="again")
     until(lambda: again.run.running)  # the last project is opened, and its run found
     assert again.run.folder == folder
     until(lambda: "epoch" in again.run.bar.format())
     again.run.pause.click()
-    assert look_at(folder).state is State.PAUSED
+    until(lambda: look_at(folder).state is State.PAUSED)  # a process that writes stops later
     assert again.run.pause.text() == "Go on"
     again.run.pause.click()
-    assert look_at(folder).state is State.RUNNING
+    until(lambda: look_at(folder).state is State.RUNNING)
     again.closing.ask = lambda: "stop"
     again.closing.eventFilter(window, QCloseEvent())
     until(lambda: not again.run.running)
