@@ -207,7 +207,7 @@ def test_wrong_words_are_refused(image):
 
 
 def test_cancelling_stops_the_reading(image):
-    source = CountsReads(np.tile(image, (8, 8, 1)))
+    source = CountsReads(np.tile(image, (20, 20, 1)))
 
     def stop(progress):
         if progress.done:
@@ -237,9 +237,9 @@ def test_parts_cover_a_level_once(height, width, chunk, side):
 
 def test_parts_of_strips_are_not_too_large():
     strips = da.zeros((4096, 200_000, 3), chunks=(8, 200_000, 3), dtype=np.uint8)
-    assert max(part.pixels for part in parts_of(strips)) < 6 << 20
+    assert max(part.pixels for part in parts_of(strips)) < 18 << 20
     tiles = da.zeros((9000, 9000, 3), chunks=(512, 512, 3), dtype=np.uint8)
-    assert parts_of(tiles)[0] == Part(0, 1024, 0, 1024)
+    assert parts_of(tiles)[0] == Part(0, 2048, 0, 2048)
 
 
 def test_zarr_is_read_along_its_chunks(image, tmp_path):

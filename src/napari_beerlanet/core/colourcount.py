@@ -1,7 +1,7 @@
 """The colours of an image that is not in memory, counted part by part by several threads.
 
-Each thread counts into a table of all 8-bit colours (64 MB), and only at the end tables become
-lists and are added up: whole numbers, so neither the parts' order nor their borders matter.
+Threads count into a few tables of all 8-bit colours (64 MB each), and only at the end tables
+become lists and are added up: whole numbers, so neither the parts' order nor their borders matter.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from .palette import Palette, encode
 from .progress import Report, tell
 from .threads import thread_count
 
-_TABLES = 4
+_TABLES = 4  # at most: each is 64 MB of address space
+_SHARED = 4  # threads that count into one
 _FULL = 1 << 31  # pixels after which a table of uint32 is emptied
 
 See = Callable[[npt.NDArray[Any], Part], None]
@@ -37,7 +38,8 @@ class ColourCounter:
         self._hidden: npt.NDArray[np.bool_] | None = None
         self._lock = threading.Lock()
         self._tables: LifoQueue[_Table] = LifoQueue()
-        for _ in range(min(_TABLES, thread_count())):
+        # Counting is quick beside reading, and of fewer tables more is in the cache.
+        for _ in range(min(_TABLES, max(thread_count() // _SHARED, 1))):
             self._tables.put(_Table())
 
     def add(self, pixels: npt.NDArray[np.uint8], keep: npt.NDArray[np.bool_] | None = None) -> None:

@@ -21,7 +21,7 @@ from .threads import thread_count
 T = TypeVar("T")
 R = TypeVar("R")
 
-_SIDE = 1024  # pixels of a tile's side, at least, where chunks are smaller
+_SIDE = 2048  # pixels of a tile's side, at least, where chunks are smaller
 _WIDE = 4  # times side², at most, where chunks are strips across the image
 _THUMBNAIL = 1024
 
