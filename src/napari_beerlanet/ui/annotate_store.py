@@ -18,6 +18,7 @@ from napari_beerlanet.ui.annotate_edges import ThinEdges
 from napari_beerlanet.ui.annotate_images import WHOLE, AnnotatedImage, Sourced
 from napari_beerlanet.ui.annotate_keys import bind_keys
 from napari_beerlanet.ui.annotate_shapes import Plane
+from napari_beerlanet.ui.last_words import when_deleted
 from napari_beerlanet.ui.notices import complain
 from napari_beerlanet.ui.panel import unwrapped
 from napari_beerlanet.ui.project_store import projects
@@ -53,7 +54,7 @@ class AnnotateStore(QObject):
         for emitter, method in heard:
             emitter.connect(method)
         window.installEventFilter(self)
-        window.destroyed.connect(partial(_let_go, heard))
+        when_deleted(window, partial(_let_go, heard))
 
     @property
     def viewer(self) -> Any:

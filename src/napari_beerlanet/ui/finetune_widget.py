@@ -19,6 +19,7 @@ from napari_beerlanet.ui.finetune_progress import RunSection
 from napari_beerlanet.ui.finetune_runs import RunList
 from napari_beerlanet.ui.notices import complain, show_info
 from napari_beerlanet.ui.panel import Panel
+from napari_beerlanet.ui.project_store import projects
 from napari_beerlanet.ui.runbar import RunBar
 from napari_beerlanet.ui.session import session
 from napari_beerlanet.ui.training_process import End, TrainingProcess
@@ -91,15 +92,29 @@ class FinetunePanel(Panel):
         self.verdict.discarded.connect(self._discarded)
         session(self.viewer).model_changed.connect(self._model_loaded)
         self.listen(self.viewer.events.theme, self._theme)
+        self.listen(projects(self.viewer).changed, self._project_opened)
+        self.listen(projects(self.viewer).updated, self._project_updated)
 
     # --- project and data ------------------------------------------------------------------------
 
     def _open_recent(self) -> None:
         """The project that was open last, if it is there: a run that went on is found so."""
         if not self._over and self.project.project is None:
-            for path in self.project.recent():
+            shared = projects(self.viewer).project
+            for path in [shared.path] if shared is not None else self.project.recent():
                 self.project.choose(path)
                 return
+
+    def _project_opened(self, project: Any = None) -> None:
+        """Another panel has opened a project: take it, unless a training goes on."""
+        if project is not None and not self.run.running:
+            self.project.choose(project.path)
+
+    def _project_updated(self) -> None:
+        """Another panel has added images: look at the data again."""
+        project = projects(self.viewer).project
+        if project is not None and not self.run.running and self.verdict.folder is None:
+            self.project.choose(project.path)
 
     def open_project(self, folder: Path) -> None:
         """Look at a project's data and runs; one of them that goes on is followed."""

@@ -14,6 +14,7 @@ from napari_beerlanet.core.files import atomic_path
 from napari_beerlanet.core.project import Project
 from napari_beerlanet.ui.annotate_drafts import own_folder
 from napari_beerlanet.ui.finetune_recent import recent_projects, remember_project
+from napari_beerlanet.ui.last_words import when_deleted
 from napari_beerlanet.ui.panel import unwrapped
 
 
@@ -60,7 +61,7 @@ def projects(viewer: Any) -> ProjectStore:
     if viewer not in _stores:
         _stores[viewer] = store = ProjectStore()
         weakref.finalize(viewer, store.release)
-        viewer.window._qt_window.destroyed.connect(lambda: store.release())
+        when_deleted(viewer.window._qt_window, store.release)
     return _stores[viewer]
 
 
