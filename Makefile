@@ -14,7 +14,7 @@ demo: $(VENV)/.ready  ## decompose a sample smear into stains; the pictures go t
 	$(BIN)/napari-beerlanet demo --out demo
 
 test: lint  ## lint, types, manifest, then the tests
-	sh scripts/with-display.sh $(BIN)/python -m pytest
+	sh scripts/with-display.sh $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 lint: $(VENV)/.ready  ## ruff, mypy (strict on core), npe2 validate
 	$(BIN)/ruff check
