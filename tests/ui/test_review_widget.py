@@ -347,3 +347,27 @@ def test_accepted_boxes_go_to_the_annotations(opened, until):
     until(lambda: layer.nshapes == 2)
     assert layer.features["class"].tolist() == ["RBC", "WBC"]
     assert set(layer.features["status"]) == {"confirmed"}
+
+
+def test_two_runs_are_compared(opened, until):
+    viewer, panel, shower = opened()
+    source = viewer.layers["smear"]
+    other = some()
+    keep = np.r_[0:5, 8:40]
+    second = Detections(
+        other.xyxy[keep], other.labels[keep], other.scores[keep], NAMES, report={"model": "other"}
+    ).above(0.25)
+    shower.put(second)
+    session(viewer).put_result(source, second, shower)
+    until(lambda: panel.before.before.count() == 2)
+    panel.before.before.setCurrentIndex(1)
+    panel.before.before.activated.emit(1)
+    assert "3 lost" in panel.before.line.text()
+    layer = viewer.layers["smear · before and after"]
+    assert layer.nshapes == 3
+    panel.before.kinds["lost"].setChecked(False)
+    assert layer.nshapes == 0
+    panel.before.before.setCurrentIndex(0)
+    panel.before.before.activated.emit(0)
+    assert "smear · before and after" not in viewer.layers
+    assert shower.layer.visible

@@ -30,7 +30,7 @@ def shown_detections(viewer: Any, image: Image, plane: Plane) -> Detections | No
         kept = np.asarray(back.features.get("status", scores)) != REJECTED
         return _checked(back.xyxy[kept], back.labels[kept], scores[kept], back.names)
     layer = _layer_of(viewer, image)
-    return None if layer is None else _read(layer, plane)
+    return None if layer is None else read_detections(layer, plane)
 
 
 def hide_detections(viewer: Any, image: Image) -> None:
@@ -57,7 +57,8 @@ def _layer_of(viewer: Any, image: Image) -> Shapes | None:
     return None
 
 
-def _read(layer: Shapes, plane: Plane) -> Detections:
+def read_detections(layer: Shapes, plane: Plane) -> Detections:
+    """The boxes of a plane of such a layer, with class and confidence."""
     boxes = read_boxes(layer.data, layer.shape_type)
     here = (boxes.planes == np.array(plane, np.int64)).all(axis=1)
     rows, table = boxes.which[here], layer.features

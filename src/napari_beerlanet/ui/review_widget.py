@@ -16,6 +16,7 @@ from napari_beerlanet.ui.against import Against
 from napari_beerlanet.ui.controls import button, form, hint, row
 from napari_beerlanet.ui.crops_gallery import CropsGallery, CropsModel
 from napari_beerlanet.ui.panel import Panel
+from napari_beerlanet.ui.review_before import ReviewBefore
 from napari_beerlanet.ui.review_filter import ReviewFilter
 from napari_beerlanet.ui.review_histogram import ReviewHistogram
 from napari_beerlanet.ui.review_keeper import ReviewKeeper
@@ -86,7 +87,9 @@ class ReviewWidget(Panel):
             self.body.addWidget(widget)
         self.body.addWidget(self.tabs, 1)
         self.body.addWidget(hint(_KEYS))
+        self.before = ReviewBefore(self)
         self.out = ReviewOut(self)
+        self.body.addWidget(self.before)
         self.body.addWidget(self.out)
         self.body.addWidget(self.out.bar)
         self.body.addWidget(self.bar)
@@ -136,8 +139,9 @@ class ReviewWidget(Panel):
         self._bind(None)
         self.target = self._targets[place] if 0 <= place < len(self._targets) else None
         there = self.target is not None
-        for widget in (self.filter, self.progress, self.tabs, self.what, self.out):
+        for widget in (self.filter, self.progress, self.tabs, self.what, self.before, self.out):
             widget.setVisible(there)
+        self.before.offer()
         self.empty.setVisible(not there)
         self.review = self.model = self.crops = self.current = self.subset = None
         self.against.use(self.target)

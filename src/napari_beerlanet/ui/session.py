@@ -14,8 +14,8 @@ class Session:
     """One per viewer; it ends with the viewer.
 
     `model` is the loaded `Detector` or None, `model_key` what it was loaded from. For each image
-    layer, as long as it lives: `results` holds the last `Detections`, `shown` the `DetectionLayer`
-    that shows them, `decompositions` the last decomposition.
+    layer, as long as it lives: `results` holds the last `Detections`, `previous` those before,
+    `shown` the `DetectionLayer` that shows them, `decompositions` the last decomposition.
     """
 
     model_changed = Signal(object)
@@ -25,6 +25,7 @@ class Session:
         self.model: Any = None
         self.model_key: Any = None
         self.results: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self.previous: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self.shown: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self.decompositions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
@@ -35,6 +36,8 @@ class Session:
 
     def put_result(self, layer: Any, result: Any, shower: Any = None) -> None:
         """Remember what was found in an image layer and what shows it; tell the other panels."""
+        if layer in self.results and self.results[layer] is not result:
+            self.previous[layer] = self.results[layer]
         self.results[layer] = result
         if shower is not None:
             self.shown[layer] = shower
