@@ -46,7 +46,7 @@ def parse():
     parser.add_argument("--scopes", nargs="+", choices=SCOPES, default=SCOPES)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--yardsticks", type=int, nargs="*", default=[0], help="seeds of `all`")
-    parser.add_argument("--held-out", type=int, default=120, help="fields to measure on")
+    parser.add_argument("--held-out", type=int, default=100, help="fields to measure on")
     parser.add_argument("--length", choices=("quick", "normal", "thorough"), default="normal")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--shared", type=Path, default=SHARED)
