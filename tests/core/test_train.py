@@ -299,6 +299,17 @@ def test_going_on_equals_never_having_stopped(whole, start, data, tmp_path):
     assert [(e["epoch"], e["resumed"]) for e in starts] == [(1, False), (2, True)]
 
 
+def test_going_on_and_stopping_at_once_keeps_the_results(start, data, tmp_path):
+    folder = tmp_path / "run"
+    with pytest.raises(Cancelled):
+        fine_tune(start, data, folder, **QUICK, progress=stop_after(4))  # in the second epoch
+    before = results(folder)
+    assert len(before) == 1
+    with pytest.raises(Cancelled):
+        fine_tune(None, None, folder, resume=True, device="cpu", progress=stop_after(1))
+    assert results(folder) == before
+
+
 def test_going_on_with_other_data_is_told(start, tmp_path):
     data = write_smears(tmp_path / "smears", train=3, val=1, side=64)
     folder = tmp_path / "run"

@@ -54,6 +54,8 @@ class Prepared:
             tell({"event": "warning", "message": message})
         keeper = Keeper(self.folder, self.info, self.sample, tell, report, rows)
         trainer = self._trainer(keeper, state)
+        if rows:  # Ultralytics removes them when a trainer is made
+            self.folder.write_results(rows)
         trainer.model = self.network.to(memory_format=torch.channels_last)
         first = state["epoch"] + 2 if state is not None else 1
         tell(
