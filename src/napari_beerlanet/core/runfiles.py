@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from .files import FileError, atomic_path, remove
+from .locks import try_lock
 
 FORMAT = 1
 _PATIENCE = 10.0  # seconds for what a killed run has left running to end, too
@@ -180,7 +181,7 @@ def _lock(path: Path) -> IO[str]:
     """Open and lock a file; the system unlocks it when this process ends, however it ends."""
     file = path.open("a+", encoding="utf-8")
     given_up = time.monotonic() + _PATIENCE
-    while not _try_lock(file):
+    while try_lock(file) == "taken":
         owner = _owner(path)
         if owner is None or _is_alive(owner) or time.monotonic() > given_up:
             file.close()
@@ -195,25 +196,6 @@ def _lock(path: Path) -> IO[str]:
     file.write(f"{os.getpid()}\n")
     file.flush()
     return file
-
-
-def _try_lock(file: IO[str]) -> bool:
-    try:
-        if os.name == "nt":
-            import msvcrt
-
-            # Far behind the text, as Windows keeps others from reading a locked part.
-            file.seek(1 << 20)
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
-        else:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        return False
-    except OSError:  # a disk that knows no locks
-        return True
-    return True
 
 
 def _owner(path: Path) -> int | None:
