@@ -186,6 +186,15 @@ def test_yolo_brings_its_image(tmp_path, no_viewer):
     assert look["metadata"][OWNER]["image"] == "smear.png"
 
 
+def test_an_image_of_the_same_name_somewhere_else_is_not_taken(tmp_path, no_viewer):
+    for name in ("mine", "other"):
+        (tmp_path / name).mkdir()
+    path = file_of(tmp_path / "mine", "yolo")
+    Picture.fromarray(image()).save(tmp_path / "other" / "smear.png")
+    with pytest.raises(FileError, match="needs the size of its image"):
+        read(str(path))
+
+
 # --- folders -------------------------------------------------------------------------------------
 
 

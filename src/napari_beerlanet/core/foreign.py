@@ -65,8 +65,8 @@ def find_pairs(
         return _of_coco(place, _images_in(near))
     if around.is_file():
         return Pairs([_pair(around, place, names)])
-    homes = [around] if images is not None else [around, around.parent]
-    same = [i for home in homes for i in _images_in(home) if i.stem == _stem(place)]
+    known = _images_in(around) if images is not None else _images_near(around)
+    same = [image for image in known if image.stem == _stem(place)]
     if not same:
         raise FileError(f"{place}: no image with this name is near it; say which image it is of.")
     return Pairs([_pair(same[0], place, names)])
@@ -184,6 +184,18 @@ def _closest(image: Path, files: list[Path], lone: bool) -> Path | None:
 
 def _images_in(place: Path) -> list[Path]:
     return [path for path in _all_in(place) if path.suffix.lower() in SUFFIXES]
+
+
+def _images_near(folder: Path) -> list[Path]:
+    """Images beside a file of annotations, and where YOLO's layout has them: labels/x, images/x."""
+    homes = (folder, folder.parent / "images", folder.parent.parent / "images" / folder.name)
+    return [
+        path
+        for home in homes
+        if home.is_dir()
+        for path in sorted(home.iterdir())
+        if path.is_file() and path.suffix.lower() in SUFFIXES
+    ]
 
 
 def _files_in(place: Path) -> list[Path]:
