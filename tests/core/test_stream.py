@@ -7,7 +7,7 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from napari_beerlanet.core import colourcount, stream
+from napari_beerlanet.core import colourcount, slidecolours
 from napari_beerlanet.core.colourcount import ColourCounter, count_colours
 from napari_beerlanet.core.decompose import decompose
 from napari_beerlanet.core.images import ImageError
@@ -55,7 +55,7 @@ def test_any_chunks_and_order_give_the_same_bits(image, in_memory, chunks, order
     parts = list(range(len(parts_of(lazy, side))))
     order.shuffle(parts)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stream, "parts_of", lambda level: parts_of(level, side))
+        patch.setattr(slidecolours, "parts_of", lambda level: parts_of(level, side))
         found = decompose_slide(lazy, order=parts, threads=threads, iterations="converge")
     same_bits(found, in_memory)
 
