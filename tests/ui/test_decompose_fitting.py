@@ -9,10 +9,12 @@ from napari_beerlanet.core.decompose import decompose
 from napari_beerlanet.core.images import ImageError
 from napari_beerlanet.core.palette import palette_of
 from napari_beerlanet.core.stacks import colours_of_stack
-from napari_beerlanet.ui import fitting
+from napari_beerlanet.core.stream import decompose_slide
+from napari_beerlanet.ui import fitting, planes
 from napari_beerlanet.ui.density_arrays import density_data, reconstruction_data, residual_data
 from napari_beerlanet.ui.fitting import Fitter, Settings, Target, where_fitted
 from napari_beerlanet.ui.planes import Plane
+from napari_beerlanet.ui.slide_choice import SlideChoice
 
 
 @pytest.fixture
@@ -31,7 +33,7 @@ def test_a_small_image_is_fitted_whole(smear):
     fit = Fitter().fit(target, Settings())
     d = decompose(smear, iterations="converge")
     assert not target.lazy
-    assert where_fitted(target) == ""
+    assert where_fitted(fit) == ""
     np.testing.assert_array_equal(fit.decomposition.densities, d.densities)
     for shown, expected in zip(density_data(fit), d.densities, strict=True):
         np.testing.assert_array_equal(shown, expected)
@@ -80,29 +82,63 @@ def test_a_first_look_says_that_it_is_one(smear):
     assert not fitter.fit(target, settings).first_look
 
 
+@pytest.fixture
+def small_slides(monkeypatch):
+    """An image of more than 20 000 pixels is a slide."""
+    monkeypatch.setattr(planes, "LARGE", 20_000)
+    monkeypatch.setattr(planes, "LARGE_LAZY", 20_000)
+
+
 @pytest.mark.parametrize("kind", [np.asarray, da.from_array, zarr.array])
-def test_a_large_image_is_fitted_on_every_nth_pixel_and_shown_lazily(smear, kind, monkeypatch):
-    monkeypatch.setattr(fitting, "BUDGET", 20_000)
+def test_a_large_image_is_fitted_as_a_whole_and_shown_lazily(smear, kind, small_slides):
     target = Target((Plane("slide", (kind(smear),)),))
-    fit = Fitter().fit(target, Settings())
-    assert fit.decomposition.image.shape == (120, 160)
-    assert "every 2th" not in where_fitted(target)
-    assert "every 2nd row" in where_fitted(target)
+    fitter = Fitter()
+    preview = fitter.fit(target, Settings())
+    assert preview.preview
+    assert "a preview from 12 tiles" in where_fitted(preview)
+    fitter.take(target, fitter.counting(preview)(lambda progress: None))
+    fit = fitter.fit(target, Settings())
+    assert not fit.preview
+    assert fitter.counting(fit) is None
+    assert "0.1 million pixels" in where_fitted(fit)
+    whole = decompose(smear, iterations="converge")
+    np.testing.assert_array_equal(fit.decomposition.spectra, whole.spectra)
+    np.testing.assert_array_equal(fit.decomposition.background, whole.background)
     shown = density_data(fit)
-    expected = fit.decomposition.densities_of(smear)
-    for i in np.flatnonzero(fit.decomposition.active):
+    for i in np.flatnonzero(whole.active):
         assert isinstance(shown[i], da.Array)
-        assert shown[i].shape == smear.shape[:2]
-        np.testing.assert_array_equal(shown[i].compute(), expected[i])
+        np.testing.assert_array_equal(shown[i].compute(), whole.densities[i])
 
 
-def test_a_multiscale_image_is_fitted_on_the_finest_level_that_fits(smear, monkeypatch):
-    monkeypatch.setattr(fitting, "BUDGET", 20_000)
+def test_levels_and_kinds_of_a_slide_are_chosen(smear, small_slides):
     levels = tuple(da.from_array(smear[::k, ::k], chunks=(64, 64, 3)) for k in (1, 2, 4))
-    target = Target((Plane("slide", levels),))
-    fit = Fitter().fit(target, Settings())
-    assert fit.decomposition.image.shape == (120, 160)
-    assert "120 × 160" in where_fitted(target)
+    for choice in (SlideChoice(level=1), SlideChoice(leave_out=("glass",))):
+        target, fitter = Target((Plane("slide", levels),), choice), Fitter()
+        preview = fitter.fit(target, Settings())
+        fitter.take(target, fitter.counting(preview)(lambda progress: None))
+        fit = fitter.fit(target, Settings())
+        given = {"level": choice.level, "leave_out": choice.leave_out}
+        right = decompose_slide(list(levels), iterations="converge", **given)
+        np.testing.assert_array_equal(fit.decomposition.spectra, right.fit.spectra)
+        assert fit.seen.counted == right.counted
+    assert "without glass" in where_fitted(fit)
+    only = Target((Plane("slide", levels),), SlideChoice(sampled=True))
+    fitter = Fitter()
+    assert fitter.counting(fitter.fit(only, Settings())) is None
+
+
+def test_what_was_counted_is_dropped_with_another_slide(smear, small_slides):
+    one, two = (Target((Plane("a", (smear.copy(),)),)) for _ in range(2))
+    fitter = Fitter()
+    counted = fitter.counting(fitter.fit(one, Settings()))(lambda progress: None)
+    fitter.fit(two, Settings())
+    fitter.take(one, counted)
+    assert fitter.fit(two, Settings()).preview
+
+
+def test_a_multiscale_image_has_every_level(smear, small_slides):
+    levels = tuple(da.from_array(smear[::k, ::k], chunks=(64, 64, 3)) for k in (1, 2, 4))
+    fit = Fitter().fit(Target((Plane("slide", levels),)), Settings())
     for data in density_data(fit):
         assert [level.shape for level in data] == [(240, 320), (120, 160), (60, 80)]
     rebuilt = reconstruction_data(fit, [0])
@@ -113,23 +149,24 @@ def test_a_multiscale_image_is_fitted_on_the_finest_level_that_fits(smear, monke
     assert residual_data(fit)[2].compute().shape == (60, 80)
 
 
-def test_lazily_means_that_only_what_is_looked_at_is_read(smear, monkeypatch):
-    monkeypatch.setattr(fitting, "BUDGET", 10_000)
-    read = []
+def test_lazily_means_that_only_what_is_looked_at_is_read(smear, small_slides):
+    read, large = [], np.tile(smear, (2, 2, 1))
 
     def load(block_info=None):
         where = block_info[None]["array-location"]
         read.append(where)
-        return smear[tuple(slice(*w) for w in where)]
+        return large[tuple(slice(*w) for w in where)]
 
-    fine = da.map_blocks(load, chunks=((60,) * 4, (80,) * 4, (3,)), dtype=np.uint8, meta=smear[:0])
-    levels = (fine, smear[::4, ::4])
+    chunks = ((160,) * 3, (160,) * 4, (3,))
+    fine = da.map_blocks(load, chunks=chunks, dtype=np.uint8, meta=smear[:0])
+    levels = (fine, large[::4, ::4])
     fit = Fitter().fit(Target((Plane("slide", levels),)), Settings())
+    read.clear()
     shown = density_data(fit)
     assert not read
-    both = [shown[i][0][:60, :80].compute() for i in np.flatnonzero(fit.decomposition.active)[:2]]
+    both = [shown[i][0][:160, :160].compute() for i in np.flatnonzero(fit.decomposition.active)[:2]]
     assert len(both) == 2
-    assert {tuple(map(tuple, where)) for where in read} == {((0, 60), (0, 80), (0, 3))}
+    assert {tuple(map(tuple, where)) for where in read} == {((0, 160), (0, 160), (0, 3))}
 
 
 def test_one_fit_for_all_planes_has_the_colours_of_all(stack):
@@ -139,7 +176,7 @@ def test_one_fit_for_all_planes_has_the_colours_of_all(stack):
     np.testing.assert_allclose(
         fit.decomposition.spectra, decompose(joined, iterations="converge").spectra, rtol=1e-9
     )
-    assert "one fit for 6 planes" in where_fitted(target)
+    assert "one fit for 6 planes" in where_fitted(fit)
     shown = density_data(fit)[int(fit.decomposition.share.argmax())]
     assert shown.shape == (3, 2, 120, 160)
     expected = fit.decomposition.densities_of(stack[2, 1])[int(fit.decomposition.share.argmax())]
@@ -180,11 +217,10 @@ def test_planes_of_a_stack_are_read_one_by_one(stack):
     assert image.pixels.shape[-1] == 3
 
 
-def test_blocks_that_the_fit_never_saw_may_hold_anything(smear, monkeypatch):
-    monkeypatch.setattr(fitting, "BUDGET", 20_000)
+def test_blocks_that_the_fit_never_saw_may_hold_anything(smear, small_slides):
     image = (smear / 255).astype(np.float32)
-    odd = image.copy()
-    odd[1, 1], odd[1, 3] = np.nan, 7.0  # not among every other pixel
+    odd = np.tile(image, (3, 3, 1))
+    odd[-1, -1], odd[-1, -3] = np.nan, 7.0  # in no whole tile of 512 × 512
     fit = Fitter().fit(Target((Plane("slide", (odd,)),)), Settings(iterations=4))
     assert np.isfinite(density_data(fit)[0].compute()).all()
 

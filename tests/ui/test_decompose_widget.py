@@ -7,7 +7,7 @@ from napari.components import ViewerModel
 
 from napari_beerlanet.core.decompose import decompose
 from napari_beerlanet.core.results import read_spectra
-from napari_beerlanet.ui import fitting, notices
+from napari_beerlanet.ui import notices, planes
 from napari_beerlanet.ui.decompose_widget import DecomposeWidget
 from napari_beerlanet.ui.layers import role
 from napari_beerlanet.ui.session import session
@@ -404,7 +404,7 @@ def test_a_single_image_has_no_choice_of_planes(panel):
 
 @pytest.fixture
 def slide(viewer, smear, monkeypatch):
-    monkeypatch.setattr(fitting, "BUDGET", 20_000)
+    monkeypatch.setattr(planes, "LARGE_LAZY", 20_000)
     levels = [da.from_array(smear[::k, ::k], chunks=(64, 64, 3)) for k in (1, 2, 4)]
     return viewer.add_image(levels, rgb=True, multiscale=True, name="slide")
 
@@ -413,7 +413,7 @@ def test_a_multiscale_image_has_multiscale_layers(viewer, opened, slide):
     panel = opened(viewer)
     panel.run()
     panel.settle()
-    assert "120 × 160" in panel.bar.text
+    assert "0.1 million pixels, without pen and border" in panel.bar.text
     for layer in densities(viewer):
         assert layer.multiscale
         assert [level.shape for level in layer.data] == [(240, 320), (120, 160), (60, 80)]
@@ -472,7 +472,9 @@ def test_the_snippet_of_a_slide(viewer, opened, slide):
     panel.settle()
     ours = [panel.layers.layers[i] for i in np.flatnonzero(panel.fitted.decomposition.active)]
     for made, layer in zip(run_snippet(panel, viewer), ours, strict=True):
-        np.testing.assert_array_equal(made.data, np.asarray(layer.data[0]))
+        assert made.multiscale
+        for mine, its in zip(made.data, layer.data, strict=True):
+            np.testing.assert_array_equal(np.asarray(mine), np.asarray(its))
 
 
 def test_it_fits_a_dock_of_400_pixels(panel):

@@ -99,6 +99,13 @@ def from_columns(X: npt.NDArray[Any], domain: Domain, dtype: npt.DTypeLike) -> n
     return np.asarray(values, dtype=dtype)
 
 
+def within_range(pixels: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Floats as the solver takes them: a part that the fit did not see may hold anything."""
+    if pixels.dtype.kind != "f":
+        return pixels
+    return np.clip(np.nan_to_num(pixels, nan=1.0), 0, 1)
+
+
 def to_bytes(pixels: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     """8-bit colours of (…, 3 or 4) pixels; alpha becomes all or nothing, as it weighs."""
     if pixels.dtype == np.uint16:

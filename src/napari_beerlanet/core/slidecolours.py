@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from .colourcount import count_colours
 from .decompose import Decomposition, decompose
-from .images import ImageError, check_rgb
+from .images import ImageError, check_rgb, within_range
 from .lazy import Part, as_levels, in_threads, parts_of, read, thumbnail
 from .mosaic import Kept, Mosaic, block_corners, corners_in, enough_blocks
 from .palette import Palette
@@ -124,7 +124,7 @@ class _Way:
         pixels = np.concatenate(tiles) if len(tiles) > 1 else tiles[0]
         counted = int((pixels[..., 3] > 0).sum()) if pixels.shape[2] == 4 else pixels[..., 0].size
         whole = small and len(self.levels) == 1
-        shown = None if whole else thumbnail(self.levels, _THUMBNAIL)
+        shown = None if whole else within_range(thumbnail(self.levels, _THUMBNAIL))
         return SlideColours(self.levels, counted, self.tissue, None, pixels, shown)
 
     def _read(self, part: Part) -> npt.NDArray[Any]:

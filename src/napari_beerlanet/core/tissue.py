@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import ndimage
 
-from .images import to_bytes
+from .images import to_bytes, within_range
 from .lazy import Part, thumbnail
 
 Kind = Literal["glass", "pen", "border"]
@@ -65,7 +65,7 @@ class Tissue:
 
 def find_tissue(levels: Sequence[Any]) -> Tissue:
     """What is what in a slide, by its pyramid `levels`, the finest first."""
-    small = to_bytes(thumbnail(levels))
+    small = to_bytes(within_range(thumbnail(levels)))
     return Tissue(classify(small), (int(levels[0].shape[0]), int(levels[0].shape[1])))
 
 

@@ -11,6 +11,7 @@ from napari_beerlanet.core.decompose import Decomposition
 from napari_beerlanet.ui.component_layer import Look
 from napari_beerlanet.ui.controls import form
 from napari_beerlanet.ui.fitting import USUAL, Settings
+from napari_beerlanet.ui.slide_rows import SlideRows
 from napari_beerlanet.ui.sliders import AutoSlider, LogScale, WholeScale
 from napari_beerlanet.ui.start_choice import StartChoice
 
@@ -76,6 +77,7 @@ class DecomposeForm(QWidget):
         for slider in (self.components, self.iterations, self.lam, self.gamma):
             slider.changed.connect(self.changed)
         self.stack.activated.connect(lambda _: self.changed.emit())
+        self.slide.changed.connect(self.changed)
 
     def _lay_out(self) -> None:
         rows = form()
@@ -91,6 +93,7 @@ class DecomposeForm(QWidget):
             rows.addRow(label, widget)
             rows.labelForField(widget).setToolTip(widget.toolTip())
         rows.addRow(self.stack_label, self.stack)
+        self.slide = SlideRows(rows)
         rows.addRow("Show", self._looks())
         self.set_stack(False)
 

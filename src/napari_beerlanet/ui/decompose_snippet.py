@@ -10,6 +10,8 @@ from napari_beerlanet.ui.fitting import Fitted, Settings, Target
 
 def snippet(fitted: Fitted, layer_name: str, look: Look = "opaque") -> str:
     """Python that finds the image in `viewer`, takes it apart and adds the layers."""
+    if fitted.seen is not None:
+        return _of_slide(fitted, layer_name, look)
     lines = ["import numpy as np", "", "import napari_beerlanet as nb"]
     if fitted.target.whole_stack:
         lines += ["from napari_beerlanet.core.stacks import colours_of_stack"]
@@ -19,6 +21,34 @@ def snippet(fitted: Fitted, layer_name: str, look: Look = "opaque") -> str:
         lines += [f"counted = nb.decompose(seen, {_arguments(Settings(), fitted.target)})"]
     lines += [f"d = nb.decompose(seen, {_arguments(fitted.settings, fitted.target)})"]
     lines += _densities(fitted.target)
+    return "\n".join([*lines, *_layers(fitted, look), ""])
+
+
+def _of_slide(fitted: Fitted, name: str, look: Look) -> str:
+    """The same of a slide, whose colours are streamed."""
+    target, seen = fitted.target, fitted.seen
+    assert seen is not None
+    plane, settings = target.plane, fitted.settings
+    lines = ["import numpy as np", "", "import napari_beerlanet as nb"]
+    made = len(seen.levels) > len(plane.levels)
+    if made:
+        lines += ["from napari_beerlanet.core.overviews import with_overviews"]
+    index = f"[{', '.join(map(str, plane.index))}]" if plane.index else ""
+    levels = "list(source.data)" if len(plane.levels) > 1 else "[source.data]"
+    if index:
+        levels = f"[level{index} for level in {levels}]"
+    lines += ["", f"source = viewer.layers[{name!r}]"]
+    lines += [f"levels = with_overviews({levels})" if made else f"levels = {levels}"]
+    how = "".join(f", {k}={v!r}" for k, v in target.choice.arguments(fitted.preview).items())
+    if settings.starts_from_counted:
+        lines += [
+            f"counted = nb.decompose_slide(levels{how}, {_arguments(Settings(), target)}).fit"
+        ]
+    lines += [f"slide = nb.decompose_slide(levels{how}, {_arguments(settings, target)})"]
+    lines += ["d = slide.fit  # light and spectra are the slide's, densities a thumbnail's"]
+    lines += [
+        "densities = [slide.pyramid(i) for i in range(len(d.active))]  # lazy, at every level"
+    ]
     return "\n".join([*lines, *_layers(fitted, look), ""])
 
 
@@ -78,13 +108,16 @@ def _layers(fitted: Fitted, look: Look) -> list[str]:
     place = (
         "source.scale[-2:], source.translate[-2:]" if planar else "source.scale, source.translate"
     )
+    more = " multiscale=True," if fitted.seen is not None and len(fitted.seen.levels) > 1 else ""
+    if fitted.seen is not None and not more:
+        more = " multiscale=False,"
     return [
         f"names = {names!r}",
         f"scale, translate = {place}",
         "layers = [",
         "    viewer.add_image(",
         "        densities[i], name=name, scale=scale, translate=translate,",
-        f"        contrast_limits=(0, {fitted.limit!r}), blending={look!r},",
+        f"        contrast_limits=(0, {fitted.limit!r}), blending={look!r},{more}",
         "    )",
         "    for i, name in names.items()",
         "]",

@@ -25,6 +25,7 @@ from napari_beerlanet.ui.panel import Panel
 from napari_beerlanet.ui.patient_runbar import PatientRunBar
 from napari_beerlanet.ui.planes import all_planes, current_plane, pixel_size
 from napari_beerlanet.ui.session import session
+from napari_beerlanet.ui.tasks import Outcome
 
 
 class DecomposeWidget(Panel):
@@ -35,8 +36,9 @@ class DecomposeWidget(Panel):
         self.images, self.empty = ImageChoice(self), EmptyState(self)
         self.form, self.found = DecomposeForm(self), DecomposePanel(self.viewer)
         self.files = self.task()
-        self.live = Live(self.task(), Fitter(), self._show, self)
+        self.live = Live(self.task(), self.task(), Fitter(), self._show, self)
         self.bar, self.file_bar = PatientRunBar(self.live.task), PatientRunBar(self.files)
+        self.count_bar = PatientRunBar(self.live.counting)
         self.run_button = button(
             "Decompose",
             "Take the image's stains apart; after that, the layers follow the sliders.",
@@ -59,6 +61,7 @@ class DecomposeWidget(Panel):
         self.body.addWidget(self.form)
         self.body.addWidget(row(self.run_button, stretch=0))
         self.body.addWidget(self.bar)
+        self.body.addWidget(self.count_bar)
         self.body.addWidget(self.found)
         self.body.addWidget(self.file_bar)
         self.body.addStretch(1)
@@ -74,6 +77,7 @@ class DecomposeWidget(Panel):
         self.found.save.connect(self._ask_where_to_save)
         self.found.load.connect(self._ask_what_to_load)
         self.found.copy.connect(self.copy_snippet)
+        self.live.counting.ended.connect(self._counting_ended)
         self.listen(self.viewer.layers.events.inserted, self._layers_changed)
         self.listen(self.viewer.layers.events.removed, self._layers_changed)
         self.listen(self.viewer.dims.events.point, self._plane_changed)
@@ -93,13 +97,20 @@ class DecomposeWidget(Panel):
         self.fitted = None
         self.found.hide()
         self.bar.say("")
-        for widget in (self.form, self.run_button, self.bar):
+        self.count_bar.say("")
+        for widget in (self.form, self.run_button, self.bar, self.count_bar):
             widget.setVisible(layer is not None)
         self.empty.setVisible(layer is None)
         self.empty.update_text()
         if layer is not None:
             self.listen(layer.events.data, self._data_changed)
             self.form.set_stack(layer.ndim > 2)
+            self._offer_levels(layer)
+
+    def _offer_levels(self, layer: Image) -> None:
+        plane = current_plane(layer, self.viewer)
+        slide = plane.pyramid if plane.is_slide else []
+        self.form.slide.offer([(int(s.shape[0]), int(s.shape[1])) for s in slide])
 
     def _layers_changed(self, event: Any = None) -> None:
         self.empty.update_text()
@@ -107,7 +118,9 @@ class DecomposeWidget(Panel):
             self._layers.pop(source).close()
 
     def _data_changed(self, event: Any = None) -> None:
-        self.live.fitter.forget()
+        self.live.forget()
+        if self.images.layer is not None:
+            self._offer_levels(self.images.layer)
         self._changed()
 
     def _plane_changed(self, event: Any = None) -> None:
@@ -124,7 +137,8 @@ class DecomposeWidget(Panel):
         if self.images.layer is not None:
             self._anew = True
             self._began = time.monotonic()
-            self.live.ask(self._target(self.images.layer), self.form.settings())
+            self.count_bar.say("")
+            self.live.ask(self._target(self.images.layer), self.form.settings(), anew=True)
 
     def _changed(self) -> None:
         """A slider was moved: follow it, if there is something to follow."""
@@ -134,7 +148,7 @@ class DecomposeWidget(Panel):
     def _target(self, layer: Image) -> Target:
         if layer.ndim > 2 and self.form.one_fit_for_all:
             return Target(tuple(all_planes(layer)))
-        return Target((current_plane(layer, self.viewer),))
+        return Target((current_plane(layer, self.viewer),), self.form.slide.choice)
 
     def _show(self, fitted: Fitted, data: list[Data]) -> None:
         layer = self.images.layer
@@ -157,10 +171,15 @@ class DecomposeWidget(Panel):
             self._made.follow()
         self._say(fitted)
 
+    def _counting_ended(self, outcome: Outcome) -> None:
+        if outcome is Outcome.CANCELLED:
+            there = self.fitted is not None and self.fitted.preview
+            self.count_bar.say("Stopped; the preview stays." if there else "")
+
     def _say(self, fitted: Fitted) -> None:
         count = int(fitted.decomposition.active.sum())
         said = [f"{count} stain{'s' * (count != 1)}" if count else "No stain found"]
-        said += [where_fitted(fitted.target)] if where_fitted(fitted.target) else []
+        said += [where_fitted(fitted)] if where_fitted(fitted) else []
         said += ["settling …"] if fitted.first_look else []
         self.bar.say(", ".join(said))
 

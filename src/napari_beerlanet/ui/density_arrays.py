@@ -17,6 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from napari_beerlanet.core.decompose import Decomposition
+from napari_beerlanet.core.images import within_range
+from napari_beerlanet.core.lookup import DensityLevels
+from napari_beerlanet.core.slidecolours import SlideColours
 from napari_beerlanet.ui.fitting import Fitted, Target
 
 Data = Any
@@ -53,6 +56,8 @@ def density_data(fitted: Fitted) -> list[Data]:
     d = fitted.decomposition
     if not fitted.target.lazy:
         return list(d.densities)
+    if fitted.seen is not None and fitted.target.plane.dtype == np.uint8:
+        return _slide_data(fitted, fitted.seen)
     shared = Densities(d)
 
     def one(component: int) -> Data:
@@ -62,6 +67,25 @@ def density_data(fitted: Fitted) -> list[Data]:
         return _mapped(fitted.target, work, np.dtype(np.float32))
 
     return [one(i) for i in range(len(d.active))]
+
+
+def _slide_data(fitted: Fitted, seen: SlideColours) -> list[Data]:
+    """Look-ups at every level; what a look at the whole needs is worked out here and now."""
+    lazy = DensityLevels(seen.levels, fitted.decomposition)
+    coarsest = len(seen.levels) - 1
+    height, width = seen.levels[coarsest].shape[:2]
+    high, wide = lazy.chunk(coarsest)
+    for row in range(-(-height // high)):
+        for column in range(-(-width // wide)):
+            lazy.block(coarsest, row, column)
+    return [
+        _single([lazy.dask(k, i) for k in range(len(seen.levels))])
+        for i in range(len(fitted.decomposition.active))
+    ]
+
+
+def _single(levels: list[Any]) -> Data:
+    return levels if len(levels) > 1 else levels[0]
 
 
 def reconstruction_data(fitted: Fitted, components: Sequence[int]) -> Data:
@@ -89,13 +113,6 @@ def residual_data(fitted: Fitted) -> Data:
     return _mapped(fitted.target, work, np.dtype(np.float32))
 
 
-def within_range(pixels: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Floats as the solver takes them: a block that the fit did not see may hold anything."""
-    if pixels.dtype.kind != "f":
-        return pixels
-    return np.clip(np.nan_to_num(pixels, nan=1.0), 0, 1)
-
-
 def _mapped(
     target: Target,
     work: Callable[[npt.NDArray[Any], Any], npt.NDArray[Any]],
@@ -104,12 +121,14 @@ def _mapped(
 ) -> Data:
     """The work done on every plane of every block of every level of the target, lazily."""
     plane = target.plane
-    levels = [
-        as_dask(plane.levels[k] if target.whole_stack else plane.lazy(k))
-        for k in range(len(plane.levels))
-    ]
-    mapped = [_map_level(k, level, work, dtype, colours) for k, level in enumerate(levels)]
-    return mapped if len(mapped) > 1 else mapped[0]
+    if target.is_slide:
+        levels = [as_dask(level) for level in plane.pyramid]
+    else:
+        levels = [
+            as_dask(plane.levels[k] if target.whole_stack else plane.lazy(k))
+            for k in range(len(plane.levels))
+        ]
+    return _single([_map_level(k, level, work, dtype, colours) for k, level in enumerate(levels)])
 
 
 def _map_level(k: int, level: da.Array, work: Any, dtype: np.dtype[Any], colours: bool) -> da.Array:

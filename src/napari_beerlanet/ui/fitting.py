@@ -1,12 +1,14 @@
 """From planes of a layer to a fit, off the GUI thread: what is counted once is not counted again.
 
-An image of more than `BUDGET` pixels is fitted on a coarser level of it or on every n-th pixel, and
-a stack with one fit for all on the colours of all its planes; neither is ever in memory as a whole.
+A slide's colours are counted tile by tile: first those of a few tiles, for a preview, and then all
+of them, which takes longer and is asked for apart (`counting`). A stack with one fit for all is
+fitted on the colours of all its planes. Neither is ever in memory as a whole.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -17,14 +19,16 @@ from napari_beerlanet.core.decompose import Decomposition, decompose
 from napari_beerlanet.core.images import RGBImage, check_rgb
 from napari_beerlanet.core.palette import Palette, palette_of, palette_pays
 from napari_beerlanet.core.progress import Report, tell, within
+from napari_beerlanet.core.slidecolours import SlideColours, count_slide
 from napari_beerlanet.core.stacks import colours_of_stack
 from napari_beerlanet.ui.planes import Plane
+from napari_beerlanet.ui.slide_choice import PREVIEW, USUAL_CHOICE, SlideChoice
 
 USUAL = 8
 """Components where nothing else is said."""
 
 BUDGET = 16_000_000
-"""Pixels of a plane that are read at once."""
+"""Pixels of a stack's plane that are read at once."""
 
 _FIRST_STEPS = 30
 _QUICK = 3  # components that settle at once
@@ -72,9 +76,10 @@ class Settings:
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """What is fitted: one plane, or all `planes` of a stack with one fit."""
+    """What is fitted: one plane, or all `planes` of a stack with one fit; of a slide, how."""
 
     planes: tuple[Plane, ...]
+    choice: SlideChoice = USUAL_CHOICE
 
     @property
     def plane(self) -> Plane:
@@ -87,10 +92,14 @@ class Target:
         return len(self.planes) > 1
 
     @property
+    def is_slide(self) -> bool:
+        """Whether it is one plane whose colours are streamed."""
+        return not self.whole_stack and self.plane.is_slide
+
+    @property
     def lazy(self) -> bool:
         """Whether densities are worked out as they are looked at, not beforehand."""
-        plane = self.plane
-        return self.whole_stack or len(plane.levels) > 1 or math.prod(plane.shape) > BUDGET
+        return self.whole_stack or len(self.plane.levels) > 1 or self.is_slide
 
     @property
     def sampling(self) -> tuple[int, int]:
@@ -111,6 +120,8 @@ class Target:
         """Whether the other one reads the same pixels of the same arrays."""
         if other is None or len(self.planes) != len(other.planes):
             return False
+        if self.is_slide and self.choice != other.choice:
+            return False
         mine, its = self.plane, other.plane
         return mine.index == its.index and all(
             a is b for a, b in zip(mine.levels, its.levels, strict=False)
@@ -119,13 +130,19 @@ class Target:
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """A decomposition, of what and how; `limit` is the upper end of the shared contrast scale."""
+    """A decomposition, of what and how; `limit` is the upper end of the shared contrast scale.
+
+    Of a slide, `decomposition` is the one of its thumbnail, `seen` what was fitted, and `preview`
+    says that this was a sample.
+    """
 
     decomposition: Decomposition
     settings: Settings
     target: Target
     limit: float
     first_look: bool = False
+    seen: SlideColours | None = None
+    preview: bool = False
 
 
 class Fitter:
@@ -135,7 +152,8 @@ class Fitter:
         self._target: Target | None = None
         self._image: RGBImage | None = None
         self._palette: Palette | None = None
-        self._counted: npt.NDArray[np.float64] | None = None
+        self._seen: tuple[SlideColours, bool] | None = None  # and whether it is a sample
+        self._counted: tuple[Any, npt.NDArray[np.float64]] | None = None
 
     def forget(self) -> None:
         """The pixels may have changed."""
@@ -146,29 +164,56 @@ class Fitter:
     ) -> Fitted:
         """Read and count the target's colours, unless that is done, and take it apart.
 
-        `first` gives a first look where the settings have one.
+        `first` gives a first look where the settings have one. Of a slide the colours of a sample
+        are counted, unless those of the whole were given to `take`.
         """
         if not target.same_as(self._target):
-            self._target = self._counted = None
+            self._target = self._counted = self._seen = None
             self._read(target, within(report, 0, 0.5))
             self._target = target
             report = within(report, 0.5, 1)
+        assert self._target is not None
         look = settings.first_look if first else None
         used = (look or settings).arguments
+        seen, sampled = self._seen or (None, False)
         if settings.starts_from_counted:
-            if self._counted is None:
-                self._counted = self._decompose(
-                    Settings().arguments, within(report, 0, 0.5)
-                ).spectra
-            used["spectra"] = self._counted
-        d = self._decompose(used, report)
-        return Fitted(d, settings, target, shared_limit(d), look is not None)
+            if self._counted is None or self._counted[0] is not seen:
+                auto = self._decompose(seen, Settings().arguments, within(report, 0, 0.5))
+                self._counted = seen, auto.spectra
+            used["spectra"] = self._counted[1]
+        d = self._decompose(seen, used, report)
+        first_look = look is not None
+        return Fitted(d, settings, self._target, shared_limit(d), first_look, seen, sampled)
 
-    def _decompose(self, arguments: dict[str, Any], report: Report | None) -> Decomposition:
+    def counting(self, fitted: Fitted) -> Callable[[Report], SlideColours] | None:
+        """What gathers the colours of the whole slide; None where a sample is what is wanted.
+
+        To be run in a thread of its own; its result is for `take`.
+        """
+        target, seen = fitted.target, fitted.seen
+        if seen is None or not fitted.preview or target.choice.sampled:
+            return None
+        given = target.choice.arguments(sampled=False) | {"tissue": seen.tissue}
+        return lambda report: count_slide(seen.levels, report=report, **given)
+
+    def take(self, target: Target, seen: SlideColours) -> None:
+        """From now on fit the slide by these colours."""
+        if target.same_as(self._target):
+            self._seen = seen, False
+
+    def _decompose(
+        self, seen: SlideColours | None, arguments: dict[str, Any], report: Report | None
+    ) -> Decomposition:
+        if seen is not None:
+            return seen.fit(report, **arguments)
         return decompose(self._image, **arguments, palette=self._palette, report=report)
 
     def _read(self, target: Target, report: Report | None) -> None:
         tell(report, 0, len(target.planes), "reading the image")
+        if target.is_slide:
+            given = target.choice.arguments(sampled=True)
+            self._seen = count_slide(target.plane.pyramid, report=report, **given), True
+            return
         if not target.whole_stack:
             self._image = check_rgb(target.read(target.plane))
             pixels = self._image.flat
@@ -189,8 +234,11 @@ def shared_limit(d: Decomposition) -> float:
     return float(f"{most or max(float(values.max()) for values in sample) or 1.0:.1e}")
 
 
-def where_fitted(target: Target) -> str:
-    """How the fit saw the image where it did not see all of it, in a few words."""
+def where_fitted(fitted: Fitted) -> str:
+    """How the fit saw the image where it did not see all of it at once, in a few words."""
+    target = fitted.target
+    if fitted.seen is not None:
+        return _where_of_slide(fitted, fitted.seen)
     level, step = target.sampling
     said = []
     if target.whole_stack:
@@ -201,4 +249,19 @@ def where_fitted(target: Target) -> str:
     if step > 1:
         ordinal = {2: "2nd", 3: "3rd"}.get(step, f"{step}th")
         said.append(f"fitted on every {ordinal} row and column")
+    return ", ".join(said)
+
+
+def _where_of_slide(fitted: Fitted, seen: SlideColours) -> str:
+    choice = fitted.target.choice
+    pixels = f"{seen.counted / 1e6:,.1f} million pixels"
+    if fitted.preview:
+        said = [f"a preview from {PREVIEW} tiles of tissue"]
+    elif choice.level:
+        height, width = seen.levels[choice.level].shape[:2]
+        said = [f"fitted on {pixels} of the level of {height} × {width}"]
+    else:
+        said = [f"fitted on {pixels}"]
+    if choice.leave_out:
+        said.append(f"without {' and '.join(choice.leave_out)}")
     return ", ".join(said)

@@ -14,6 +14,7 @@ from napari_beerlanet.ui.layers import mark, spatial
 from napari_beerlanet.ui.notices import complain
 
 Make = Callable[[Fitted], Data]
+Made = tuple[Data, float]
 
 _LEAST = 0.05  # OD: a smaller residual is noise and shall look like it
 _HIGH = 99.8
@@ -51,12 +52,12 @@ class MadeLayers:
             return
         makers = {key[1]: (name, make) for key, (name, make, _) in ours.items()}
 
-        def work(report: Any) -> dict[str, tuple[str, Data]]:
-            return {role: (name, make(fitted)) for role, (name, make) in makers.items()}
+        def work(report: Any) -> dict[str, Made]:
+            return {role: _made(role, make, fitted) for role, (_, make) in makers.items()}
 
-        def done(made: dict[str, tuple[str, Data]]) -> None:
-            for role, (name, data) in made.items():
-                self._put(source, role, name, makers[role][1], data)
+        def done(made: dict[str, Made]) -> None:
+            for role, one in made.items():
+                self._put(source, role, *makers[role], one)
 
         self.task.start(work, done)
 
@@ -65,10 +66,12 @@ class MadeLayers:
         if source is None or fitted is None:
             return
         self.task.start(
-            lambda report: make(fitted), lambda data: self._put(source, role, name, make, data)
+            lambda report: _made(role, make, fitted),
+            lambda made: self._put(source, role, name, make, made),
         )
 
-    def _put(self, source: Image, role: str, name: str, make: Make, data: Data) -> None:
+    def _put(self, source: Image, role: str, name: str, make: Make, made: Made) -> None:
+        data, limit = made
         layers = self._panel.viewer.layers
         if source not in layers:
             return
@@ -78,7 +81,7 @@ class MadeLayers:
             layer.data = data
             layer.name = name
         else:
-            layer = _new(source, role, name, data)
+            layer = _new(source, role, name, data, limit)
             layers.insert(self._above(source), layer)
         self._wanted[source, role] = layer.name, make, layer
 
@@ -104,13 +107,22 @@ def _takes(layer: Image, data: Data) -> bool:
     return ndim == layer.ndim + layer.rgb and isinstance(data, list) == layer.multiscale
 
 
-def _new(source: Image, role: str, name: str, data: Data) -> Image:
+def _made(role: str, make: Make, fitted: Fitted) -> Made:
+    """The data, and up to where a residual's contrast goes."""
+    data = make(fitted)
+    if role == "reconstruction":
+        return data, 1.0
+    # What is lazy has a thumbnail, or one plane, that was fitted.
+    d = fitted.decomposition
+    known = data if isinstance(data, np.ndarray) else np.linalg.norm(d.residual(), axis=-1)
+    return data, max(_LEAST, float(np.percentile(known.ravel()[::16], _HIGH)))
+
+
+def _new(source: Image, role: str, name: str, data: Data, limit: float) -> Image:
     first = data[-1] if isinstance(data, list) else data
     rgb = role == "reconstruction"
     more: dict[str, Any] = {"rgb": True}
     if not rgb:
-        known = first if isinstance(first, np.ndarray) else np.zeros(1)
-        limit = max(_LEAST, float(np.percentile(known.ravel()[::16], _HIGH)))
         more = {"rgb": False, "colormap": "magma", "contrast_limits": (0.0, limit)}
     planar = first.ndim - rgb < source.ndim
     return Image(

@@ -7,8 +7,10 @@ holds the array and not the layer, reads no more than it is asked for, and may b
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,9 +18,16 @@ import numpy.typing as npt
 from napari.layers import Image, Labels, Layer
 
 from napari_beerlanet.core.images import ImageError
+from napari_beerlanet.core.overviews import with_overviews
 
 Window = tuple[slice, slice]
 """Rows and columns."""
+
+LARGE = 16_000_000
+"""Pixels of a plane from which on it is a slide: streamed, and never in memory as a whole."""
+
+LARGE_LAZY = 4_000_000
+"""The same of a plane that is not in memory anyway."""
 
 _WAY_OUT = "Open a colour image (RGB or RGBA)."
 
@@ -78,9 +87,20 @@ class Plane:
         """Of the pixels."""
         return np.dtype(self.levels[0].dtype)
 
+    @property
+    def is_slide(self) -> bool:
+        """Whether it is too large, or too slow to read, to be taken at once."""
+        in_memory = all(isinstance(level, np.ndarray) for level in self.levels)
+        return math.prod(self.shape) > (LARGE if in_memory else LARGE_LAZY)
+
+    @cached_property
+    def pyramid(self) -> list[Any]:
+        """Levels (h, w, 3 or 4), the finest first, nothing read; coarse ones are always there."""
+        return with_overviews([self.lazy(k) for k in range(len(self.levels))])
+
     def lazy(self, level: int = 0) -> Any:
         """(h, w, 3 or 4) array of whatever kind the layer has, nothing read."""
-        return self.levels[level][self.index]
+        return self.levels[level][self.index] if self.index else self.levels[level]
 
     def read(self, window: Window | None = None, level: int = 0) -> npt.NDArray[Any]:
         """The pixels (h, w, 3 or 4), or those of a window, in memory."""
