@@ -3,16 +3,16 @@
 import time
 
 import numpy as np
+import pyqtgraph as pg
 import pytest
-from qtpy.QtCore import QItemSelectionModel, Qt
+from qtpy.QtCore import QEvent, QPoint, QPointF, Qt
+from qtpy.QtGui import QMouseEvent
 
 from napari_beerlanet.core.boxes import Detections
 from napari_beerlanet.core.reviewing import ACCEPTED, Review
-from napari_beerlanet.ui.crops_gallery import SIDE, CropsGallery, CropsModel
 from napari_beerlanet.ui.review_filter import ReviewFilter
 from napari_beerlanet.ui.review_histogram import ReviewHistogram
 from napari_beerlanet.ui.review_table import ReviewModel, ReviewTable, text_of
-from napari_beerlanet.ui.tasks import Task
 
 NAMES = ["RBC", "WBC", "Platelets"]
 
@@ -63,21 +63,31 @@ def test_a_click_on_a_heading_sorts_and_a_second_turns_it_round(table, qtbot):
     table.scrollTo(table.model().index(0, column))
     x = header.sectionViewportPosition(column) + 5
     for _ in range(2):
-        qtbot.mouseClick(header.viewport(), Qt.MouseButton.LeftButton, pos=_point(x, 5))
+        qtbot.mouseClick(header.viewport(), Qt.MouseButton.LeftButton, pos=QPoint(x, 5))
+        table.show_rows(table.arranged(np.arange(200)))
         values = [float(v) for v in cells(table, "OD 1 mean")]
         descending = header.sortIndicatorOrder() == Qt.SortOrder.DescendingOrder
         assert values == sorted(values, reverse=descending)
 
 
-def _point(x, y):
-    from qtpy.QtCore import QPoint
+def click(table, qtbot, place, keys=Qt.KeyboardModifier.NoModifier):
+    point = table.visualRect(table.model().index(place, 0)).center()
+    qtbot.mouseClick(table.viewport(), Qt.MouseButton.LeftButton, keys, point)
 
-    return QPoint(x, y)
+
+def test_several_rows_are_selected_while_the_panel_follows(table, qtbot):
+    table.picked.connect(table.go_to)  # as the panel does
+    click(table, qtbot, 1)
+    click(table, qtbot, 3, Qt.KeyboardModifier.ControlModifier)
+    assert table.selected_rows.tolist() == [1, 3]
+    click(table, qtbot, 2)
+    click(table, qtbot, 5, Qt.KeyboardModifier.ShiftModifier)
+    assert table.selected_rows.tolist() == [2, 3, 4, 5]
 
 
 def test_sorting_survives_a_filter(table):
     table._sort(table.model().names.index("area"))
-    table.show_rows(np.arange(0, 200, 2))
+    table.show_rows(table.arranged(np.arange(0, 200, 2)))
     areas = [float(v) for v in cells(table, "area")]
     assert len(areas) == 100
     assert areas == sorted(areas) or areas == sorted(areas, reverse=True)
@@ -139,6 +149,7 @@ def test_a_hundred_thousand_rows_are_filtered_and_sorted_without_a_stall(qtbot, 
     for name in ("class", "confidence", "OD 1 mean"):
         began = time.perf_counter()
         table._sort(table.model().names.index(name))
+        table.show_rows(table.arranged(table.rows))
         times[f"sort {name}"] = time.perf_counter() - began
     for what, seconds in times.items():
         record_property(what, seconds)
@@ -170,7 +181,16 @@ def test_what_the_controls_say(controls):
     assert chosen.classes == {"WBC"}
     assert chosen.states == {"rejected"}
     assert chosen.text == "wb"
-    assert set(chosen.ranges) == {"confidence", "OD 2 mean"}
+    assert set(chosen.ranges) == {"confidence"}
+    controls.between.setValue((0.2, 0.5))
+    controls.column.setCurrentText("OD 1 mean")
+    controls.between.setValue((0.1, 0.6))
+    ranges = controls.chosen.ranges
+    assert ranges["OD 2 mean"] == pytest.approx((0.2, 0.5), abs=0.01)
+    assert ranges["OD 1 mean"] == pytest.approx((0.1, 0.6), abs=0.01)
+    assert "OD 2 mean 0.2 to 0.5" in controls.others.text()
+    controls.column.setCurrentText("OD 2 mean")
+    assert controls.between.value() == pytest.approx((0.2, 0.5), abs=0.01)
     controls.clear()
     review = review_of(200)
     assert review.mask(controls.chosen).all()
@@ -220,43 +240,58 @@ def test_a_range_brushed_in_the_histogram_goes_to_the_filter(qtbot, controls):
     assert len(histogram.plot.listDataItems()) == 3
 
 
+def test_a_drag_over_the_histogram_chooses_a_range(qtbot, controls):
+    histogram = ReviewHistogram()
+    qtbot.addWidget(histogram)
+    histogram.brushed.connect(controls.choose_range)
+    histogram.range_of = controls.range_of
+    histogram.use(review_of(500), ["#ff0000", "#00ff00", "#0000ff"])
+    histogram.resize(500, 300)
+    histogram.show()
+    qtbot.waitExposed(histogram)
+    qtbot.wait(50)
+    box, view = histogram.plot.getViewBox(), histogram.plot.viewport()
+    ends = [
+        histogram.plot.mapFromScene(box.mapViewToScene(pg.Point(x, box.viewRange()[1][1] / 2)))
+        for x in (0.3, 0.45, 0.6)
+    ]
+    qtbot.mousePress(view, Qt.MouseButton.LeftButton, pos=ends[0])
+    for point in ends[1:]:
+        qtbot.mouseMove(view, point)
+        histogram.plot.mouseMoveEvent(_dragged(point))
+    qtbot.mouseRelease(view, Qt.MouseButton.LeftButton, pos=ends[-1])
+    assert controls.chosen.ranges["confidence"] == pytest.approx((0.3, 0.6), abs=0.02)
+    assert histogram.range.getRegion() == pytest.approx((0.3, 0.6), abs=0.02)
+    controls.confidence.setValue((0.5, 0.9))
+    histogram.follow()
+    assert histogram.range.getRegion() == pytest.approx((0.5, 0.9), abs=0.01)
+    histogram.whole()
+    assert controls.chosen.ranges["confidence"] == (0.0, 1.0)
+
+
+def _dragged(point):
+    at, left = QPointF(point), Qt.MouseButton.LeftButton
+    none = Qt.KeyboardModifier.NoModifier
+    return QMouseEvent(QEvent.Type.MouseMove, at, at, left, left, none)
+
+
+def test_columns_of_words_are_searched_and_not_drawn(qtbot, controls):
+    found = review_of(50).found
+    words = {"id": np.arange(50), "field": np.array(["north", "south"] * 25), "n": np.arange(50)}
+    review = Review(Detections(found.xyxy, found.labels, found.scores, NAMES, words))
+    assert review.columns[-2:] == ["field", "n"]
+    controls.use(review, 0.0)
+    controls.text.setText("SOU")
+    assert review.mask(controls.chosen).sum() == 25
+    histogram = ReviewHistogram()
+    qtbot.addWidget(histogram)
+    histogram.use(review, [])
+    assert histogram.column.findText("n") >= 0
+    assert histogram.column.findText("field") < 0
+
+
 def test_a_histogram_of_nothing_is_empty(qtbot):
     histogram = ReviewHistogram()
     qtbot.addWidget(histogram)
     histogram.use(Review(Detections.empty(NAMES)), [])
     assert histogram.plot.listDataItems() == []
-
-
-def test_crops_in_sight_are_cut_out_and_others_are_not(qtbot, until):
-    review, task, asked = review_of(5000), Task(), []
-
-    def cut_out(box):
-        asked.append(box)
-        return np.full((20, 30, 3), 200, np.uint8)
-
-    gallery = CropsGallery()
-    qtbot.addWidget(gallery)
-    gallery.use(CropsModel(review, cut_out, task, gallery))
-    gallery.resize(400, 300)
-    gallery.show()
-    until(lambda: len(asked) > 5 and not task.running)
-    qtbot.wait(100)
-    assert len(asked) < 500
-    image = gallery.model().data(gallery.model().index(0, 0), Qt.ItemDataRole.DecorationRole)
-    colour = image.pixmap(SIDE, SIDE).toImage().pixelColor(SIDE // 2, SIDE // 3)
-    assert colour.red() == 200
-    task.close()
-
-
-def test_many_are_selected_at_once(qtbot):
-    review, task = review_of(50), Task()
-    gallery = CropsGallery()
-    qtbot.addWidget(gallery)
-    model = CropsModel(review, lambda box: np.zeros((9, 9, 3), np.uint8), task, gallery)
-    gallery.use(model)
-    model.show(np.array([7, 3, 9, 1]))
-    flag = QItemSelectionModel.SelectionFlag.Select
-    for place in (0, 2):
-        gallery.selectionModel().select(model.index(place, 0), flag)
-    assert sorted(gallery.selected_rows.tolist()) == [7, 9]
-    task.close()

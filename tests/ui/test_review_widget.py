@@ -49,9 +49,9 @@ def opened(make_napari_viewer, until):
 
 
 def texts(panel, name):
-    column = panel.model.names.index(name)
-    rows = range(panel.model.rowCount())
-    return [panel.model.index(k, column).data(Qt.ItemDataRole.DisplayRole) for k in rows]
+    column = panel.table.model().names.index(name)
+    rows = range(panel.table.model().rowCount())
+    return [panel.table.model().index(k, column).data(Qt.ItemDataRole.DisplayRole) for k in rows]
 
 
 def test_without_detections_it_says_what_to_do(make_napari_viewer):
@@ -65,7 +65,7 @@ def test_without_detections_it_says_what_to_do(make_napari_viewer):
 
 def test_it_begins_with_the_threshold_of_the_layer(opened):
     _, panel, _ = opened()
-    assert len(panel.rows) == int((some().scores >= 0.25).sum()) == panel.model.rowCount()
+    assert len(panel.rows) == int((some().scores >= 0.25).sum()) == panel.table.model().rowCount()
     assert panel.progress.format() == f"0 of {len(panel.rows)} reviewed"
 
 
@@ -140,10 +140,10 @@ def test_what_is_filtered_out_disappears_from_canvas_and_table(opened, until):
     until(lambda: set(texts(panel, "class")) == {"WBC"})
     assert set(shower.layer.features["class"]) == {"WBC"}
     panel.filter.clear()
-    until(lambda: panel.model.rowCount() == 40)
+    until(lambda: panel.table.model().rowCount() == 40)
     assert shower.layer.nshapes == 40
     panel.filter.confidence.setValue((0.5, 0.8))
-    until(lambda: 0 < panel.model.rowCount() < 40)
+    until(lambda: 0 < panel.table.model().rowCount() < 40)
     shown = shower.layer.features["confidence"]
     assert shown.min() >= 0.5
     assert shown.max() <= 0.8

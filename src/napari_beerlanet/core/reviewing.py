@@ -30,6 +30,7 @@ ORDERS: tuple[Order, ...] = (
     "shuffled",
 )
 _STEPS = 1000  # that can be undone
+_OWN = ("id", "class", "confidence", "status", "area", "width", "height", "x", "y")
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ class Filter:
     """What to look at. None is no restriction; ranges are inclusive.
 
     `ranges`: least and most of a numeric column, such as "confidence", "area", "OD 1 mean".
-    `text` is looked for in class and status, small and capital letters alike.
+    `text` is looked for in class, status and other columns of words, small and capital letters
+    alike.
     """
 
     classes: frozenset[str] | None = None
@@ -56,6 +58,9 @@ class _Step:
 class Review:
     """Decisions on `found`, which holds all candidates; nothing here changes the detections.
 
+    Decisions that came with them, in a column "status", are kept: a file that a colleague has
+    reviewed goes on where it stopped.
+
     `status` (n,) uint8, places in `STATES`; `labels` (n,) int64, places in `names`: as a person
     has them, which may be other classes than were found.
     """
@@ -63,7 +68,7 @@ class Review:
     def __init__(self, found: Detections) -> None:
         self.found = found if found.candidates is None else found.candidates
         self.names = list(self.found.names)
-        self.status = np.zeros(len(self.found), np.uint8)
+        self.status = _earlier_status(self.found)
         self.labels = self.found.labels.copy()
         self._done: list[_Step] = []
         self._undone: list[_Step] = []
@@ -148,8 +153,18 @@ class Review:
     @property
     def columns(self) -> list[str]:
         """Names of all columns, in the order of a table."""
-        first = ["id", "class", "confidence", "status", "area", "width", "height", "x", "y"]
-        return [*first, *self.found.columns]
+        return [*_OWN, *self._extra]
+
+    @property
+    def numeric(self) -> list[str]:
+        """Names of the columns of numbers."""
+        others = [name for name in self._extra if self.found.columns[name].dtype.kind in "biuf"]
+        return [*(name for name in _OWN if name not in ("class", "status")), *others]
+
+    @property
+    def _extra(self) -> list[str]:
+        """Columns that came with the detections, but those that we have of our own."""
+        return [name for name in self.found.columns if name not in _OWN]
 
     def mask(self, chosen: Filter) -> Mask:
         """(n,) which rows pass."""
@@ -158,7 +173,7 @@ class Review:
             known = np.array([name in chosen.classes for name in self.names], bool)
             passing &= known[self.labels]
         if chosen.states is not None:
-            passing &= np.array([state in chosen.states for state in STATES])[self.status]
+            passing &= self.in_states(chosen.states)
         for name, (least, most) in chosen.ranges.items():
             values = self.column(name)
             passing &= (values >= np.asarray(least, values.dtype)) & (values <= most)
@@ -166,10 +181,28 @@ class Review:
             passing &= self._with_text(chosen.text.casefold())
         return passing
 
+    def in_states(self, states: frozenset[str] | None) -> Mask:
+        """(n,) which rows are in one of these states; None means any."""
+        known = np.array([states is None or state in states for state in STATES])
+        return np.asarray(known[self.status])
+
+    def class_of(self, row: int) -> str:
+        """The class of a row, as a person has it."""
+        return self.names[int(self.labels[row])]
+
+    def state_of(self, row: int) -> str:
+        """What was decided on a row, of `STATES`."""
+        return STATES[int(self.status[row])]
+
     def _with_text(self, text: str) -> Mask:
         classes = np.array([text in name.casefold() for name in self.names], bool)
         states = np.array([text in state for state in STATES])
-        return np.asarray(classes[self.labels] | states[self.status])
+        found = classes[self.labels] | states[self.status]
+        for name in self._extra:
+            if name not in self.numeric:
+                words, place = np.unique(self.found.columns[name].astype(str), return_inverse=True)
+                found |= np.array([text in word.casefold() for word in words], bool)[place]
+        return np.asarray(found)
 
     def ordered(
         self, mask: Mask, order: Order = "confidence", threshold: float = 0.25, seed: int = 0
@@ -254,3 +287,13 @@ class Review:
         if name not in self.names:
             self.names.append(name)
         return self.names.index(name)
+
+
+def _earlier_status(found: Detections) -> npt.NDArray[np.uint8]:
+    """(n,) places in `STATES` of what a column "status" says, 0 where it says something else."""
+    said = found.columns.get("status")
+    status = np.zeros(len(found), np.uint8)
+    if said is not None:
+        for place, state in enumerate(STATES):
+            status[np.asarray(said).astype(str) == state] = place
+    return status

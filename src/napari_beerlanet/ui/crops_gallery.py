@@ -1,169 +1,138 @@
-"""Many detections side by side, cut out of the image: the quickest way to clean ten thousand.
-
-Crops are cut in a thread, only those that are in sight, and kept until memory is short.
-"""
+"""Many detections side by side: the quickest way to clean ten thousand."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
-from qtpy.QtCore import QAbstractListModel, QModelIndex, QSize, Qt, QTimer, Signal
-from qtpy.QtGui import QColor, QIcon, QImage, QPainter, QPen, QPixmap
-from qtpy.QtWidgets import QAbstractItemView, QListView
+from qtpy.QtCore import QPoint, QRect, Qt, Signal
+from qtpy.QtGui import QKeyEvent, QMouseEvent
 
-from napari_beerlanet.core.progress import Report
-from napari_beerlanet.core.reviewing import ACCEPTED, REJECTED, STATES, Review
-from napari_beerlanet.ui.tasks import Task
+from napari_beerlanet.ui.crops_grid import CELL, CropsGrid, Rows
 
-Rows = npt.NDArray[np.int64]
-CutOut = Callable[[npt.NDArray[np.float32]], npt.NDArray[np.uint8]]
-"""From a box (4,) to its picture (h, w, 3) uint8; called in a thread."""
-
-SIDE = 72  # pixels of a crop on the screen
-_AT_ONCE = 400  # crops; about what two screens hold
-_KEEP = 4000  # pixmaps: about 80 MB
-_FRAMES = {ACCEPTED: QColor(60, 190, 100), REJECTED: QColor(220, 70, 60)}
-_NOWHERE = QModelIndex()
+_DRAGGED = 6  # pixels from which a movement is meant
 
 
-class CropsModel(QAbstractListModel):
-    """Crops of the rows of a `Review`, made when they are first asked for."""
-
-    def __init__(self, review: Review, cut_out: CutOut, task: Task, parent: Any = None) -> None:
-        super().__init__(parent)
-        self.review, self._cut_out, self._task = review, cut_out, task
-        self.rows: Rows = np.arange(len(review))
-        self._ready: OrderedDict[int, QPixmap] = OrderedDict()
-        self._wanted: OrderedDict[int, None] = OrderedDict()
-        self._blank = QPixmap(SIDE, SIDE)
-        self._blank.fill(QColor(128, 128, 128, 40))
-        self._soon = QTimer(self)
-        self._soon.setSingleShot(True)
-        self._soon.setInterval(15)
-        self._soon.timeout.connect(self._fetch)
-
-    def rowCount(self, parent: QModelIndex = _NOWHERE) -> int:
-        return 0 if parent.isValid() else len(self.rows)
-
-    def show(self, rows: Rows) -> None:
-        """Show these rows in this order."""
-        self.beginResetModel()
-        self.rows = rows
-        self._wanted.clear()
-        self.endResetModel()
-
-    def data(self, index: QModelIndex, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        """The crop with a frame for its state, and what it is when the mouse rests on it."""
-        if not index.isValid() or index.row() >= len(self.rows):
-            return None
-        row = int(self.rows[index.row()])
-        if role == Qt.ItemDataRole.DecorationRole:
-            return QIcon(self._picture(row))
-        if role == Qt.ItemDataRole.ToolTipRole:
-            name = self.review.names[self.review.labels[row]]
-            state = STATES[self.review.status[row]]
-            return f"{name}, confidence {self.review.found.scores[row]:.2f}, {state}"
-        if role == Qt.ItemDataRole.SizeHintRole:
-            return QSize(SIDE + 8, SIDE + 8)
-        return None
-
-    def changed(self) -> None:
-        """States are others now."""
-        if len(self.rows):
-            self.dataChanged.emit(self.index(0, 0), self.index(len(self.rows) - 1, 0))
-
-    def _picture(self, row: int) -> QPixmap:
-        plain = self._ready.get(row)
-        if plain is None:
-            self._wanted[row] = None
-            self._wanted.move_to_end(row)
-            self._soon.start()
-            return self._blank
-        self._ready.move_to_end(row)
-        frame = _FRAMES.get(STATES[self.review.status[row]])
-        return plain if frame is None else _framed(plain, frame)
-
-    def _fetch(self) -> None:
-        """Cut out what was asked for lately; what scrolled by before its turn is left out."""
-        rows = list(self._wanted)[-_AT_ONCE:]
-        if not rows:
-            return
-        boxes, cut_out = self.review.found.xyxy[rows].copy(), self._cut_out
-
-        def work(report: Report) -> list[npt.NDArray[np.uint8]]:
-            return [cut_out(box) for box in boxes]
-
-        self._task.start(work, lambda crops: self._put(rows, crops))
-
-    def _put(self, rows: list[int], crops: list[npt.NDArray[np.uint8]]) -> None:
-        for row, crop in zip(rows, crops, strict=True):
-            self._ready[row] = _pixmap(crop)
-            self._wanted.pop(row, None)
-        while len(self._ready) > _KEEP:
-            self._ready.popitem(last=False)
-        while len(self._wanted) > _AT_ONCE:  # scrolled by
-            self._wanted.popitem(last=False)
-        self.changed()
-
-
-class CropsGallery(QListView):
-    """Shows a `CropsModel`; `picked` tells the review's row that became the current one."""
+class CropsGallery(CropsGrid):
+    """A grid of crops to select in; `picked` tells the row that became the current one."""
 
     picked = Signal(int)
 
     def __init__(self) -> None:
         super().__init__()
         self.setToolTip(
-            "Every detection cut out of the image. Select many with Shift or a frame, "
+            "Every detection cut out of the image. Select many with Shift, Ctrl or a frame, "
             "then accept or reject them at once."
         )
-        self.setViewMode(QListView.ViewMode.IconMode)
-        self.setResizeMode(QListView.ResizeMode.Adjust)
-        self.setMovement(QListView.Movement.Static)
-        self.setUniformItemSizes(True)
-        self.setLayoutMode(QListView.LayoutMode.Batched)
-        self.setBatchSize(2000)
-        self.setIconSize(QSize(SIDE, SIDE))
-        self.setGridSize(QSize(SIDE + 8, SIDE + 8))
-        self.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
-
-    def use(self, model: CropsModel) -> None:
-        """Show another model."""
-        self.setModel(model)
-        self.selectionModel().currentChanged.connect(self._pick)
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        self._before = np.zeros(0, bool)  # selected when the frame was begun
 
     @property
     def selected_rows(self) -> Rows:
         """(k,) rows of the review that are selected."""
-        if self.selectionModel() is None:
-            return np.empty(0, np.int64)
-        places = [index.row() for index in self.selectionModel().selectedIndexes()]
-        return self.model().rows[np.array(places, np.int64)]
+        return np.asarray(self.rows[self._selected])
 
-    def _pick(self, current: QModelIndex, _: QModelIndex) -> None:
-        if current.isValid():
-            self.picked.emit(int(self.model().rows[current.row()]))
+    def selectAll(self) -> None:
+        """Select all that pass the filter, in sight or not."""
+        self._selected[:] = True
+        self.viewport().update()
 
+    def go_to(self, row: int) -> bool:
+        """Make a row of the review the current one without telling; whether it is there."""
+        place = self.place_of(row)
+        if place >= 0 and place != self._current:
+            self._make_current(place)
+        return place >= 0
 
-def _pixmap(crop: npt.NDArray[np.uint8]) -> QPixmap:
-    """A picture (h, w, 3) in a square of `SIDE`."""
-    crop = np.ascontiguousarray(crop[..., :3])
-    height, width = crop.shape[:2]
-    image = QImage(crop.data, width, height, 3 * width, QImage.Format.Format_RGB888)
-    scaled = image.scaled(
-        SIDE, SIDE, Qt.AspectRatioMode.KeepAspectRatio, Qt.TransformationMode.SmoothTransformation
-    )
-    return QPixmap.fromImage(scaled)
+    def _make_current(self, place: int) -> None:
+        self._selected[:] = False
+        self._selected[place] = True
+        self._current = self._anchor = place
+        self._reveal(place)
 
+    def _reveal(self, place: int) -> None:
+        bar, top = self.verticalScrollBar(), place // self.columns * CELL
+        low = top + CELL - self.viewport().height()
+        bar.setValue(min(max(bar.value(), low), top))
+        self.viewport().update()
 
-def _framed(plain: QPixmap, colour: QColor) -> QPixmap:
-    framed = QPixmap(plain)
-    painter = QPainter(framed)
-    painter.setPen(QPen(colour, 6))
-    painter.drawRect(framed.rect())
-    painter.end()
-    return framed
+    def _step_to(self, place: int, extend: bool) -> None:
+        """Go to a place by key or click, with all from the anchor on if `extend`."""
+        place = min(max(place, 0), self._n - 1)
+        if extend and self._anchor >= 0:
+            low, high = sorted((self._anchor, place))
+            self._selected[:] = False
+            self._selected[low : high + 1] = True
+            self._current = place
+            self._reveal(place)
+        else:
+            self._make_current(place)
+        self.picked.emit(int(self.rows[place]))
+
+    # --- mouse and keys ---
+
+    def mousePressEvent(self, event: QMouseEvent) -> None:
+        """Select one; with Ctrl one more or less, with Shift all from the last one on."""
+        if event.button() != Qt.MouseButton.LeftButton:
+            return
+        place, keys = self.place_at(event.pos()), event.modifiers()
+        control = bool(keys & Qt.KeyboardModifier.ControlModifier)
+        if place >= 0 and control:
+            self._selected[place] ^= True
+            self._current = self._anchor = place
+        elif place >= 0:
+            self._step_to(place, bool(keys & Qt.KeyboardModifier.ShiftModifier))
+        elif not control:
+            self._selected[:] = False
+        self._before = self._selected.copy() if control else np.zeros(self._n, bool)
+        top = self.verticalScrollBar().value()
+        self._frame = QRect(event.pos() + QPoint(0, top), event.pos() + QPoint(0, top))
+        self.viewport().update()
+
+    def mouseMoveEvent(self, event: QMouseEvent) -> None:
+        """Draw a frame, which selects what it touches; beyond the edge it scrolls."""
+        bar = self.verticalScrollBar()
+        beyond = event.pos().y() - min(max(event.pos().y(), 0), self.viewport().height())
+        bar.setValue(bar.value() + beyond)
+        if self._frame is None:
+            return
+        self._frame.setBottomRight(event.pos() + QPoint(0, bar.value()))
+        area = self._frame.normalized()
+        if max(area.width(), area.height()) < _DRAGGED:
+            return
+        self._selected = self._before | self._touched(area)
+        self.viewport().update()
+
+    def mouseReleaseEvent(self, event: QMouseEvent) -> None:
+        """The frame is done."""
+        self._frame = None
+        self.viewport().update()
+
+    def _touched(self, area: QRect) -> npt.NDArray[np.bool_]:
+        """(m,) which crops an area of the whole gallery touches."""
+        places = np.arange(self._n)
+        lines, columns = places // self.columns, places % self.columns
+        across = (columns >= area.left() // CELL) & (columns <= area.right() // CELL)
+        return across & (lines >= area.top() // CELL) & (lines <= area.bottom() // CELL)
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        """Arrows, Home, End and pages go through the crops; Ctrl+A selects all."""
+        control = bool(event.modifiers() & Qt.KeyboardModifier.ControlModifier)
+        page = max(self.viewport().height() // CELL, 1) * self.columns
+        steps = {
+            Qt.Key.Key_Left: -1,
+            Qt.Key.Key_Right: 1,
+            Qt.Key.Key_Up: -self.columns,
+            Qt.Key.Key_Down: self.columns,
+            Qt.Key.Key_PageUp: -page,
+            Qt.Key.Key_PageDown: page,
+            Qt.Key.Key_Home: -self._n,
+            Qt.Key.Key_End: self._n,
+        }
+        if event.key() == Qt.Key.Key_A and control:
+            self.selectAll()
+        elif event.key() in steps and self._n:
+            extend = bool(event.modifiers() & Qt.KeyboardModifier.ShiftModifier)
+            here = self._current if self._current >= 0 else 0
+            self._step_to(here + steps[Qt.Key(event.key())], extend)
+        else:
+            event.ignore()

@@ -10,7 +10,7 @@ from qtpy.QtWidgets import QComboBox, QLineEdit, QVBoxLayout, QWidget
 from superqt import QLabeledDoubleRangeSlider
 
 from napari_beerlanet.core.reviewing import ORDERS, STATES, Filter, Order, Review
-from napari_beerlanet.ui.controls import button, form, row
+from napari_beerlanet.ui.controls import button, form, hint, row
 
 _ALL_CLASSES, _ALL_STATES, _NO_RANGE = "all classes", "all states", "any density"
 _PAUSE = 30  # milliseconds after the last movement
@@ -41,8 +41,10 @@ class ReviewFilter(QWidget):
         self.classes = _box("Show only this class.", [_ALL_CLASSES])
         self.states = _box("Show only what is in this state.", [_ALL_STATES, *STATES])
         self.text = QLineEdit()
-        self.text.setPlaceholderText("find class or state")
-        self.text.setToolTip("Show only rows with this text in class or state.")
+        self.text.setPlaceholderText("find in class, state and other words")
+        self.text.setToolTip(
+            "Show only rows with this text in class, state or another column of words."
+        )
         self.text.setClearButtonEnabled(True)
         self.confidence = _slider("Show only detections with a confidence in this range.")
         self.confidence.setRange(0.0, 1.0)
@@ -50,6 +52,8 @@ class ReviewFilter(QWidget):
         self.column = _box("Another value to choose by: size, or density of a stain.", [_NO_RANGE])
         self.between = _slider("Show only detections with this value in this range.")
         self.between.hide()
+        self.others = hint()
+        self.others.hide()
         self.order = _box("In which order to go through them.", list(ORDERS))
         for place, order in enumerate(ORDERS):
             self.order.setItemData(place, _ORDER_HINTS[order], Qt.ItemDataRole.ToolTipRole)
@@ -60,6 +64,7 @@ class ReviewFilter(QWidget):
         lines.addRow("Confidence", self.confidence)
         lines.addRow("And", self.column)
         lines.addRow("", self.between)
+        lines.addRow("", self.others)
         lines.addRow("Order", self.order)
         layout = QVBoxLayout(self)
         layout.setContentsMargins(0, 0, 0, 0)
@@ -69,18 +74,19 @@ class ReviewFilter(QWidget):
         self.column.currentIndexChanged.connect(self._take_column)
         self.text.textChanged.connect(self._tell)
         self.confidence.valueChanged.connect(self._tell)
-        self.between.valueChanged.connect(self._tell)
+        self.between.valueChanged.connect(self._take_range)
         self._extents: dict[str, tuple[float, float]] = {}
+        self._ranges: dict[str, tuple[float, float]] = {}
 
     def use(self, review: Review, confidence: float | None = None) -> None:
         """Offer the classes and columns of a review."""
         self.blockSignals(True)
         self.update_classes(review.names)
-        columns = [name for name in review.columns if name not in ("id", "class", "status")]
-        self._extents = {
-            name: _extent(review.column(name)) for name in columns if name != "confidence"
-        }
+        columns = [name for name in review.numeric if name not in ("id", "confidence")]
+        self._extents = {name: _extent(review.column(name)) for name in columns}
+        self._ranges = {name: r for name, r in self._ranges.items() if name in self._extents}
         _refill(self.column, [_NO_RANGE, *self._extents])
+        self._take_column()
         if confidence is not None:
             self.confidence.setValue((confidence, 1.0))
         self.blockSignals(False)
@@ -95,8 +101,7 @@ class ReviewFilter(QWidget):
         """What to look at."""
         low, high = self.confidence.value()
         ranges = {"confidence": (low - 1e-9 if low > 0 else 0.0, 1.0 if high > 0.999 else high)}
-        if self.column.currentIndex() > 0:
-            ranges[self.column.currentText()] = tuple(self.between.value())
+        ranges |= self._ranges
         return Filter(
             classes=_one(self.classes),
             states=_one(self.states),
@@ -113,7 +118,9 @@ class ReviewFilter(QWidget):
         """Show everything."""
         self.classes.setCurrentIndex(0)
         self.states.setCurrentIndex(0)
+        self._ranges.clear()
         self.column.setCurrentIndex(0)
+        self._take_column()
         self.text.clear()
         self.confidence.setValue((0.0, 1.0))
 
@@ -125,6 +132,30 @@ class ReviewFilter(QWidget):
             self.column.setCurrentText(name)
             self.between.setValue((low, high))
 
+    def range_of(self, name: str) -> tuple[float, float] | None:
+        """The range that a column is restricted to, None for none."""
+        if name == "confidence":
+            return tuple(self.confidence.value())
+        return self._ranges.get(name)
+
+    def _take_range(self) -> None:
+        """A range that leaves nothing out is none."""
+        name, chosen = self.column.currentText(), tuple(self.between.value())
+        if name in self._extents:
+            low, high = self._extents[name]
+            self._ranges.pop(name, None)
+            if chosen[0] > low or chosen[1] < high:
+                self._ranges[name] = chosen
+        self._say_others()
+        self._tell()
+
+    def _say_others(self) -> None:
+        """Name the ranges that are in force and not on the slider."""
+        others = {n: r for n, r in self._ranges.items() if n != self.column.currentText()}
+        words = [f"{name} {low:.3g} to {high:.3g}" for name, (low, high) in others.items()]
+        self.others.setText("And " + ", ".join(words) if words else "")
+        self.others.setVisible(bool(words))
+
     def _take_column(self) -> None:
         name = self.column.currentText()
         self.between.setVisible(self.column.currentIndex() > 0)
@@ -133,8 +164,9 @@ class ReviewFilter(QWidget):
             self.between.blockSignals(True)
             self.between.setRange(low, high)
             self.between.setDecimals(0 if high - low > 50 else 2)
-            self.between.setValue((low, high))
+            self.between.setValue(self._ranges.get(name, (low, high)))
             self.between.blockSignals(False)
+        self._say_others()
         self._tell()
 
     def _tell(self, *_: Any) -> None:

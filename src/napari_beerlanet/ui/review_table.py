@@ -85,19 +85,23 @@ class ReviewModel(QAbstractTableModel):
             self._values[name] = self.review.column(name)
         return self._values[name]
 
-    def sorted_by(self, column: int, descending: bool) -> Rows:
-        """The rows shown now by the values of a column; equal ones keep their order."""
-        values = self.values(self.names[column])[self.rows]
+    def sorted_by(self, rows: Rows, column: int, descending: bool) -> Rows:
+        """Rows by the values of a column; equal ones keep their order."""
+        values = self.values(self.names[column])[rows]
         if values.dtype.kind == "O":
             values = np.unique(values.astype(str), return_inverse=True)[1]
         values = np.nan_to_num(values.astype(np.float64), nan=-np.inf)
-        return self.rows[np.argsort(-values if descending else values, kind="stable")]
+        return rows[np.argsort(-values if descending else values, kind="stable")]
 
 
 class ReviewTable(QTableView):
-    """Shows a `ReviewModel`; `picked` tells the review's row that became the current one."""
+    """Shows a `ReviewModel`; `picked` tells the review's row that became the current one.
+
+    `sorted` tells that a click on a heading asks for another order, which `arranged` makes.
+    """
 
     picked = Signal(int)
+    sorted = Signal()
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,6 +115,8 @@ class ReviewTable(QTableView):
         self.verticalHeader().setDefaultSectionSize(22)
         self.horizontalHeader().setSectionsClickable(True)
         self.horizontalHeader().setSortIndicatorShown(True)
+        for header in (self.horizontalHeader(), self.verticalHeader()):
+            header.setHighlightSections(False)  # Qt asks every row for it
         self.horizontalHeader().sectionClicked.connect(self._sort)
         self._sorting: tuple[int, bool] | None = None
 
@@ -126,14 +132,20 @@ class ReviewTable(QTableView):
         for column, name in enumerate(model.names):
             self.setColumnWidth(column, 92 if name in ("class", "status", "confidence") else 76)
 
-    def show_rows(self, rows: Rows) -> None:
-        """Rows in the order of the review, or as a click on a heading has sorted them."""
-        model = self.model()
-        model.show(rows)
-        if self._sorting is not None:
-            model.show(model.sorted_by(*self._sorting))
+    @property
+    def rows(self) -> Rows:
+        """The rows that are shown, in their order."""
+        return self.model().rows if self.model() is not None else np.empty(0, np.int64)
 
-    def unsort(self) -> None:
+    def show_rows(self, rows: Rows) -> None:
+        """Show these rows in this order."""
+        self.model().show(rows)
+
+    def arranged(self, rows: Rows) -> Rows:
+        """Rows as they are given, or as a click on a heading has sorted them."""
+        return rows if self._sorting is None else self.model().sorted_by(rows, *self._sorting)
+
+    def unsort(self, *_: Any) -> None:
         """Back to the order that rows are given in."""
         self._sorting = None
         self.horizontalHeader().setSortIndicator(-1, Qt.SortOrder.AscendingOrder)
@@ -143,14 +155,18 @@ class ReviewTable(QTableView):
         """(k,) rows of the review that are selected."""
         if self.selectionModel() is None:
             return np.empty(0, np.int64)
-        places = [index.row() for index in self.selectionModel().selectedRows()]
-        return self.model().rows[np.array(places, np.int64)]
+        chosen = np.zeros(len(self.rows), bool)
+        for part in self.selectionModel().selection():  # ranges: Qt lists rows one by one
+            chosen[part.top() : part.bottom() + 1] = True
+        return self.rows[chosen]
 
     def go_to(self, row: int) -> bool:
         """Make a row of the review the current one without telling; whether it is in the table."""
         place = self.model().place_of(row) if self.model() is not None else None
         if place is None:
             return False
+        if place == self.currentIndex().row():
+            return True  # it is, and perhaps one of several that are selected
         was = self.blockSignals(True)
         index = self.model().index(place, 0)
         flags = QItemSelectionModel.SelectionFlag
@@ -167,7 +183,7 @@ class ReviewTable(QTableView):
         header = self.horizontalHeader()
         descending = header.sortIndicatorOrder() == Qt.SortOrder.DescendingOrder
         self._sorting = column, descending
-        self.model().show(self.model().sorted_by(column, descending))
+        self.sorted.emit()
 
 
 def text_of(name: str, value: Any) -> str:

@@ -10,12 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from napari_beerlanet.core.boxes import Detections
-from napari_beerlanet.core.images import check_rgb, to_bytes
 from napari_beerlanet.core.reviewing import STATES, UNREVIEWED, Review
+from napari_beerlanet.ui.crop_looks import CropLooks
 from napari_beerlanet.ui.planes import Plane, current_plane
 from napari_beerlanet.ui.session import session
 
-_CONTEXT = 0.25  # of a box's longer side, around it in a crop
 _ON_SCREEN = (0.04, 0.4)  # share of the canvas that a box may have without another zoom
 _AIM = 0.12
 _WHOLE = 3e7  # pixels up to which an image is known by all of them
@@ -70,19 +69,16 @@ class ReviewTarget:
         """Pixels that the image is known by: all of them, or a coarse level of a slide."""
         return self.plane.read(level=self.plane.level_for(_WHOLE))
 
-    def cut_out(self) -> Callable[[npt.NDArray[np.float32]], npt.NDArray[np.uint8]]:
-        """A function from a box to its picture, which holds the pixels and not the layer."""
-        plane = self.plane
-        height, width = plane.shape
+    def looks(self) -> CropLooks:
+        """What crops of its boxes can show."""
+        here = session(self.viewer)
+        return CropLooks(self.plane, self.found, self.model, here.decompositions.get(self.source))
 
-        def cut(box: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
-            x, y = (box[0] + box[2]) / 2, (box[1] + box[3]) / 2
-            half = max((0.5 + _CONTEXT) * max(box[2] - box[0], box[3] - box[1]), 4)
-            rows = slice(int(max(y - half, 0)), int(min(y + half, height)) + 1)
-            columns = slice(int(max(x - half, 0)), int(min(x + half, width)) + 1)
-            return to_bytes(check_rgb(plane.read((rows, columns))).pixels)[..., :3]
-
-        return cut
+    @property
+    def model(self) -> Any:
+        """The model that found them, None if it is not the one that is loaded."""
+        loaded, said = session(self.viewer).model, self.found.report.get("model")
+        return loaded if said and loaded is not None and loaded.info.get("name") == said else None
 
     # --- the canvas ---
 

@@ -1,0 +1,199 @@
+"""How smoothly a hundred thousand detections are reviewed: each step of a user, in a window.
+
+    xvfb-run -a -s "-screen 0 1400x900x24" python benchmarks/review.py [--count 100000]
+
+For each action: the time until everything follows (processor time of the GUI thread until it is
+done, best of several), and the longest stall, the longest time in which the window did not answer
+(the largest gap between ticks of a 5 ms timer, best of several, as other programs share the
+machine). Nothing is downloaded; the image is made up.
+"""
+
+import argparse
+import os
+import tempfile
+import time
+
+os.environ.setdefault("LIBGL_ALWAYS_SOFTWARE", "1")
+
+import napari
+import numpy as np
+from qtpy.QtCore import QEvent, QEventLoop, QTimer
+from qtpy.QtWidgets import QApplication
+
+from napari_beerlanet.core.boxes import Detections
+from napari_beerlanet.core.colours import class_colours
+from napari_beerlanet.ui.detection_layer import DetectionLayer
+from napari_beerlanet.ui.detection_shapes import corners_of
+from napari_beerlanet.ui.review_widget import ReviewWidget
+from napari_beerlanet.ui.session import session
+
+NAMES = ["RBC", "WBC", "Platelets"]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--count", type=int, default=100_000, help="detections")
+    parser.add_argument("--annotations", type=int, default=5_000, help="drawn boxes")
+    parser.add_argument("--repeats", type=int, default=5)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as own:
+        os.environ["NAPARI_BEERLANET_CONFIG"] = own
+        rows = measure(options)
+    print(f"{options.count:,} detections, {options.annotations:,} annotations\n")
+    print("| | GUI thread's work | longest stall |\n|---|---|---|")
+    for name, busy, stall in rows:
+        print(f"| {name} | {1e3 * busy:.0f} ms | {1e3 * stall:.0f} ms |")
+
+
+def made(count, seed=0):
+    """An image and that many detections of it, of which nine of ten are sure."""
+    rng = np.random.default_rng(seed)
+    side = int(np.ceil(np.sqrt(count))) * 24
+    low = np.stack(np.meshgrid(*[np.arange(0, side, 24)] * 2), -1).reshape(-1, 2)[:count]
+    low = low + rng.uniform(0, 4, low.shape)
+    boxes = np.concatenate([low, low + rng.uniform(12, 20, low.shape)], 1)
+    columns = {f"OD {k} mean": rng.gamma(2, 0.2, count).astype(np.float32) for k in (1, 2, 3)}
+    labels = rng.choice(3, count, p=[0.9, 0.02, 0.08])
+    scores = np.where(rng.random(count) < 0.9, rng.uniform(0.5, 1, count), rng.uniform(0.01, 0.5))
+    image = np.full((side, side, 3), 235, np.uint8)
+    image[::7] = (200, 160, 190)
+    return image, Detections(boxes, labels, scores, NAMES, columns, image.shape[:2])
+
+
+class Watch:
+    """Runs an action and the event loop until a condition holds; notes work and stall."""
+
+    def __init__(self):
+        self.timer = QTimer()
+        self.timer.setInterval(5)
+        self.timer.timeout.connect(self._tick)
+        self.last = self.longest = 0.0
+
+    def _tick(self):
+        now = time.perf_counter()
+        self.longest, self.last = max(self.longest, now - self.last), now
+
+    def run(self, action, until=lambda: True, settle=0.3):
+        """Seconds of the GUI thread's work, and the longest stall."""
+        spin(0.1)
+        self.longest, self.last = 0.0, time.perf_counter()
+        self.timer.start()
+        before = time.thread_time()
+        action()
+        end = time.perf_counter() + 60
+        while not until():
+            if time.perf_counter() > end:
+                raise TimeoutError("the panel does not follow")
+            spin(0.02)
+        spin(settle)
+        self._tick()
+        self.timer.stop()
+        return time.thread_time() - before, self.longest
+
+
+def spin(seconds):
+    """Let the event loop run for a while."""
+    loop = QEventLoop()
+    QTimer.singleShot(int(1e3 * seconds), loop.quit)
+    loop.exec()
+    QApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete)
+
+
+def measure(options):
+    viewer = napari.Viewer()
+    watch = Watch()
+    image, found = made(options.count)
+    source = viewer.add_image(image, name="slide")
+    found = found.above(0.25)
+    shower = DetectionLayer(viewer, source, found, class_colours(3))
+    session(viewer).put_result(source, found, shower)
+    spin(1)
+    panel = None
+    rows = []
+
+    def note(name, actions, until=lambda: True):
+        best = [np.inf, np.inf]
+        for action in actions:
+            best = np.minimum(best, watch.run(action, until))
+        rows.append((name, *best))
+        print(f"{name}: {1e3 * best[0]:.0f} ms, {1e3 * best[1]:.0f} ms", flush=True)
+
+    def open_panel():
+        nonlocal panel
+        panel = ReviewWidget(viewer)
+        viewer.window.add_dock_widget(panel, name="Review")
+
+    note("open the panel", [open_panel], lambda: panel and panel.keeper.path and len(panel.rows))
+    steps = range(options.repeats)
+    note(
+        "confidence slider",
+        [lambda k=k: panel.filter.confidence.setValue((0.5 + k / 50, 1.0)) for k in steps],
+    )
+    note("one class", [lambda k=k: panel.filter.classes.setCurrentIndex(k % 3 + 1) for k in steps])
+    panel.filter.classes.setCurrentIndex(0)
+    note(
+        "density range",
+        [lambda k=k: panel.filter.choose_range("OD 1 mean", 0.2 + k / 50, 0.8) for k in steps],
+    )
+    note("text", [lambda k=k: panel.filter.text.setText("RBC"[: k % 3 + 1]) for k in steps])
+    panel.filter.clear()
+    spin(0.5)
+    note("order", [lambda k=k: panel.filter.order.setCurrentIndex(k % 6) for k in range(6)])
+    note("sort by a heading", [lambda k=k: panel.table._sort(4 + k % 3) for k in steps])
+    note("next", [panel.next for _ in steps])
+    note("accept", [panel.accept for _ in steps])
+    note("undo", [panel.undo for _ in steps])
+    note(
+        "select all rows and reject",
+        [
+            lambda: (panel.table.selectAll(), panel.reject()),
+        ],
+    )
+    note("undo that", [panel.undo])
+    note("open the gallery", [lambda: panel.tabs.setCurrentIndex(1)])
+    bar = panel.gallery.verticalScrollBar()
+    spin(1)
+    note(
+        "scroll the gallery",
+        [lambda k=k: bar.setValue((k + 1) * bar.maximum() // 7) for k in steps],
+    )
+    note(
+        "gallery, another filter",
+        [lambda k=k: panel.filter.confidence.setValue((0.3 + k / 50, 1.0)) for k in steps],
+    )
+    note(
+        "select all in the gallery and reject",
+        [lambda: (panel.gallery.selectAll(), panel.reject())],
+    )
+    note("undo that", [panel.undo])
+    note("open the histogram", [lambda: panel.tabs.setCurrentIndex(2)])
+    note("brush", [lambda k=k: panel.histogram.range.setRegion((0.3, 0.9 - k / 50)) for k in steps])
+    panel.filter.clear()
+    panel.tabs.setCurrentIndex(0)
+    spin(0.5)
+    some = np.random.default_rng(1).choice(len(panel.review), options.annotations, replace=False)
+    names = np.array(NAMES, object)[panel.review.found.labels[some]]
+    viewer.add_shapes(
+        list(corners_of(panel.review.found.xyxy[some])),
+        shape_type="rectangle",
+        name="truth",
+        features={"class": names},
+    )
+    spin(1)
+    panel.tabs.setCurrentIndex(3)
+    truth = panel.against.panel.truth
+    note(
+        "compare with annotations",
+        [lambda: truth.setCurrentText("truth")],
+        lambda: panel.against.panel.verdict is not None,
+    )
+    note(
+        "confidence slider, compared",
+        [lambda k=k: panel.filter.confidence.setValue((0.5 + k / 50, 1.0)) for k in steps],
+    )
+    viewer.close()
+    return rows
+
+
+if __name__ == "__main__":
+    main()
