@@ -8,6 +8,7 @@ import pytest
 
 from napari_beerlanet.core.boxes import Detections
 from napari_beerlanet.ui import detection_mesh, detection_shapes
+from napari_beerlanet.ui.detection_edits import take_over
 from napari_beerlanet.ui.detection_layer import DetectionLayer
 from napari_beerlanet.ui.detection_store import ADDED, EDITED, FOUND, BoxStore
 
@@ -267,7 +268,7 @@ def test_a_pasted_copy_is_a_box_of_its_own():
     shown = np.arange(3)
     table = {name: np.append(v, v[:1]) for name, v in store.features(shown).items()}
     boxes = np.concatenate([store.xyxy, store.xyxy[:1] + 5])
-    rows = store.take_over(shown, store.xyxy[:3].copy(), boxes, table)
+    rows = take_over(store, shown, store.xyxy[:3].copy(), boxes, table)
     assert list(rows) == [0, 1, 2, 3]
     assert store.status[3] == ADDED
 

@@ -74,7 +74,7 @@ def test_stepping_centres_the_view_and_selects_the_box(opened, until):
     panel.next()
     assert panel.current == 0
     assert viewer.scene.camera.center[-2:] == pytest.approx((0.5 * 19.5, 0.5 * 19.5), abs=0.01)
-    assert [shower._rows[k] for k in shower.layer.selected_data] == [0]
+    assert [shower.rows[k] for k in shower.layer.selected_data] == [0]
     panel.next()
     panel.next()
     assert panel.current == 2
@@ -89,7 +89,7 @@ def test_a_row_that_is_clicked_and_a_box_that_is_selected_mean_the_same(opened):
     panel.table.selectRow(7)
     assert panel.current == 7
     shower.layer.selected_data = {3}
-    assert panel.current == int(shower._rows[3])
+    assert panel.current == int(shower.rows[3])
     assert panel.table.selected_rows.tolist() == [panel.current]
 
 

@@ -32,18 +32,18 @@ class _Grid:
     keys: Indices
     order: Indices
 
-    def near(self, corner: npt.NDArray[np.float64], window: Window) -> Indices:
-        """Indices of the boxes that begin where such may reach into the window."""
+    def ranges(self, corner: npt.NDArray[np.float64], window: Window) -> tuple[Indices, Indices]:
+        """Begins and ends in `order` of the boxes that begin where such may reach into a window."""
         x1, y1, x2, y2 = np.array(window) - np.tile(corner, 2)
         # One cell before it; two, as rounding must never hide a box.
         left, right = self._clip(x1 / self.cell - 2, x2 / self.cell + 1, self.columns)
         top, bottom = self._clip(y1 / self.cell - 2, y2 / self.cell + 1, self.rows)
         if right <= left or bottom <= top:
-            return np.empty(0, np.int64)
+            return np.empty(0, np.int64), np.empty(0, np.int64)
         rows = np.arange(top, bottom, dtype=np.int64) * self.columns
         begin = np.searchsorted(self.keys, rows + left)
         end = np.searchsorted(self.keys, rows + right)
-        return self.order[_ranges(begin, end)]
+        return begin, end
 
     @staticmethod
     def _clip(low: float, high: float, count: int) -> tuple[int, int]:
@@ -69,8 +69,8 @@ class SpatialIndex:
         `first`: only of the first so many boxes. Detections are sorted by score, so that is a
         threshold of confidence. `most`: of those the first so many, the surest.
         """
-        near = [grid.near(self.corner, window) for grid in self._grids]
-        found = np.concatenate([np.empty(0, np.int64), *near])
+        found = self.near(window)
+        assert found is not None
         if first is not None:
             found = found[found < first]
         x1, y1, x2, y2 = window
@@ -80,6 +80,17 @@ class SpatialIndex:
         if most is not None and len(found) > most:
             found = np.partition(found, most)[:most]
         return np.sort(found)
+
+    def near(self, window: Window, most: int | None = None) -> Indices | None:
+        """Indices, in no order, of all boxes in the window and some about it.
+
+        None where they are more than `most`; that costs nothing.
+        """
+        ranges = [grid.ranges(self.corner, window) for grid in self._grids]
+        if most is not None and sum(int((end - begin).sum()) for begin, end in ranges) > most:
+            return None
+        near = [g.order[_ranges(*r)] for g, r in zip(self._grids, ranges, strict=True)]
+        return np.concatenate([np.empty(0, np.int64), *near])
 
     def at(self, x: float, y: float) -> Indices:
         """Ascending indices of the boxes about a point."""

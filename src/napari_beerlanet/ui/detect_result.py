@@ -107,8 +107,7 @@ class ResultPart(QObject):
         store, mask = passing
         numbers = np.bincount(store.labels[mask], minlength=len(store.names))
         counts = dict(zip(store.names, numbers.tolist(), strict=True))
-        found = shower.found
-        report = found.report if found is not None else {}
+        report = shower.report
         facts = {
             "image": self.source.name,
             "model": str(report.get("model", "")),

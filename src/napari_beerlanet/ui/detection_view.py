@@ -39,22 +39,3 @@ def plane_of(layer: Layer, viewer: Any) -> tuple[int, ...]:
         return ()
     at = layer.world_to_data(in_units_of(layer, viewer, viewer.dims.point))
     return tuple(int(i) for i in np.rint(at[:-2]))
-
-
-def touching(xyxy: npt.NDArray[Any], box: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """(n,): which boxes (n, 4) share a part with the box."""
-    x1, y1, x2, y2 = xyxy.T
-    return (x1 < box[2]) & (x2 > box[0]) & (y1 < box[3]) & (y2 > box[1])
-
-
-def surest(
-    rows: npt.NDArray[np.int64],
-    scores: npt.NDArray[Any],
-    first: npt.NDArray[np.bool_],
-    most: int,
-) -> npt.NDArray[np.int64]:
-    """At most so many of the rows, ascending: those of `first`, then by score (both over all)."""
-    if len(rows) <= most:
-        return rows
-    order = np.lexsort((-scores[rows], ~first[rows]))
-    return np.sort(rows[order[:most]])

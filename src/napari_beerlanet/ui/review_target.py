@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from napari_beerlanet.core.boxes import Detections
-from napari_beerlanet.core.reviewing import STATES, UNREVIEWED, Review
+from napari_beerlanet.core.reviewing import STATES, Review
 from napari_beerlanet.ui.crop_looks import CropLooks
 from napari_beerlanet.ui.planes import Plane, current_plane
 from napari_beerlanet.ui.session import session
@@ -109,8 +109,7 @@ class ReviewTarget:
     def put_decisions(self, review: Review) -> None:
         """Write states and classes into the layer's features."""
         if self.shower.alive:
-            words = np.array(STATES, dtype=object)[review.status]
-            self.shower.decide(words, review.labels, review.names, UNREVIEWED)
+            self.shower.decide(review.status, STATES, review.labels, review.names)
 
     # --- keys and clicks ---
 
