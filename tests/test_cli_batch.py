@@ -1,13 +1,19 @@
 """The command `batch`."""
 
 import json
+import shlex
+import sys
+from pathlib import Path
 
 import pandas as pd
 import pytest
 import yaml
 from PIL import Image
 
-from napari_beerlanet.cli import main
+from napari_beerlanet import batch_command
+from napari_beerlanet.cli import _parser, main
+from napari_beerlanet.core.studycommand import StudyOrder
+from napari_beerlanet.core.studysettings import StudySettings
 from napari_beerlanet.sample_data import he_field
 
 QUICK = ["--iterations", "2", "--no-previews", "--workers", "0"]
@@ -79,6 +85,66 @@ def test_a_model_that_is_not_there(images, tmp_path, capsys):
     out = str(tmp_path / "out")
     assert main(["batch", str(images), "--out", out, "--model", "none.safetensors", *QUICK]) == 2
     assert "no such file" in capsys.readouterr().err
+
+
+def test_events_for_a_program(images, tmp_path, capsys):
+    (images / "b.tif").write_bytes(b"II*\0")
+    out = str(tmp_path / "out")
+    assert main(["batch", str(images), "--out", out, *QUICK, "--json"]) == 1
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    ended = {Path(e["path"]).name: e for e in events if e["event"] == "image"}
+    assert {name: e["status"] for name, e in ended.items()} == {
+        "a0.png": "done",
+        "a1.png": "done",
+        "a2.png": "done",
+        "b.tif": "failed",
+    }
+    assert "damaged" in ended["b.tif"]["error"]
+    fractions = [e["fraction"] for e in events if e["event"] == "progress"]
+    assert fractions[-1] == 1
+    assert events[-1]["event"] == "end"
+    assert (events[-1]["done"], events[-1]["failed"]) == (3, 1)
+    assert main(["batch", str(images), "--out", out, "--model", "none.pt", *QUICK, "--json"]) == 2
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert events[-1]["event"] == "failed"
+    assert "no such file" in events[-1]["message"]
+
+
+def test_a_table_without_parquet_is_told(images, tmp_path, capsys, monkeypatch):
+    out = tmp_path / "out"
+    pytest.importorskip("pyarrow")
+    assert main(["batch", str(images), "--out", str(out), *QUICK]) == 0
+    assert (out / "summary.parquet").exists()
+    assert "pip install" not in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert main(["batch", str(images / "a0.png"), "--out", str(out), *QUICK, "--quiet"]) == 0
+    assert "pip install" in capsys.readouterr().err
+    assert not (out / "summary.parquet").exists(), "it was of other images"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"model": "blood-cells", "confidence": 0.4, "iou": 0.5, "object_size": 33.0},
+        {"components": "auto", "iterations": 10, "lam": 1e-05, "gamma": 0.5, "leave_out": ()},
+        {"model": "a model.safetensors", "decompose": False, "measure": False, "reports": False},
+        {"previews": False, "skip_glass": False, "formats": ("coco", "voc"), "pixel_size": 0.25},
+        {"tile": 512, "device": "cpu", "spectra": ((0.1, 0.2), (0.3, 0.4), (0.5, 0.6))},
+    ],
+)
+@pytest.mark.parametrize("where", [{}, {"workers": 4}, {"scheduler": "tcp://head:8786"}])
+def test_a_study_as_a_command_and_as_a_file_is_the_same_study(tmp_path, settings, where):
+    order = StudyOrder(("my slides", "*.svs"), tmp_path / "o", StudySettings(**settings), **where)
+    path = order.write()
+    for text in (order.command(), shlex.join(["napari-beerlanet", "batch", str(path)])):
+        options = _parser().parse_args(shlex.split(text)[1:])
+        given = batch_command._settings(options)
+        own = {name: given.pop(name) for name in batch_command._OWN if name in given}
+        assert StudySettings.of(given) == order.settings
+        assert [Path(one).name for one in own["images"]] == ["my slides", "*.svs"]
+        assert Path(own["out"]) == tmp_path / "o"
+        assert (own.get("workers", 1), own.get("scheduler")) == (order.workers, order.scheduler)
 
 
 def test_help_is_quick_and_complete(capsys):

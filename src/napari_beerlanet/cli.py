@@ -23,6 +23,7 @@ from napari_beerlanet import (
     report_command,
     train_command,
 )
+from napari_beerlanet.arguments import count, or_word, penalty
 from napari_beerlanet.commands import (
     PROGRAM,
     Stopped,
@@ -120,17 +121,18 @@ def _add_decompose(verbs: Any) -> None:
 
 def _add_solver(group: Any) -> None:
     add = group.add_argument
-    number = {"metavar": "NUMBER", "default": "auto"}
-    add("--components", type=_count, default=8, metavar="R", help="at most so many (default 8)")
+    number: dict[str, Any] = {"metavar": "NUMBER", "default": "auto"}
+    number["type"] = or_word("auto", penalty)
+    add("--components", type=count, default=8, metavar="R", help="at most so many (default 8)")
     add(
         "--iterations",
-        type=lambda text: text if text == "converge" else _count(text),
+        type=or_word("converge", count),
         default="converge",
         metavar="K",
         help="steps of the algorithm, or 'converge' (default): until nothing changes",
     )
-    add("--lam", type=_penalty, help="penalty on components (default auto)", **number)
-    add("--gamma", type=_penalty, help="penalty on dense ones (default auto)", **number)
+    add("--lam", help="penalty on components (default auto)", **number)
+    add("--gamma", help="penalty on dense ones (default auto)", **number)
     add("--domain", choices=("log", "intensity"), default="log", help="log is Beer-Lambert")
     add("--method", choices=("auto", "palette", "dense"), default="auto", help="how it computes")
     add("--spectra", type=Path, metavar="FILE.json", help="start from the spectra of a result")
@@ -140,25 +142,6 @@ def _add_solver(group: Any) -> None:
 def _finish(command: argparse.ArgumentParser, run: Any) -> None:
     command.add_argument("--debug", action="store_true", help="show where an error comes from")
     command.set_defaults(run=run)
-
-
-def _count(text: str) -> int:
-    value = int(text) if text.isdecimal() else 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"a whole number of at least 1 is needed, not {text!r}")
-    return value
-
-
-def _penalty(text: str) -> float | str:
-    if text == "auto":
-        return text
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"a number of at least 0 or auto is needed, not {text!r}")
-    return value
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from napari_beerlanet.arguments import length, or_word, share, tile
 from napari_beerlanet.commands import UsageError, made, run_files, say, stop_if_asked
 
 if TYPE_CHECKING:
@@ -43,7 +44,13 @@ def _add_detect(verbs: Any, finish: Finish) -> None:
     add_model(command)
     add("--confidence", type=share, default=0.25, metavar="P", help="least score (default 0.25)")
     add("--iou", type=share, default=0.7, metavar="P", help="overlap of doubles (default 0.7)")
-    add("--tile", type=_tile, default="auto", metavar="PIXELS", help="side of tiles (default auto)")
+    add(
+        "--tile",
+        type=or_word("auto", tile),
+        default="auto",
+        metavar="PIXELS",
+        help="side of tiles (default auto)",
+    )
     add(
         "--pixel-size", type=length, metavar="UM", help="micrometres per pixel, if files do not say"
     )
@@ -88,7 +95,7 @@ def add_model(command: argparse.ArgumentParser) -> None:
     )
     add(
         "--object-size",
-        type=lambda text: text if text == "auto" else length(text),
+        type=or_word("auto", length),
         default="auto",
         metavar="PIXELS",
         help="typical size of the objects in the images' pixels (default auto)",
@@ -199,29 +206,3 @@ def _row(name: str, width: int, row: dict[str, Any], threshold: str) -> str:
         f"{name:<{width}}  {row['count']:>5}  {row['AP50']:.3f}    {row['AP50-95']:.3f}      "
         f"{row['precision']:.3f}   {row['recall']:.3f}  {row['F1']:.3f}       {threshold:>4}"
     ).rstrip()
-
-
-def share(text: str) -> float:
-    """An argument from 0 to 1."""
-    return _number(text, 0.0, 1.0, "a number from 0 to 1")
-
-
-def length(text: str) -> float:
-    """An argument above 0."""
-    return _number(text, 1e-9, 1e9, "a number above 0")
-
-
-def _tile(text: str) -> int | str:
-    if text == "auto":
-        return text
-    return int(_number(text, 128, 1e6, "auto or a whole number of at least 128"))
-
-
-def _number(text: str, least: float, most: float, what: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
-    if not least <= value <= most:
-        raise argparse.ArgumentTypeError(f"{what} is needed, not {text!r}")
-    return value

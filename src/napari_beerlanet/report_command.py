@@ -7,8 +7,9 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from napari_beerlanet.arguments import length, share
 from napari_beerlanet.commands import UsageError, made, say, stop_if_asked
-from napari_beerlanet.detect_command import Finish, add_model, length, load, share
+from napari_beerlanet.detect_command import Finish, add_model, load
 
 if TYPE_CHECKING:
     from napari_beerlanet.core.boxes import Detections

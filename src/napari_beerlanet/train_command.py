@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from napari_beerlanet.arguments import count, or_word
 from napari_beerlanet.commands import UsageError, say, stop_if_asked
 
 Event = dict[str, Any]
@@ -58,7 +59,13 @@ def _add_settings(group: Any) -> None:
         help="how long to train where --epochs is not given (default normal)",
     )
     add("--imgsz", type=int, metavar="PIXELS", help="longer side of images (default: the model's)")
-    add("--batch", type=_number_or_auto, default=8, metavar="N", help="images per step, or auto")
+    add(
+        "--batch",
+        type=or_word("auto", count),
+        default=8,
+        metavar="N",
+        help="images per step, or auto",
+    )
     add("--lr", type=float, metavar="RATE", help="learning rate (default: gentle)")
     add("--seed", type=int, default=0, metavar="N", help="of all random numbers (default 0)")
     add("--device", default="auto", help="auto (default), cpu, cuda:0, mps; 0,1 for two GPUs")
@@ -72,12 +79,6 @@ def _add_settings(group: Any) -> None:
         metavar="KEY=VALUE",
         help="further arguments of Ultralytics' training, for instance mosaic=0.5",
     )
-
-
-def _number_or_auto(text: str) -> int | str:
-    if text != "auto" and not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"a whole number or auto is needed, not {text!r}")
-    return text if text == "auto" else int(text)
 
 
 def _setting(text: str) -> tuple[str, Any]:

@@ -12,6 +12,8 @@ import pytest
 from PIL import Image
 
 from napari_beerlanet.core import manifest, studyimage
+from napari_beerlanet.core.boxes import Detections
+from napari_beerlanet.core.decompose import decompose
 from napari_beerlanet.core.files import FileError, read_image
 from napari_beerlanet.core.manifest import file_hash
 from napari_beerlanet.core.progress import Cancelled
@@ -96,6 +98,63 @@ def test_objects_are_found_and_measured(tmp_path):
     assert "OD 1 mean" in table
     for ending in ("detections.geojson", "overlay.png", "preview.png", "spectra.json"):
         assert (tmp_path / "out" / f"smear.{ending}").is_file()
+    report = (tmp_path / "out" / "smear.report.html").read_text()
+    assert f"{row['objects']:,}" in report
+    assert file_hash(tmp_path / "smear.png") in report
+    assert row["per mm2 RBC"] == pytest.approx(row["count RBC"] / row["tissue_mm2"])
+
+
+def test_only_what_is_asked_for(tmp_path):
+    smear = blood_smear((200, 260), seed=1)
+    Image.fromarray(smear.image).save(tmp_path / "smear.png")
+    settings = {"model": "blood-cells", "decompose": False, "measure": False, "reports": False}
+    done = run_study(tmp_path / "smear.png", tmp_path / "out", settings, workers=0)
+    (row,) = done.rows
+    assert row["objects"] > 3
+    assert "stains" not in row
+    assert "OD 1 mean" not in pd.read_csv(tmp_path / "out" / "smear.detections.csv")
+    assert sorted(p.name for p in (tmp_path / "out").glob("smear*")) == [
+        "smear.detections.csv",
+        "smear.detections.geojson",
+        "smear.overlay.png",
+    ]
+    with pytest.raises(ValueError, match="nothing to do"):
+        run_study(tmp_path / "smear.png", tmp_path / "out", {"decompose": False}, workers=0)
+
+
+def test_a_report_on_a_slide_is_as_on_an_image(tmp_path):
+    """Boxes in the picture and in the crops are in their places, whatever the slide's size."""
+    from napari_beerlanet.core import report
+    from napari_beerlanet.core.lazypixels import LazyPixels
+
+    image = np.full((1200, 5000, 3), 230, np.uint8)
+    image[600:640, 4000:4050] = (90, 20, 120)
+    found = Detections(
+        np.array([[4000, 600, 4050, 640]], np.float32),
+        np.array([0]),
+        np.array([0.9], np.float32),
+        ["cell"],
+        image_shape=image.shape[:2],
+    )
+    small = image[::4, ::4]
+    lazy = report.Subject("a", LazyPixels([image]), found, picture=small, hashes={"x": "y"})
+    plain = report.Subject("a", image, found, hashes={"x": "y"}, date=lazy.date)
+    one, other = report.render_report(lazy), report.render_report(plain)
+    assert one.split("gallery")[-1] == other.split("gallery")[-1], "the same crops"
+    assert "5,000 × 1,200 pixels" in one
+
+
+def test_stains_that_are_counted_first(tmp_path, fields):
+    """As many components as the image needs, on which typed penalties act, as in the viewer."""
+    Image.fromarray(fields[0]).save(tmp_path / "a.png")
+    settings = {**QUICK, "iterations": "converge", "components": "auto", "lam": 0.5, "gamma": 0.01}
+    run_study(tmp_path / "a.png", tmp_path / "out", settings, workers=0)
+    got = json.loads((tmp_path / "out" / "a.spectra.json").read_text())
+    counted = decompose(fields[0], iterations="converge")
+    more = {"spectra": counted.spectra, "components": counted.spectra.shape[1]}
+    wanted = decompose(fields[0], iterations="converge", lam=0.5, gamma=0.01, **more)
+    absorbs = np.array([c["spectrum"] for c in got["components"]]).T
+    np.testing.assert_allclose(absorbs, wanted.spectra, atol=1e-6)
 
 
 # --- what goes wrong -----------------------------------------------------------------------------
@@ -212,7 +271,7 @@ def test_a_process_that_is_killed_is_replaced(images, tmp_path, monkeypatch, tim
     right = run_study(images, tmp_path / "right", QUICK, workers=0)
     code = KILLER.format(mark=str(tmp_path / "killed"), times=times)
     (tmp_path / "sitecustomize.py").write_text(code)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     chosen = sorted(images.iterdir())[: 3 if times == 1 else 1]
     done = run_study(chosen, tmp_path / "out", QUICK, workers=1)
     assert len(list(tmp_path.glob("killed*"))) == times

@@ -11,7 +11,7 @@ from .files import FileError, atomic_path, read_image, remove
 from .images import Domain
 from .inputs import DENSITIES, OURS, PREVIEW, SPECTRA, Job
 from .progress import Report, tell
-from .results import read_json, write_densities, write_spectra
+from .results import read_record, write_densities, write_spectra
 from .stamps import earlier_result, unchanged
 from .tiff import PixelSize
 
@@ -72,7 +72,7 @@ def decompose_file(
     """Decompose one file and write its results, unless that is done already."""
     if job.source.is_dir():
         raise FileError(f"{job.source}: no images in this folder.")
-    name, record, source = earlier_result(job, lambda name: _record(folder, name))
+    name, record, source = earlier_result(job, lambda name: read_record(folder.spectra_file(name)))
     current = record.get("settings") == asdict(settings) and unchanged(record, source)
     if current and not overwrite and all(path.exists() for path in folder.others(name)):
         return Outcome(name, None)
@@ -114,11 +114,3 @@ def write_results(
         write_spectra(last, result, pixel_size, title, extra)
         spectra.unlink(missing_ok=True)
     return [densities, *preview_file, spectra]
-
-
-def _record(folder: Folder, name: str) -> dict[str, Any]:
-    """What an earlier run wrote down about a result, {} if there was none."""
-    try:
-        return read_json(folder.spectra_file(name))
-    except FileError:
-        return {}

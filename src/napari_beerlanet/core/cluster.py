@@ -1,26 +1,37 @@
 """A study's images on the workers of a dask.distributed cluster.
 
 An image of a worker that dies goes to another by the scheduler's own doing, up to its limit. Every
-worker process loads the model once.
+worker process loads the model once. Where workers say that they have a GPU (the resource "GPU"),
+only these find objects, one image at a time for each.
 """
 
 from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import CancelledError
+from contextlib import suppress
 from typing import Any
 
 from .files import FileError
 from .studyimage import do_image
 
 _LOOK = 0.2  # seconds between two looks at what has ended
+_GONE = "the dask scheduler at {address} is gone; what was finished is kept, run it again to go on."
 
 Task = tuple[int, dict[str, Any]]
 
 
+class SchedulerGone(FileError):
+    """The scheduler ended before the study did."""
+
+
 def on_cluster(scheduler: Any) -> Callable[[Any], Generator[Task]]:
-    """A runner of tasks, see `study.Runner`: by a scheduler's address or a `Client`."""
+    """A runner of tasks, see `study.Runner`.
+
+    `scheduler`: an address, a `Client`, or a cluster that gives one, such as dask-jobqueue's.
+    """
     try:
         import distributed
     except ImportError as error:
@@ -29,43 +40,64 @@ def on_cluster(scheduler: Any) -> Callable[[Any], Generator[Task]]:
         ) from error
 
     def run(tasks: Any) -> Generator[Task]:
-        own = isinstance(scheduler, str)
+        own = not hasattr(scheduler, "submit")
         client = _connect(distributed, scheduler) if own else scheduler
-        run_id = uuid.uuid4().hex[:8]
-        futures = {
-            client.submit(do_image, task, key=f"beerlanet-{run_id}-{number}", pure=False): number
-            for number, task in tasks
-        }
         try:
-            ended: Any = distributed.as_completed  # has no types
-            ended = ended(list(futures))
-            while futures:
-                if not ended.has_ready():
-                    time.sleep(_LOOK)
-                    yield -1, {}
-                    continue
-                future = next(ended)
-                yield futures.pop(future), _outcome(future)
-                future.release()
+            yield from _results(client, list(tasks))
         finally:
-            client.cancel(list(futures))
             if own:
-                client.close()
+                client.close(timeout=2)
 
     return run
 
 
-def _connect(distributed: Any, address: str) -> Any:
+def _connect(distributed: Any, scheduler: Any) -> Any:
+    if hasattr(scheduler, "get_client"):
+        return scheduler.get_client()
     try:
-        return distributed.Client(address, timeout=20)
+        return distributed.Client(scheduler, timeout=20)
     except (OSError, TimeoutError, ValueError) as error:
-        raise FileError(f"No dask scheduler answers at {address} ({error}).") from error
+        raise FileError(f"No dask scheduler answers at {scheduler} ({error}).") from error
+
+
+def _results(client: Any, tasks: list[Task]) -> Generator[Task]:
+    run_id = uuid.uuid4().hex[:8]
+    address = str(client.scheduler.address)
+    cards = _have_gpus(client)
+    futures = {}
+    for number, task in tasks:
+        needs = {"GPU": 1} if cards and task["settings"]["model"] else None
+        key = f"beerlanet-{run_id}-{number}"
+        futures[number] = client.submit(do_image, task, key=key, pure=False, resources=needs)
+    try:
+        while futures:
+            ended = [n for n, future in futures.items() if future.status != "pending"]
+            if client.status != "running":
+                raise SchedulerGone(_GONE.format(address=address))
+            for number in ended:
+                future = futures.pop(number)
+                try:
+                    outcome = _outcome(future)
+                except (OSError, CancelledError) as error:  # it comes by way of the scheduler
+                    raise SchedulerGone(_GONE.format(address=address)) from error
+                yield number, outcome
+                future.release()
+            if not ended:
+                time.sleep(_LOOK)
+                yield -1, {}
+    finally:
+        with suppress(Exception):  # nobody may be left to hear it
+            client.cancel(list(futures.values()))
+
+
+def _have_gpus(client: Any) -> bool:
+    workers: Mapping[str, Any] = client.scheduler_info(n_workers=-1).get("workers", {})
+    return any((worker.get("resources") or {}).get("GPU", 0) >= 1 for worker in workers.values())
 
 
 def _outcome(future: Any) -> dict[str, Any]:
     """What became of an image; it failed where worker after worker died over it."""
-    error = future.exception() if future.status != "cancelled" else None
-    if future.status == "finished":
+    if future.status != "error":
         return dict(future.result())
-    why = " ".join(str(error or "the scheduler gave it up").split())
+    why = " ".join(str(future.exception()).split())
     return {"status": "failed", "error": f"its workers died or lost it ({why[:200]})."}

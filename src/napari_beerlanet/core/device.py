@@ -41,6 +41,14 @@ def available_devices() -> list[str]:
     return [*names, "cpu"]
 
 
+def spread_device(device: str, number: int) -> str:
+    """What "auto" is for the worker of a number: several on a machine share its CUDA devices."""
+    if device != "auto" or number == 0:
+        return device
+    cards = [name for name in available_devices() if name.startswith("cuda")]
+    return cards[number % len(cards)] if cards else device
+
+
 def describe_device(device: torch.device) -> str:
     """A device as a person would name it, for instance "NVIDIA A100 (cuda:0)"."""
     import torch

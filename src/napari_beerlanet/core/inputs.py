@@ -14,7 +14,7 @@ from .files import SUFFIXES
 
 DENSITIES = {"ome-tiff": ".densities.ome.tiff", "zarr": ".densities.zarr"}
 PREVIEW, SPECTRA = ".preview.png", ".spectra.json"
-FOUND, OVERLAY = ".detections", ".overlay.png"
+FOUND, OVERLAY, REPORT = ".detections", ".overlay.png", ".report.html"
 OURS = (*DENSITIES.values(), PREVIEW, SPECTRA, OVERLAY)
 """How the names of results end that could be taken for images, and of spectra."""
 

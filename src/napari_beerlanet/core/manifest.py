@@ -16,9 +16,9 @@ from typing import Any, Literal
 
 from napari_beerlanet import __version__
 
-from .files import FileError, atomic_path
+from .files import atomic_path
 from .inputs import Job
-from .results import read_json
+from .results import read_record
 from .stamps import earlier_result, unchanged
 
 MANIFEST, RECORDS = "manifest.json", "records"
@@ -58,6 +58,7 @@ def write_record(
     out: Path,
     name: str,
     source: Mapping[str, Any],
+    source_sha256: str,
     settings: str,
     outputs: Sequence[Path],
     row: Mapping[str, Any],
@@ -71,7 +72,7 @@ def write_record(
         "finished": _now(),
         "name": name,
         "source": {**source},
-        "source_sha256": file_hash(Path(source["path"])),
+        "source_sha256": source_sha256,
         "settings": settings,
         "outputs": {
             p.relative_to(out).as_posix(): {"size": p.stat().st_size, "sha256": file_hash(p)}
@@ -91,7 +92,7 @@ def find_record(
 
     `verify` also compares the hashes of the results.
     """
-    name, record, source = earlier_result(job, lambda name: _read(record_path(out, name)))
+    name, record, source = earlier_result(job, lambda name: read_record(record_path(out, name)))
     if record.get("settings") != settings or not unchanged(record, source):
         return name, None
     for where, facts in record.get("outputs", {}).items():
@@ -136,13 +137,6 @@ def _described(entry: Entry) -> dict[str, Any]:
     error = {"error": entry.error} if entry.error else {}
     name = record.get("name", entry.job.name)
     return {"name": name, "path": str(entry.job.source), "status": entry.status, **error, **known}
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return read_json(path)
-    except FileError:
-        return {}
 
 
 def _now() -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,14 @@ def draw_overlay(
         _write_scores(draw, picture.size, boxes, shown, shades, width)
     _add_legend(picture, boxes, _Legend.of(shown, shades, confidence, picture.size))
     return np.array(picture)
+
+
+def in_picture(detections: Detections, picture: npt.NDArray[Any]) -> Detections:
+    """Detections of an image in pixels of a smaller picture (h, w, …) of it."""
+    high, wide = picture.shape[:2]
+    height, width = detections.image_shape or (high, wide)
+    boxes = scale(detections.xyxy, wide / width, high / height)
+    return replace(detections, xyxy=boxes, image_shape=(high, wide), candidates=None)
 
 
 def _visible(pixels: npt.NDArray[Any], factor: float) -> npt.NDArray[np.uint8]:

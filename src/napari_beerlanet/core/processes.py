@@ -1,7 +1,8 @@
 """A study's images done by processes of this machine; one that dies is replaced.
 
-Each process reads a task per line and writes an outcome per line, as JSON. A process of our own,
-started by name, rather than one that imports the caller's program again.
+Each process reads a task per line and writes a line, as JSON, for how far it is and for the
+outcome. A process of our own, started by name, rather than one that imports the caller's program
+again. It ends as soon as nobody is left to read what it writes.
 """
 
 from __future__ import annotations
@@ -11,15 +12,17 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import suppress
-from queue import Empty, Queue
+from queue import Empty, Queue, SimpleQueue
 from typing import IO, Any
 
+from .progress import Progress
 from .threads import thread_count
 
-_LOOK = 0.5  # seconds between two looks at what has ended
+_LOOK = 0.5  # seconds between two looks at what has ended, and between two words on how far it is
 _LIVES = 3  # processes that one image may cost
 _DIED = (
     "the process that worked on it died {times} times (memory may not have sufficed); "
@@ -36,9 +39,8 @@ def in_processes(workers: int) -> Callable[[Any], Generator[Task]]:
         waiting = deque(tasks)
         count = min(workers, len(waiting))
         ready: Queue[Task | None] = Queue()
-        crew = [
-            _Worker(waiting, ready, max(thread_count() // max(count, 1), 1)) for _ in range(count)
-        ]
+        threads = max(thread_count() // max(count, 1), 1)
+        crew = [_Worker(number, waiting, ready, threads) for number in range(count)]
         try:
             left = count
             while left:
@@ -62,8 +64,10 @@ def in_processes(workers: int) -> Callable[[Any], Generator[Task]]:
 class _Worker:
     """A thread that feeds one process after the other."""
 
-    def __init__(self, waiting: deque[Task], ready: Queue[Task | None], threads: int) -> None:
-        self._waiting, self._ready, self._threads = waiting, ready, threads
+    def __init__(
+        self, number: int, waiting: deque[Task], ready: Queue[Task | None], threads: int
+    ) -> None:
+        self._number, self._waiting, self._ready, self._threads = number, waiting, ready, threads
         self._process: subprocess.Popen[bytes] | None = None
         self._ended = False
         self._lock = threading.Lock()
@@ -85,7 +89,7 @@ class _Worker:
                     task = self._waiting.popleft()
                 except IndexError:
                     break
-                outcome = self._do(task[1])
+                outcome = self._do(*task)
                 if not self._ended:
                     self._ready.put((task[0], outcome))
         except BaseException as error:
@@ -94,23 +98,34 @@ class _Worker:
             self._close()
             self._ready.put(None)
 
-    def _do(self, task: dict[str, Any]) -> dict[str, Any]:
+    def _do(self, image: int, task: dict[str, Any]) -> dict[str, Any]:
         for _ in range(_LIVES):
-            process = self._alive()
-            assert process.stdin is not None
-            assert process.stdout is not None
             try:
-                process.stdin.write(json.dumps(task).encode() + b"\n")
-                process.stdin.flush()
-                line = process.stdout.readline()
+                outcome = self._ask(image, {**task, "worker": self._number})
             except OSError:
-                line = b""
-            if line.endswith(b"\n"):
-                return dict(json.loads(line))
+                outcome = None
+            if outcome is not None:
+                return outcome
             self._close()
             if self._ended:
                 break
         return {"status": "failed", "error": f"{task['source']}: {_DIED.format(times=_LIVES)}"}
+
+    def _ask(self, image: int, task: dict[str, Any]) -> dict[str, Any] | None:
+        """The outcome of a task, None where the process died over it."""
+        process = self._alive()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps(task).encode() + b"\n")
+        process.stdin.flush()
+        for line in process.stdout:
+            if not line.endswith(b"\n"):
+                return None
+            content = dict(json.loads(line))
+            if "status" in content:
+                return content
+            self._ready.put((-1, {"image": image, **content}))
+        return None
 
     def _alive(self) -> subprocess.Popen[bytes]:
         with self._lock:
@@ -146,15 +161,40 @@ def _shut(stream: IO[bytes]) -> None:
 
 
 def main() -> None:
-    """Do the tasks of standard input, one after the other."""
+    """Do the tasks of standard input, one after the other, until it ends."""
     # What libraries print must not come between our lines.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    tasks: SimpleQueue[bytes] = SimpleQueue()
+    threading.Thread(target=_listen, args=(tasks,), daemon=True).start()
     from .studyimage import do_image
 
-    for line in sys.stdin.buffer:
-        answers.write(json.dumps(do_image(json.loads(line))).encode() + b"\n")
+    def write(content: dict[str, Any]) -> None:
+        answers.write(json.dumps(content).encode() + b"\n")
         answers.flush()
+
+    while True:
+        write(do_image(json.loads(tasks.get()), _Teller(write)))
+
+
+def _listen(tasks: SimpleQueue[bytes]) -> None:
+    """Take tasks in. When whoever gives them is gone, another may do this image, so end at once."""
+    for line in sys.stdin.buffer:
+        tasks.put(line)
+    os._exit(0)
+
+
+class _Teller:
+    """A `Report` that tells how far an image is, now and then."""
+
+    def __init__(self, write: Callable[[dict[str, Any]], None]) -> None:
+        self._write, self._last = write, time.monotonic()
+
+    def __call__(self, progress: Progress) -> None:
+        now = time.monotonic()
+        if now - self._last > _LOOK:
+            self._last = now
+            self._write({"fraction": progress.fraction, "message": progress.message})
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ def write_report(path: str | os.PathLike[str], subject: Subject) -> None:
 
 def render_report(subject: Subject) -> str:
     """The report as HTML."""
-    checked_pixels(subject.pixels)
+    checked_pixels(subject.pixels if subject.picture is None else subject.picture)
     parts = [
         header(subject),
         summary(subject),

@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image
 
 from .counting import parasitaemia
-from .overlay import draw_overlay
+from .overlay import draw_overlay, in_picture
 from .report_charts import bars
 from .report_html import block, card, chip, escaped, figure, paragraph, section, table
 from .report_pictures import embedded, examples
@@ -62,9 +62,12 @@ def _after(subject: Subject) -> str:
 
 def overview(subject: Subject) -> str:
     """The image with what counts drawn in."""
-    drawn = draw_overlay(subject.pixels, subject.shown, subject.shades, longest=_LONGEST)
-    shown = embedded(Image.fromarray(drawn), "The image with the boxes that were found")
-    return figure(shown, "The objects that count, in the colours of their classes.", "overview")
+    pixels, shown = subject.pixels, subject.shown
+    if subject.picture is not None:
+        pixels, shown = subject.picture, in_picture(shown, subject.picture)
+    drawn = draw_overlay(pixels, shown, subject.shades, longest=_LONGEST)
+    whole = embedded(Image.fromarray(drawn), "The image with the boxes that were found")
+    return figure(whole, "The objects that count, in the colours of their classes.", "overview")
 
 
 def counts(subject: Subject) -> str:

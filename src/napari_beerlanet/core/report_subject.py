@@ -32,6 +32,7 @@ _OTHERS = ("numpy", "torch", "ultralytics", "napari")
 class Subject:
     """One image and everything known about it.
 
+    `pixels` (H, W, 3 or 4) may be lazy, where `picture` is a small copy of it to draw boxes in.
     `found` with all its candidates; a column "status" holds what a review said of each.
     `confidence` is the threshold, or one by class name. `colours` are "#rrggbb" by class.
     `model` is the checkpoint's `info`, `hashes` are digests by what they are of, `settings` and
@@ -39,7 +40,7 @@ class Subject:
     """
 
     name: str
-    pixels: npt.NDArray[Any] = field(repr=False)
+    pixels: Any = field(repr=False)
     found: Detections = field(repr=False)
     confidence: float | Mapping[str, float] = 0.25
     colours: Sequence[str] | None = None
@@ -51,6 +52,7 @@ class Subject:
     settings: Mapping[str, object] = field(default_factory=dict)
     facts: Mapping[str, object] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    picture: npt.NDArray[Any] | None = field(default=None, repr=False)
     date: datetime = field(default_factory=lambda: datetime.now().astimezone())
 
     @cached_property

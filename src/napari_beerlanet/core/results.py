@@ -111,6 +111,14 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
     return content
 
 
+def read_record(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The content of such a file, {} where there is none or it is damaged."""
+    try:
+        return read_json(path)
+    except FileError:
+        return {}
+
+
 def _json(content: Mapping[str, Any]) -> str:
     """Indented for people, with a list of numbers on one line."""
     text = json.dumps(content, indent=2, allow_nan=False) + "\n"

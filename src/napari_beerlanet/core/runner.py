@@ -110,7 +110,7 @@ class Runner:
         if size < asked:
             notes.append(f"Memory did not suffice for {asked} tiles at a time; {size} did.")
         assert fit is not None
-        return self._merged(parts, plan, iou), fit
+        return self.merged(parts, plan, iou), fit
 
     def find(
         self,
@@ -126,10 +126,6 @@ class Runner:
         found = self._batch(cut, tiles, plan, fit, least, iou)
         # A box outside its tile is clipped to nothing.
         return [part[(part.xyxy[:, 2:] > part.xyxy[:, :2]).all(1)] for part in found]
-
-    def merged(self, parts: Sequence[Found], plan: Plan, iou: float) -> Found:
-        """What is in all tiles as one list; of tiles that were not looked at the part is empty."""
-        return self._merged(list(parts), plan, iou)
 
     def free_memory(self) -> None:
         """Give back what the device keeps for later."""
@@ -174,7 +170,8 @@ class Runner:
             for tile, boxes in zip(tiles, found, strict=True)
         ]
 
-    def _merged(self, parts: list[Found], plan: Plan, iou: float) -> Found:
+    def merged(self, parts: Sequence[Found], plan: Plan, iou: float) -> Found:
+        """What is in all tiles as one list; of tiles that were not looked at the part is empty."""
         everything = Found.together(parts)
         sides = everything.xyxy[:, 2:] - everything.xyxy[:, :2]
         owner = np.repeat(np.arange(len(parts)), [len(p) for p in parts])

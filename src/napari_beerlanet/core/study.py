@@ -7,40 +7,73 @@ finished is kept and the rest is done by the next run.
 
 from __future__ import annotations
 
-import csv
 import os
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from .files import FileError, atomic_path, remove
+from .cluster import SchedulerGone, on_cluster
+from .files import FileError, remove
 from .inputs import find_images, name_jobs
+from .locks import FolderLock, LockedError
 from .manifest import MANIFEST, Entry, find_record, write_manifest
-from .progress import Progress, Report, tell
-from .studyimage import WORK, StudySettings, do_image
+from .progress import Cancelled, Progress, Report
+from .studyimage import WORK, do_image
+from .studysettings import StudySettings
+from .studytables import FAILURES, NO_PARQUET, write_failures, write_summary
 
-SUMMARY, FAILURES = "summary", "failures.csv"
+LOCK, STOP = ".lock", "stop"
+"""In the folder of results: held by the run that writes there, and made by whoever wants it to
+end."""
+
 _EVERY = 2.0  # seconds between two writings of the manifest
 
 Tasks = Iterable[tuple[int, dict[str, Any]]]
 Outcomes = Generator[tuple[int, dict[str, Any]]]
 Runner = Callable[[Tasks], Outcomes]
 """Does numbered tasks in any order and gives back their outcomes as they come, and number −1 now
-and then, so that the caller can stop it by closing."""
+and then, perhaps with how far an image is, so that the caller can stop it by closing."""
+
+
+@dataclass(frozen=True)
+class StudyProgress(Progress):
+    """Images that have ended, of all; `partly` is what is done of those under way, in images.
+
+    `skipped` is how many had been done before, which says nothing on how long the others take.
+    """
+
+    partly: float = 0.0
+    skipped: int = 0
+
+    def left(self, elapsed: float) -> float | None:
+        """Seconds still to go after so many, None while that would be no more than a guess."""
+        begun = self.skipped / max(self.total, 1)
+        done = self.fraction - begun
+        enough = elapsed > 1 and done > 0.02 * (1 - begun)
+        return elapsed * (1 - self.fraction) / done if enough else None
+
+    @property
+    def fraction(self) -> float:
+        """Between 0 and 1, the parts of images under way included."""
+        return min((self.done + self.partly) / self.total, 1.0) if self.total > 0 else 0.0
 
 
 @dataclass(frozen=True)
 class Study:
-    """What became of a study's images; `rows` are those of its table, in the order of images."""
+    """What became of a study's images; `rows` are those of its table, in the order of images.
+
+    `stopped` says why it ended before its time, `notes` what a person should know.
+    """
 
     out: Path
     entries: list[Entry]
     rows: list[dict[str, Any]]
     stopped: str = ""
+    notes: list[str] = field(default_factory=list)
 
     def count(self, status: str) -> int:
         """How many images are "done", "skipped", "failed" or "waiting"."""
@@ -75,10 +108,11 @@ def run_study(
     workers
         Processes on this machine; 0 does everything in this one.
     scheduler
-        A dask.distributed scheduler's address, or a `Client`, instead. Its workers must see the
-        images and `out` under the same paths.
+        Instead, a dask.distributed scheduler's address, a `Client`, or a cluster such as
+        dask-jobqueue's. Its workers must see the images and `out` under the same paths.
     report
-        Told after each image; may raise `Cancelled`, and what was finished is kept.
+        Told a `StudyProgress` now and then; may raise `Cancelled`, and what was finished is kept.
+        So does a file called "stop" in `out`.
     ended
         Called with each image that is done, skipped or failed.
     """
@@ -91,19 +125,40 @@ def run_study(
     entries = [Entry(job) for job in name_jobs(sources)]
     if not entries:
         raise FileError("There are no images in what was given, only results of ours.")
-    watch = _Watch(out, entries, chosen, report, ended)
-    watch.skip_done(overwrite)
-    run = _runner(workers, scheduler, watch.beat)
+    lock = _locked(out)
+    try:
+        remove(out / STOP)  # it was meant for an earlier run
+        watch = _Watch(out, entries, chosen, report, ended)
+        watch.skip_done(overwrite)
+        _go_through(watch, _runner(workers, scheduler, watch.part), overwrite)
+    finally:
+        lock.release()
+    return Study(out, entries, watch.rows(), watch.stopped, watch.notes)
+
+
+def _locked(out: Path) -> FolderLock:
+    try:
+        return FolderLock(out / LOCK)
+    except LockedError as error:
+        who = error.owner.get("process", "unknown")
+        raise FileError(
+            f"{out}: another run (process {who}) writes its results there; wait for it to end, "
+            "stop it, or choose another folder."
+        ) from error
+
+
+def _go_through(watch: _Watch, run: Runner, overwrite: bool) -> None:
     try:
         with closing(run(watch.tasks(overwrite))) as outcomes:
             for number, outcome in outcomes:
                 if number < 0:
-                    watch.beat()
+                    watch.hear(outcome)
                 elif watch.take(number, outcome):
                     break
+    except SchedulerGone as error:
+        watch.stopped = str(error)
     finally:
         watch.finish()
-    return Study(out, entries, watch.rows(), watch.stopped)
 
 
 class _Watch:
@@ -119,6 +174,8 @@ class _Watch:
     ) -> None:
         self.out, self.entries, self.settings = out, entries, settings
         self.report, self.ended, self.stopped = report, ended, ""
+        self.notes: list[str] = []
+        self._partly: dict[int, float] = {}
         self._started = datetime.now(UTC).isoformat(timespec="seconds")
         self._written, self._told = 0.0, ""
 
@@ -143,6 +200,7 @@ class _Watch:
     def take(self, number: int, outcome: Mapping[str, Any]) -> bool:
         """Note what became of an image; whether it makes no sense to go on."""
         entry = self.entries[number]
+        self._partly.pop(number, None)
         self._end(entry, outcome)
         self._write()
         if outcome.get("hopeless"):
@@ -152,11 +210,28 @@ class _Watch:
         self.beat()
         return bool(self.stopped)
 
-    def beat(self, progress: Progress | None = None) -> None:
-        """Tell how far it is, and let the caller stop it."""
-        done = sum(e.status != "waiting" for e in self.entries)
-        what = self._told if progress is None else progress.message
-        tell(self.report, done, len(self.entries), what)
+    def hear(self, outcome: Mapping[str, Any]) -> None:
+        """Take how far an image is, where that is told."""
+        if "image" in outcome:
+            self._partly[outcome["image"]] = float(outcome["fraction"])
+            self._told = f"{self.entries[outcome['image']].job.source.name}: {outcome['message']}"
+        self.beat()
+
+    def part(self, number: int) -> Report:
+        """A report of one image that is done in this process."""
+        return lambda p: self.hear({"image": number, "fraction": p.fraction, "message": p.message})
+
+    def beat(self) -> None:
+        """Tell how far it is, and let the caller, or a file, stop it."""
+        if (self.out / STOP).exists():
+            raise Cancelled("stopped as asked")
+        if self.report is not None:
+            done, skipped = (
+                sum(e.status in which for e in self.entries)
+                for which in (("done", "skipped", "failed"), ("skipped",))
+            )
+            partly = sum(self._partly.values())
+            self.report(StudyProgress(done, len(self.entries), self._told, partly, skipped))
 
     def rows(self) -> list[dict[str, Any]]:
         return [e.record["row"] for e in self.entries if "row" in e.record]
@@ -164,9 +239,12 @@ class _Watch:
     def finish(self) -> None:
         """Manifest, table and failures as things stand; a full disk must not hide why."""
         try:
+            with suppress(OSError):
+                remove(self.out / STOP)
             self._write(at_once=True)
-            write_summary(self.out, self.rows())
-            _write_failures(self.out, self.entries)
+            if len(write_summary(self.out, self.rows())) < 2:
+                self.notes.append(NO_PARQUET)
+            write_failures(self.out, self.entries)
             work = self.out / WORK
             if work.is_dir() and not any(work.iterdir()):
                 remove(work)
@@ -191,38 +269,6 @@ class _Watch:
             self._written = now
 
 
-def write_summary(out: Path, rows: Sequence[Mapping[str, Any]]) -> list[Path]:
-    """The study's table, a row per image: CSV, and Parquet where pyarrow is there."""
-    import pandas as pd
-
-    frame = pd.DataFrame(list(rows))
-    paths = [out / f"{SUMMARY}.csv"]
-    with atomic_path(paths[0]) as unfinished:
-        frame.to_csv(unfinished, index=False)
-    try:
-        import pyarrow  # noqa: F401
-    except ImportError:
-        return paths
-    paths.append(out / f"{SUMMARY}.parquet")
-    with atomic_path(paths[1]) as unfinished:
-        frame.to_parquet(unfinished, index=False)
-    return paths
-
-
-def _write_failures(out: Path, entries: Sequence[Entry]) -> None:
-    failed = [e for e in entries if e.status == "failed"]
-    if not failed:
-        remove(out / FAILURES)
-        return
-    with (
-        atomic_path(out / FAILURES) as unfinished,
-        unfinished.open("w", newline="", encoding="utf-8") as file,
-    ):
-        writer = csv.writer(file)
-        writer.writerow(["path", "error"])
-        writer.writerows([str(e.job.source), e.error] for e in failed)
-
-
 def _with_model(settings: StudySettings | Mapping[str, Any] | None) -> StudySettings:
     chosen = settings if isinstance(settings, StudySettings) else StudySettings.of(settings or {})
     if not chosen.model:
@@ -234,16 +280,14 @@ def _with_model(settings: StudySettings | Mapping[str, Any] | None) -> StudySett
     return replace(chosen, model=place, model_sha256=checkpoint_hash(name))
 
 
-def _runner(workers: int, scheduler: Any, beat: Report) -> Runner:
+def _runner(workers: int, scheduler: Any, part: Callable[[int], Report]) -> Runner:
     if scheduler is not None:
-        from .cluster import on_cluster
-
         return on_cluster(scheduler)
     if workers > 0:
         from .processes import in_processes
 
         return in_processes(workers)
-    return lambda tasks: ((number, do_image(task, beat)) for number, task in tasks)
+    return lambda tasks: ((number, do_image(task, part(number))) for number, task in tasks)
 
 
-__all__ = ["FAILURES", "MANIFEST", "Study", "StudySettings", "run_study", "write_summary"]
+__all__ = ["FAILURES", "LOCK", "MANIFEST", "STOP", "Study", "StudySettings", "run_study"]
