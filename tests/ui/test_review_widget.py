@@ -295,10 +295,57 @@ def test_an_annotation_is_mended_with_one_key(compared, until, kind):
     panel.keys["F"]()
     if kind == "not annotated":
         assert truth.nshapes == count + 1
-        assert len(against.panel.verdict.false) == 1
+        until(lambda: len(against.panel.verdict.false) == 1)
     else:
         assert truth.nshapes == count
-        assert len(against.panel.verdict.wrong) == 0
+        until(lambda: len(against.panel.verdict.wrong) == 0)
+    until(lambda: not against.task.running)
+    assert against.panel.suspects.currentRow() == min(place, len(against.panel._suspects) - 1)
+
+
+def test_nothing_is_mended_that_may_be_another_shape_by_now(compared):
+    _, panel, _, truth = compared
+    panel.against.panel.suspects.setCurrentRow(0)
+    truth.selected_data = {0}
+    truth.remove_selected()
+    count = truth.nshapes
+    panel.keys["F"]()
+    assert truth.nshapes == count
+
+
+def test_a_cell_of_missed_ones_selects_the_annotations(compared):
+    viewer, panel, _, truth = compared
+    matrix = panel.against.panel
+    nothing = matrix._used.index(len(matrix.verdict.names))
+    matrix.confusion.cellClicked.emit(nothing, 0)
+    missed = matrix.verdict.missed[matrix.verdict.true_labels[matrix.verdict.missed] == 0]
+    assert len(missed) > 3
+    assert truth.selected_data == set(panel.against.truth.places[missed].tolist())
+    assert viewer.layers.selection.active is truth
+
+
+def test_annotations_that_come_and_go_are_noticed(compared, until):
+    viewer, panel, shower, truth = compared
+    other = viewer.add_shapes([np.array([[0, 0], [9, 9]])], shape_type="rectangle", name="other")
+    until(lambda: panel.against.panel.truth.findText("other") > 0)
+    viewer.layers.remove(truth)
+    until(lambda: panel.against.panel.verdict is None)
+    assert shower.layer.visible
+    panel.against.panel.truth.setCurrentText("other")
+    until(lambda: panel.against.panel.verdict is not None)
+    assert len(panel.against.panel.verdict.missed) == 1
+    assert other in viewer.layers
+
+
+def test_of_thousands_those_in_view_are_drawn(compared, until, monkeypatch):
+    viewer, panel, _, _ = compared
+    monkeypatch.setattr("napari_beerlanet.ui.quality_layers.most", lambda: 12)
+    viewer.scene.camera.zoom = 20
+    panel.target.look_at_box(some().xyxy[25])
+    true = viewer.layers["smear · true"]
+    until(lambda: 0 < true.nshapes < 12)
+    centre = true.data[0].mean(axis=0)
+    assert np.abs(centre - some().xyxy[25, [1, 0]]).max() < 60
 
 
 def test_annotations_that_change_are_compared_again(compared, until):
@@ -362,9 +409,14 @@ def test_two_runs_are_compared(opened, until):
     until(lambda: panel.before.before.count() == 2)
     panel.before.before.setCurrentIndex(1)
     panel.before.before.activated.emit(1)
-    assert "3 lost" in panel.before.line.text()
+    until(lambda: "3 lost" in panel.before.line.text())
     layer = viewer.layers["smear · before and after"]
     assert layer.nshapes == 3
+    panel.filter.confidence.setValue((0.9, 1.0))
+    until(lambda: "0 lost" in panel.before.line.text() or "Nothing" in panel.before.line.text())
+    panel.filter.confidence.setValue((0.25, 1.0))
+    until(lambda: "3 lost" in panel.before.line.text())
+    layer = viewer.layers["smear · before and after"]
     panel.before.kinds["lost"].setChecked(False)
     assert layer.nshapes == 0
     panel.before.before.setCurrentIndex(0)

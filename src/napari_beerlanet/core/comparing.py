@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .boxes import Detections, matches
+from .boxes import Detections
+from .matching import assign, pairs_of
 
 Indices = npt.NDArray[np.int64]
 Pairs = npt.NDArray[np.int64]
@@ -85,15 +86,17 @@ def compare(
     """
     names = list(dict.fromkeys([*before.names, *after.names]))
     old, new = _common(before, names), _common(after, names)
-    partner = matches(after.xyxy, before.xyxy, iou, after.scores, new, old)
-    alone = np.flatnonzero(partner < 0)
-    rest = np.setdiff1d(np.arange(len(before)), partner)
-    second = matches(after.xyxy[alone], before.xyxy[rest], iou, after.scores[alone])
+    pairs, turns = pairs_of(after.xyxy, before.xyxy), np.arange(len(after))
+    partner = assign(pairs, turns, iou, new, old)
+    free = np.ones(len(before), bool)
+    free[partner[partner >= 0]] = False
+    alone, rest = np.flatnonzero(partner < 0), np.flatnonzero(free)
+    second = assign(pairs, alone, iou, free=free)[alone]
     found = second >= 0
-    relabelled = np.column_stack([rest[second[found]], alone[found]])
+    relabelled = np.column_stack([second[found], alone[found]])
     same = np.flatnonzero(partner >= 0)
-    pairs = np.column_stack([partner[same], same])
-    step = np.abs(after.scores[pairs[:, 1]] - before.scores[pairs[:, 0]])
+    both = np.column_stack([partner[same], same])
+    step = np.abs(after.scores[both[:, 1]] - before.scores[both[:, 0]])
     rescored = step >= np.float32(score_step)
     return Comparison(
         before,
@@ -101,8 +104,8 @@ def compare(
         gained=alone[~found],
         lost=np.setdiff1d(rest, relabelled[:, 0]),
         relabelled=relabelled,
-        rescored=pairs[rescored],
-        kept=pairs[~rescored],
+        rescored=both[rescored],
+        kept=both[~rescored],
     )
 
 

@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .boxes import Detections, matches
+from .boxes import Detections
 from .files import FileError, atomic_path
+from .matching import assign, pairs_of
 from .results import read_json
 from .reviewing import STATES, Review
 
 _KIND, _VERSION = "napari-beerlanet review", 1
 _WIDTH = 8  # entries of a decision
+_BLOCK = 1000  # decisions that are written at a time
 
 
 def image_key(pixels: npt.NDArray[Any]) -> str:
@@ -29,30 +31,36 @@ def image_key(pixels: npt.NDArray[Any]) -> str:
 
 def save_review(path: str | os.PathLike[str], review: Review, image: str = "") -> Path:
     """Write all decisions, whole or not at all; `image` is its name, for people."""
-    rows = np.flatnonzero(review.status > 0)
-    decisions = [
-        [
-            *(round(float(v), 3) for v in review.found.xyxy[k]),
-            round(float(review.found.scores[k]), 4),
-            review.found.names[review.found.labels[k]],
-            STATES[review.status[k]],
-            review.names[review.labels[k]],
-        ]
-        for k in rows
-    ]
     content = {
         "kind": _KIND,
         "version": _VERSION,
         "image": image,
         "model": review.found.report.get("model"),
         "detections": len(review),
-        "decisions": decisions,
     }
+    head = json.dumps(content, ensure_ascii=False)[:-1]
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_path(path) as unfinished:
-        unfinished.write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
+    with atomic_path(path) as unfinished, unfinished.open("w", encoding="utf-8") as file:
+        file.write(f'{head}, "decisions": [')
+        rows = np.flatnonzero(review.status > 0)
+        for start in range(0, len(rows), _BLOCK):  # all at once would hold up the window
+            file.write(",\n" if start else "\n")
+            file.write(",\n".join(_line(review, k) for k in rows[start : start + _BLOCK]))
+        file.write("]}\n")
     return path
+
+
+def _line(review: Review, k: int) -> str:
+    """A decision: box, score, class that was found, state, class that was given."""
+    decision = [
+        *(round(float(v), 3) for v in review.found.xyxy[k]),
+        round(float(review.found.scores[k]), 4),
+        review.found.names[review.found.labels[k]],
+        STATES[review.status[k]],
+        review.names[review.labels[k]],
+    ]
+    return json.dumps(decision, ensure_ascii=False)
 
 
 def load_review(path: str | os.PathLike[str], found: Detections) -> tuple[Review, int]:
@@ -83,20 +91,20 @@ def carry_over(earlier: Review, review: Review, iou: float = 0.7) -> int:
     """
     old = np.flatnonzero(earlier.status > 0)
     place = {name: k for k, name in enumerate(review.found.names)}
-    kinds = [place.get(earlier.found.names[k], -1) for k in earlier.found.labels[old]]
-    partner = matches(
-        earlier.found.xyxy[old],
-        review.found.xyxy,
+    kinds = np.array([place.get(name, -1) for name in earlier.found.names], np.int64)
+    partner = assign(
+        pairs_of(earlier.found.xyxy[old], review.found.xyxy),
+        np.arange(len(old)),
         iou,
-        earlier.found.scores[old],
-        np.array(kinds, np.int64),
+        kinds[earlier.found.labels[old]],
         review.found.labels,
     )
-    for mine, theirs in zip(partner.tolist(), old.tolist(), strict=True):
-        if mine >= 0:
-            review.status[mine] = earlier.status[theirs]
-            review.labels[mine] = review.place_of(earlier.names[earlier.labels[theirs]])
-    return int((partner >= 0).sum())
+    there = partner >= 0
+    mine, theirs = partner[there], old[there]
+    names = np.array([review.place_of(name) for name in earlier.names], np.int64)
+    review.status[mine] = earlier.status[theirs]
+    review.labels[mine] = names[earlier.labels[theirs]]
+    return len(mine)
 
 
 def _earlier(decisions: list[list[Any]]) -> Review:

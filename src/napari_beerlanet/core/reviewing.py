@@ -95,9 +95,12 @@ class Review:
         return self._decide(rows, ACCEPTED, self.place_of(name))
 
     def _decide(self, rows: Sequence[int] | Rows, state: str, label: int | None = None) -> Rows:
-        wanted: Rows = np.unique(np.asarray(rows, np.int64).reshape(-1))
-        if len(wanted) and not (wanted[0] >= 0 and wanted[-1] < len(self)):
-            raise ValueError(f"There are {len(self)} detections; there is no row {wanted[-1]}.")
+        asked = np.asarray(rows, np.int64).reshape(-1)
+        if len(asked) and not (asked.min() >= 0 and asked.max() < len(self)):
+            raise ValueError(f"There are {len(self)} detections; there is no row {asked.max()}.")
+        once = np.zeros(len(self), bool)
+        once[asked] = True
+        wanted: Rows = np.flatnonzero(once)
         new = np.full(len(wanted), STATES.index(state), np.uint8)
         labels = self.labels[wanted] if label is None else np.full(len(wanted), label, np.int64)
         changed = (self.status[wanted] != new) | (self.labels[wanted] != labels)

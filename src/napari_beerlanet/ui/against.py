@@ -7,19 +7,15 @@ from typing import Any
 from qtpy.QtCore import QTimer
 from qtpy.QtWidgets import QFrame, QScrollArea
 
+from napari_beerlanet.core.assessment import Assessment, assess
+from napari_beerlanet.core.progress import Report
 from napari_beerlanet.core.quality import Quality
+from napari_beerlanet.core.regions import Region
 from napari_beerlanet.core.suspects import Suspect
 from napari_beerlanet.ui.notices import complain
-from napari_beerlanet.ui.quality_layers import (
-    DrawnTruth,
-    QualityLayers,
-    annotation_layers,
-    mend,
-    quality_of,
-    read_truth,
-    region_layers,
-)
-from napari_beerlanet.ui.quality_panel import QualityPanel
+from napari_beerlanet.ui.quality_layers import QualityLayers, annotation_layers, region_layers
+from napari_beerlanet.ui.quality_panel import MOST_SUSPECTS, QualityPanel
+from napari_beerlanet.ui.quality_truth import Drawn, DrawnTruth, mend, read_truth, regions_of
 
 _PAUSE = 250  # milliseconds after the last change of the annotations
 
@@ -38,6 +34,10 @@ class Against:
         self.quality: Quality | None = None
         self.truth: DrawnTruth | None = None
         self.layers: QualityLayers | None = None
+        self.task = review_panel.task()
+        self._regions: list[Region] = []
+        self._fresh = False  # whether the annotations are as they were when they were read
+        self._mended: int | None = None  # the place of the suspect that was mended last
         self._active, self._threshold, self._listening = False, 0.25, None
         self._soon = QTimer(review_panel)
         self._soon.setSingleShot(True)
@@ -52,6 +52,18 @@ class Against:
         self.panel.suspect_chosen.connect(self._go_to)
         self.panel.mend_asked.connect(self._mend)
         self.panel.clear()
+        self._offered: list[Any] = []
+        for emitter in (self.viewer.layers.events.inserted, self.viewer.layers.events.removed):
+            review_panel.listen(emitter, self._layers_changed)
+
+    def _layers_changed(self, event: Any = None) -> None:
+        """Annotations may have come or gone; our own layers do not count."""
+        if self._active and self.target is not None and self._layers() != self._offered:
+            self._soon.start()
+
+    def _layers(self) -> list[Any]:
+        source = self.target.source
+        return [annotation_layers(self.viewer, source), region_layers(self.viewer, source)]
 
     def use(self, target: Any) -> None:
         """Compare other detections."""
@@ -72,7 +84,9 @@ class Against:
         """Forget everything and clear the canvas."""
         self._listen(None)
         self._clear_canvas()
+        self.task.cancel()
         self.quality = self.truth = None
+        self._fresh = False
 
     def _clear_canvas(self) -> None:
         if self.layers is not None:
@@ -85,10 +99,11 @@ class Against:
 
     def compare(self) -> None:
         """Read the annotations anew and match everything."""
+        self._soon.stop()
         if self.target is None or not self._active:
             return
-        source = self.target.source
-        self.panel.offer(annotation_layers(self.viewer, source), region_layers(self.viewer, source))
+        self._offered = self._layers()
+        self.panel.offer(*self._offered)
         layer = self.panel.truth_layer
         self._listen(layer)
         if layer is None:
@@ -96,28 +111,43 @@ class Against:
             self.quality = None
             self.panel.clear()
             return
-        try:
-            self._compare_with(layer)
-        except ValueError as error:
-            self.quality = None
-            self.panel.clear(complain(error))
+        target, level, regions = self.target, self.panel.level.value(), self.panel.regions_layer
+        drawn = Drawn.of(layer)
+        around = Drawn.of(regions) if regions is not None else None
+        index, shape, found = target.plane.index, target.plane.shape, target.found
+        self._fresh = True
 
-    def _compare_with(self, layer: Any) -> None:
-        index, shape = self.target.plane.index, self.target.plane.shape
-        self.truth = read_truth(layer, index, shape)
-        self.quality = quality_of(self.target.found, self.truth, self.panel.regions_layer, index)
-        notes = list(self.truth.notes)
-        if not len(self.truth.annotations):
+        def work(report: Report) -> tuple[DrawnTruth, list[Region], Assessment]:
+            truth, inside = read_truth(drawn, index, shape), regions_of(around, index)
+            made = assess(found, truth.annotations, inside, level, MOST_SUSPECTS, report)
+            return truth, inside, made
+
+        self.task.start(work, lambda made: self._compared(target, layer, *made), self._failed)
+
+    def _failed(self, error: BaseException) -> None:
+        self.quality = self.truth = None
+        self.panel.clear(complain(error))
+
+    def _compared(
+        self, target: Any, layer: Any, truth: DrawnTruth, regions: list[Region], made: Assessment
+    ) -> None:
+        if target is not self.target or not self._active:
+            return
+        self.truth, self._regions, self.quality = truth, regions, made.quality
+        notes = list(truth.notes)
+        if not len(truth.annotations):
             notes.insert(0, f"“{layer.name}” has no boxes on this plane.")
-        self.panel.use(self.quality, self.target.colours, notes)
+        self.panel.use(made, target.colours, notes)
         self.judge(self._threshold)
+        place, self._mended = self._mended, None
+        if place is not None and self.panel.suspects.count():
+            self.panel.suspects.setCurrentRow(min(place, self.panel.suspects.count() - 1))
 
     def quality_of(self, found: Any) -> Quality | None:
         """The same annotations against other detections, None while there are none."""
         if self.quality is None or self.truth is None:
             return None
-        index = self.target.plane.index
-        return quality_of(found, self.truth, self.panel.regions_layer, index)
+        return Quality.of(found, self.truth.annotations, self._regions)
 
     def judge(self, threshold: float) -> None:
         """Another threshold: match again, and show the difference."""
@@ -125,7 +155,7 @@ class Against:
         if self.quality is None or not self._active:
             return
         verdict = self.quality.at(self._threshold, self.panel.level.value())
-        self.panel.judge(self.quality, verdict, self._threshold)
+        self.panel.judge(verdict, self._threshold)
         self._draw()
 
     def _draw(self) -> None:
@@ -147,16 +177,20 @@ class Against:
         self._listening = layer
 
     def _changed(self, event: Any = None) -> None:
+        self._fresh = False
         self._soon.start()
 
     # --- going there, and mending ---
 
     def _cell(self, found: Any, true: Any) -> None:
-        """Show the detections behind a cell; of missed ones, go to the first."""
+        """Show the detections behind a cell; missed annotations are selected in their layer."""
         if len(found):
             self.review_panel.show_only(found)
             self.review_panel.go_to(int(found[0]))
-        elif len(true) and self.truth is not None:
+        elif len(true) and self.truth is not None and self._fresh and not self.task.running:
+            layer = self.panel.truth_layer
+            layer.selected_data = set(self.truth.places[true].tolist())
+            self.viewer.layers.selection.active = layer
             self.target.look_at_box(self.truth.annotations.xyxy[true[0]])
 
     def _go_to(self, suspect: Suspect) -> None:
@@ -166,10 +200,12 @@ class Against:
             self.target.look_at_box(self.truth.annotations.xyxy[suspect.true])
 
     def _mend(self, suspect: Suspect) -> None:
-        if self.quality is None or self.truth is None:
-            return
+        if self.quality is None or self.truth is None or not self._fresh or self.task.running:
+            return  # what the suspect is about may be another shape by now
+        place = self.panel.suspects.currentRow()
         done = mend(
             self.panel.truth_layer, self.truth, self.quality, suspect, self.target.plane.index
         )
         self.compare()
+        self._mended = place
         self.review_panel.bar.say(f"Done: {done}.")

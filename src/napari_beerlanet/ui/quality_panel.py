@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import html
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyqtgraph as pg
 from qtpy.QtCore import Qt, Signal
 from qtpy.QtGui import QColor
@@ -20,19 +22,20 @@ from qtpy.QtWidgets import (
     QWidget,
 )
 
-from napari_beerlanet.core.quality import Quality
-from napari_beerlanet.core.suspects import Suspect, likely_label_errors
+from napari_beerlanet.core.assessment import Assessment
+from napari_beerlanet.core.suspects import Suspect
 from napari_beerlanet.core.verdict import Score, Verdict
 from napari_beerlanet.ui.controls import button, form, heading, hint, row
 from napari_beerlanet.ui.quality_layers import KINDS
 
 _NONE, _WHOLE = "none", "whole image"
 _HEADS = ("class", "drawn", "shown", "precision", "recall", "F1", "mAP50", "mAP50-95")
-_MOST_SUSPECTS = 500
+MOST_SUSPECTS = 500
+_MOST_POINTS = 2000  # of a curve that is drawn
 
 
 class QualityPanel(QWidget):
-    """Shows a `Quality` at a threshold.
+    """Shows an `Assessment` at a threshold.
 
     `asked`: other layers, or the overlap, were chosen. `toggled`: other kinds shall be seen.
     `cell_chosen` tells detections and annotations behind a cell of the confusion matrix,
@@ -50,6 +53,7 @@ class QualityPanel(QWidget):
         super().__init__()
         self.verdict: Verdict | None = None
         self._best: float | None = None
+        self._assessment: Assessment | None = None
         self._suspects: list[Suspect] = []
         layout = QVBoxLayout(self)
         layout.setContentsMargins(0, 4, 0, 0)
@@ -165,28 +169,30 @@ class QualityPanel(QWidget):
         for kind, box in self.kinds.items():
             box.setText(kind)
 
-    def use(self, quality: Quality, colours: list[str], notes: list[str]) -> None:
+    def use(self, found: Assessment, colours: list[str], notes: list[str]) -> None:
         """Other boxes are compared: curves, best threshold and suspects."""
+        self._assessment = found
         self.notes.setText(" ".join(notes))
         self.plot.clear()
-        for k, name in enumerate(quality.names):
-            curve = quality.curve(name, self.level.value())
+        for k, (name, curve) in enumerate(found.curves.items()):
             if len(curve.recall):
                 pen = pg.mkPen(colours[k % len(colours)] if colours else "w", width=2)
-                self.plot.plot(curve.recall, curve.precision, pen=pen, name=name)
+                plain = " ".join(html.escape(name).split())
+                thin = _thinned(len(curve.recall))
+                self.plot.plot(curve.recall[thin], curve.precision[thin], pen=pen, name=plain)
         self._dots = pg.ScatterPlotItem(size=10, pen=pg.mkPen("w"), brush=pg.mkBrush("#888"))
         self.plot.addItem(self._dots)
-        self._best = quality.best_threshold(level=self.level.value())
-        self.use_best.setVisible(self._best is not None)
-        if self._best is not None:
-            self.use_best.setText(f"Best F1 at confidence {self._best:.2f}: use it")
-        self._suspects = likely_label_errors(quality, self.level.value(), most=_MOST_SUSPECTS)
+        self._best = found.best
+        self.use_best.setVisible(found.best is not None)
+        if found.best is not None:
+            self.use_best.setText(f"Best F1 at confidence {found.best:.2f}: use it")
+        self._suspects = found.suspects
         was = self.suspects.blockSignals(True)
         self.suspects.clear()
         self.suspects.addItems([suspect.sentence for suspect in self._suspects])
         self.suspects.blockSignals(was)
 
-    def judge(self, quality: Quality, verdict: Verdict, threshold: float) -> None:
+    def judge(self, verdict: Verdict, threshold: float) -> None:
         """Another threshold: numbers, dots and matrix."""
         self.verdict = verdict
         counts = (len(verdict.true), len(verdict.false), len(verdict.missed), len(verdict.wrong))
@@ -194,8 +200,7 @@ class QualityPanel(QWidget):
             box.setText(f"{kind} {count:,}")
         rows = [verdict.mean, *(score for score in verdict.scores if score.count or score.shown)]
         _fill(self.scores, _HEADS, [_cells(score) for score in rows])
-        level = self.level.value()
-        points = [quality.curve(name, level).point(threshold) for name in quality.names]
+        points = [c.point(threshold) for c in self._assessment.curves.values() if len(c.recall)]
         self._dots.setData([x for x, _ in points], [y for _, y in points])
         self._matrix(verdict)
 
@@ -231,6 +236,11 @@ class QualityPanel(QWidget):
         place = self.suspects.currentRow()
         if 0 <= place < len(self._suspects):
             self.mend_asked.emit(self._suspects[place])
+
+
+def _thinned(count: int) -> npt.NDArray[np.int64]:
+    """Places of a curve's points to draw: all of a few, else about as many as there are pixels."""
+    return np.unique(np.linspace(0, count - 1, min(count, _MOST_POINTS)).astype(np.int64))
 
 
 def _cells(score: Score) -> list[str]:

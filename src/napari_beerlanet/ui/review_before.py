@@ -8,10 +8,12 @@ from napari.layers import Shapes
 from qtpy.QtWidgets import QCheckBox, QComboBox, QVBoxLayout, QWidget
 
 from napari_beerlanet.core.boxes import Detections
-from napari_beerlanet.core.comparing import compare
+from napari_beerlanet.core.comparing import Comparison, compare
+from napari_beerlanet.core.progress import Report
 from napari_beerlanet.ui.annotate_detections import DETECTIONS, read_detections
 from napari_beerlanet.ui.controls import form, hint, row
 from napari_beerlanet.ui.layers import role
+from napari_beerlanet.ui.notices import complain
 from napari_beerlanet.ui.session import session
 from napari_beerlanet.ui.verdict_layers import (
     KINDS,
@@ -29,6 +31,8 @@ class ReviewBefore(QWidget):
     def __init__(self, panel: Any) -> None:
         super().__init__()
         self._panel, self._viewer = panel, panel.viewer
+        self._task = panel.task()
+        self._shown_at = 0.0
         self._hid: Any = None  # the layer of detections, while the comparison is shown
         self.before = QComboBox()
         self.before.setToolTip(
@@ -83,22 +87,37 @@ class ReviewBefore(QWidget):
         )
 
     def show(self) -> None:
-        """Compare with what is chosen, at the panel's confidence."""
+        """Compare with what is chosen, at the panel's confidence, off the GUI thread."""
         chosen, target = self.before.currentData(), self._panel.target
         if chosen is None or target is None:
             self._clear()
             return
         index, confidence = target.plane.index, self._panel.filter.confidence.value()[0]
         before = chosen if isinstance(chosen, Detections) else read_detections(chosen, index)
-        found = compare(before.above(confidence), target.found.above(confidence))
-        show_comparison(self._viewer, target.source, found, index, self._shown)
+        after = target.found
+
+        def work(report: Report) -> Comparison:
+            return compare(before.above(confidence), after.above(confidence))
+
+        self._task.start(work, lambda found: self._show(target, found), complain)
+
+    def follow(self) -> None:
+        """The confidence is another now."""
+        if self._hid is not None and self._shown_at != self._panel.filter.confidence.value()[0]:
+            self.show()
+
+    def _show(self, target: Any, found: Comparison) -> None:
+        if target is not self._panel.target or self.before.currentData() is None:
+            return
+        show_comparison(self._viewer, target.source, found, target.plane.index, self._shown)
         target.shower.layer.visible = False
-        self._hid = target.shower
+        self._hid, self._shown_at = target.shower, self._panel.filter.confidence.value()[0]
         self.line.setText(found.sentence())
         self.toggles.show()
         self.line.show()
 
     def _clear(self) -> None:
+        self._task.cancel()
         remove_comparison(self._viewer)
         hidden, self._hid = self._hid, None
         if hidden is not None and hidden.alive:

@@ -115,8 +115,6 @@ class ReviewTable(QTableView):
         self.verticalHeader().setDefaultSectionSize(22)
         self.horizontalHeader().setSectionsClickable(True)
         self.horizontalHeader().setSortIndicatorShown(True)
-        for header in (self.horizontalHeader(), self.verticalHeader()):
-            header.setHighlightSections(False)  # Qt asks every row for it
         self.horizontalHeader().sectionClicked.connect(self._sort)
         self._sorting: tuple[int, bool] | None = None
 
@@ -129,6 +127,8 @@ class ReviewTable(QTableView):
         self._sorting = None
         self.horizontalHeader().setSortIndicator(-1, Qt.SortOrder.AscendingOrder)
         self.selectionModel().currentRowChanged.connect(self._pick)
+        for header in (self.horizontalHeader(), self.verticalHeader()):
+            header.setSelectionModel(QItemSelectionModel(model, header))  # or it asks every row
         for column, name in enumerate(model.names):
             self.setColumnWidth(column, 92 if name in ("class", "status", "confidence") else 76)
 

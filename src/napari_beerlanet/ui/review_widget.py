@@ -162,6 +162,7 @@ class ReviewWidget(ReviewActions):
         self._fill_tab()
         self.target.show(mask)
         self.against.judge(threshold)
+        self.before.follow()
         self.tell()
 
     def show_only(self, rows: Rows | None) -> None:
