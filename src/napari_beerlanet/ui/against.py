@@ -13,7 +13,7 @@ from napari_beerlanet.core.quality import Quality
 from napari_beerlanet.core.regions import Region
 from napari_beerlanet.core.suspects import Suspect
 from napari_beerlanet.ui.notices import complain
-from napari_beerlanet.ui.quality_layers import QualityLayers, annotation_layers, region_layers
+from napari_beerlanet.ui.quality_layer import QualityLayer, annotation_layers, region_layers
 from napari_beerlanet.ui.quality_panel import MOST_SUSPECTS, QualityPanel
 from napari_beerlanet.ui.quality_truth import Drawn, DrawnTruth, mend, read_truth, regions_of
 
@@ -33,7 +33,7 @@ class Against:
         self.target: Any = None
         self.quality: Quality | None = None
         self.truth: DrawnTruth | None = None
-        self.layers: QualityLayers | None = None
+        self.layer: QualityLayer | None = None
         self.task = review_panel.task()
         self._regions: list[Region] = []
         self._fresh = False  # whether the annotations are as they were when they were read
@@ -89,9 +89,9 @@ class Against:
         self._fresh = False
 
     def _clear_canvas(self) -> None:
-        if self.layers is not None:
-            self.layers.remove()
-            self.layers = None
+        if self.layer is not None:
+            self.layer.remove()
+            self.layer = None
             if self.target is not None and self.target.shower.alive:
                 self.target.shower.layer.visible = True
 
@@ -138,7 +138,7 @@ class Against:
         if not len(truth.annotations):
             notes.insert(0, f"“{layer.name}” has no boxes on this plane.")
         self.panel.use(made, target.colours, notes)
-        self.judge(self._threshold)
+        QTimer.singleShot(0, lambda: self.judge(self._threshold))
         place, self._mended = self._mended, None
         if place is not None and self.panel.suspects.count():
             self.panel.suspects.setCurrentRow(min(place, self.panel.suspects.count() - 1))
@@ -148,6 +148,11 @@ class Against:
         if self.quality is None or self.truth is None:
             return None
         return Quality.of(found, self.truth.annotations, self._regions)
+
+    @property
+    def on_canvas(self) -> bool:
+        """Whether what is compared is drawn in the place of the detections."""
+        return self.layer is not None
 
     def judge(self, threshold: float) -> None:
         """Another threshold: match again, and show the difference."""
@@ -161,10 +166,10 @@ class Against:
     def _draw(self) -> None:
         if self.quality is None or self.panel.verdict is None or not self._active:
             return
-        if self.layers is None:
-            self.layers = QualityLayers(self.viewer, self.target.source, self.target.plane.index)
+        if self.layer is None:
+            self.layer = QualityLayer(self.viewer, self.target.source, self.target.plane.index)
             self.target.shower.layer.visible = False
-        self.layers.show(self.quality, self.panel.verdict, self.panel.visible)
+        self.layer.show(self.quality, self.panel.verdict, self.panel.visible)
 
     def _listen(self, layer: Any) -> None:
         """Follow changes of the annotations, and of no others."""

@@ -26,7 +26,7 @@ from napari_beerlanet.core.assessment import Assessment
 from napari_beerlanet.core.suspects import Suspect
 from napari_beerlanet.core.verdict import Score, Verdict
 from napari_beerlanet.ui.controls import button, form, heading, hint, row
-from napari_beerlanet.ui.quality_layers import KINDS
+from napari_beerlanet.ui.quality_layer import KINDS
 
 _NONE, _WHOLE = "none", "whole image"
 _HEADS = ("class", "drawn", "shown", "precision", "recall", "F1", "mAP50", "mAP50-95")

@@ -160,7 +160,8 @@ class ReviewWidget(ReviewActions):
         rows = self.review.ordered(mask, self.filter.chosen_order, threshold)
         self.rows = self.table.arranged(rows)
         self._fill_tab()
-        self.target.show(mask)
+        if not self.against.on_canvas:
+            self.target.show(mask)
         self.against.judge(threshold)
         self.before.follow()
         self.tell()
@@ -177,8 +178,11 @@ class ReviewWidget(ReviewActions):
     def _tab_changed(self, _: int) -> None:
         if self.review is None:
             return
-        self._fill_tab()
+        was_compared = self.against.on_canvas
         self.against.set_active(self.tabs.currentWidget() is self.against.scroll)
+        if was_compared and not self.against.on_canvas:
+            self.refresh()  # the detections are seen again
+        self._fill_tab()
 
     def _fill_tab(self) -> None:
         """Fill the tab that is seen; the others wait until they are."""

@@ -49,21 +49,23 @@ def region_layers(viewer: Any, source: Any) -> list[Shapes]:
     ]
 
 
-class QualityLayers:
-    """True, false, missed and wrong boxes, each kind in a layer of its own colour.
+class QualityLayer:
+    """True, false, missed and wrong boxes, each kind in its colour.
 
     Of many those in view are drawn, errors before what is right; other ones when the view moves.
+    One layer for all kinds, and its boxes a turn later: adding a layer takes napari long.
     """
 
     def __init__(self, viewer: Any, source: Any, index: tuple[int, ...]) -> None:
         self.viewer, self.source, self.index = viewer, source, index
-        self.layers: dict[str, Shapes] = {}
         self._boxes: dict[str, npt.NDArray[Any]] = {}
         self._visible = dict.fromkeys(KINDS, True)
         self._soon = QTimer()
         self._soon.setSingleShot(True)
         self._soon.setInterval(_PAUSE)
         self._soon.timeout.connect(self._draw)
+        self.layer = self._made()
+        self._new = True
         for emitter in self._heard():
             emitter.connect(self._moved)
 
@@ -71,13 +73,17 @@ class QualityLayers:
         """Draw a verdict; the boxes of a kind only if it is wanted."""
         found, truth = quality.found[0].xyxy, np.asarray(quality.truths[0].xyxy)
         self._boxes = {
-            "true": found[verdict.true[:, 0]],
             "false": found[verdict.false],
-            "missed": truth[verdict.missed],
             "wrong class": found[verdict.wrong[:, 0]],
+            "missed": truth[verdict.missed],
+            "true": found[verdict.true[:, 0]],
         }
         self._visible = dict(visible)
-        self._draw()
+        if self._new:
+            self._new = False
+            self._moved()
+        else:
+            self._draw()
 
     def _heard(self) -> list[Any]:
         camera = self.viewer.scene.camera.events
@@ -88,34 +94,30 @@ class QualityLayers:
             self._soon.start()
 
     def _draw(self) -> None:
+        if self.layer not in self.viewer.layers:
+            return
         view, room = view_of(self.source, self.viewer), most()
-        for kind in sorted(self._boxes, key=lambda kind: kind == "true"):
-            xyxy, visible = self._boxes[kind], self._visible[kind]
-            if visible and view is not None and len(xyxy) > room:
+        chosen = {kind: xyxy for kind, xyxy in self._boxes.items() if self._visible[kind]}
+        many = sum(map(len, chosen.values())) > room
+        kinds, boxes = [], [np.empty((0, 4), np.float32)]
+        for kind, xyxy in chosen.items():
+            if many and view is not None:
                 xyxy = xyxy[touching(xyxy, view.box)]
-            xyxy = xyxy[:room]
-            room -= len(xyxy) if visible else 0
-            self._put(kind, xyxy, visible, _EDGE * view.pixel if view is not None else 1.0)
+            boxes.append(xyxy[:room].astype(np.float32))
+            kinds += [kind] * len(boxes[-1])
+            room -= len(boxes[-1])
+        shades = {kind: transform_color(colour)[0] for kind, colour in KINDS.items()}
+        colours = np.array([shades[kind] for kind in kinds], np.float32).reshape(-1, 4)
+        corners = corners_of(np.concatenate(boxes), self.index)
+        width = _EDGE * view.pixel if view is not None else 1.0
+        put(self.layer, corners, colours, width, {"kind": np.array(kinds, dtype=object)})
 
-    def _put(self, kind: str, xyxy: npt.NDArray[Any], visible: bool, width: float) -> None:
-        layer = self.layers.get(kind)
-        if layer is None or layer not in self.viewer.layers:
-            if not visible or not len(xyxy):
-                return
-            layer = self.layers[kind] = self._made(kind)
-        if layer.visible != visible:
-            layer.visible = visible
-        if visible:
-            colours = np.repeat(transform_color(KINDS[kind]), len(xyxy), axis=0)
-            features = {"kind": np.full(len(xyxy), kind, dtype=object)}
-            put(layer, corners_of(xyxy, self.index), colours.astype(np.float32), width, features)
-
-    def _made(self, kind: str) -> Shapes:
+    def _made(self) -> Shapes:
         layer = Shapes(
             ndim=self.source.ndim,
-            name=f"{self.source.name} · {kind}",
+            name=f"{self.source.name} · compared",
             face_color="transparent",
-            metadata=mark(_ROLE, self.source, kind=kind),
+            metadata=mark(_ROLE, self.source),
             **spatial(self.source),
         )
         active = self.viewer.layers.selection.active
@@ -125,11 +127,9 @@ class QualityLayers:
         return layer
 
     def remove(self) -> None:
-        """Take the layers out of the viewer."""
+        """Take the layer out of the viewer."""
         self._soon.stop()
         for emitter in self._heard():
             emitter.disconnect(self._moved)
-        for layer in self.layers.values():
-            if layer in self.viewer.layers:
-                self.viewer.layers.remove(layer)
-        self.layers.clear()
+        if self.layer in self.viewer.layers:
+            self.viewer.layers.remove(self.layer)
