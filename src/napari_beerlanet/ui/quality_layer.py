@@ -13,7 +13,7 @@ from qtpy.QtCore import QTimer
 from napari_beerlanet.core.quality import Quality
 from napari_beerlanet.core.verdict import Verdict
 from napari_beerlanet.ui.detection_shapes import corners_of, most, put
-from napari_beerlanet.ui.detection_view import touching, view_of
+from napari_beerlanet.ui.detection_view import view_of
 from napari_beerlanet.ui.layers import mark, role, spatial
 
 KINDS = {
@@ -133,3 +133,9 @@ class QualityLayer:
             emitter.disconnect(self._moved)
         if self.layer in self.viewer.layers:
             self.viewer.layers.remove(self.layer)
+
+
+def touching(xyxy: npt.NDArray[Any], box: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """(n,): which boxes (n, 4) share a part with the box."""
+    x1, y1, x2, y2 = np.asarray(xyxy).T
+    return (x1 < box[2]) & (x2 > box[0]) & (y1 < box[3]) & (y2 > box[1])
