@@ -75,7 +75,7 @@ def test_recent_models_are_kept_newest_first(tmp_path):
 
 @pytest.mark.parametrize("content", ["", "[1, 2]", '{"models": 3}', '{"models": [4, null]}', "\0"])
 def test_spoilt_memory_is_forgotten(tmp_path, content):
-    file = recent._file()
+    file = recent.MODELS.file
     file.parent.mkdir(parents=True)
     file.write_text(content)
     assert recent.recent_models() == []

@@ -10,6 +10,7 @@ from napari.layers import Image
 from qtpy.QtWidgets import QApplication, QFileDialog
 
 from napari_beerlanet.core.results import write_spectra
+from napari_beerlanet.ui.batch_settings import batch_button, stain_settings
 from napari_beerlanet.ui.controls import button, form, row
 from napari_beerlanet.ui.decompose_form import DecomposeForm
 from napari_beerlanet.ui.decompose_panel import DecomposePanel
@@ -59,7 +60,7 @@ class DecomposeWidget(Panel):
         self.body.addLayout(top)
         self.body.addWidget(self.empty)
         self.body.addWidget(self.form)
-        self.body.addWidget(row(self.run_button, stretch=0))
+        self.body.addWidget(row(self.run_button, batch_button(self), stretch=0))
         self.body.addWidget(self.bar)
         self.body.addWidget(self.count_bar)
         self.body.addWidget(self.found)
@@ -241,6 +242,15 @@ class DecomposeWidget(Panel):
         assert self.fitted is not None
         assert self.images.layer is not None
         return snippet(self.fitted, self.images.layer.name, self.form.look)
+
+    @property
+    def study_layer(self) -> Image | None:
+        """The image whose folder is proposed for a batch."""
+        return self.images.layer
+
+    def study_settings(self) -> dict[str, Any]:
+        """What is set, by the names of `StudySettings`."""
+        return stain_settings(self.form)
 
     def ended(self) -> None:
         """The panel is closed: layers stay, nothing follows any more."""

@@ -9,8 +9,9 @@ from qtpy.QtCore import QTimer
 from qtpy.QtWidgets import QPushButton, QVBoxLayout, QWidget
 
 from napari_beerlanet.ui import detection_mesh
+from napari_beerlanet.ui.batch_settings import batch_button, finding_settings
 from napari_beerlanet.ui.cell_ruler import CellRuler
-from napari_beerlanet.ui.controls import heading, rule
+from napari_beerlanet.ui.controls import heading, row, rule
 from napari_beerlanet.ui.counts_panel import CountsPanel
 from napari_beerlanet.ui.detect_form import DetectForm
 from napari_beerlanet.ui.detect_model import ModelPart
@@ -64,7 +65,8 @@ class DetectWidget(Panel):
         self.rest = QWidget()
         rest = QVBoxLayout(self.rest)
         rest.setContentsMargins(0, 0, 0, 0)
-        for widget in (self.form, self.run, self.runbar, rule(), self.counts):
+        buttons = row(self.run, batch_button(self), stretch=0)
+        for widget in (self.form, buttons, self.runbar, rule(), self.counts):
             rest.addWidget(widget)
         self.body.addWidget(self.rest)
         self.body.addStretch(1)
@@ -173,6 +175,17 @@ class DetectWidget(Panel):
     def choose_model(self, key: str) -> None:
         """Choose a packaged model by its name or a file by its path."""
         self.model.choice.choose(key)
+
+    # --- many images ------------------------------------------------------------------------------
+
+    @property
+    def study_layer(self) -> Image | None:
+        """The image whose folder is proposed."""
+        return self.image.layer
+
+    def study_settings(self) -> dict[str, Any]:
+        """What is set, by the names of `StudySettings`."""
+        return finding_settings(self.model.choice.key, self.form)
 
     def ended(self) -> None:
         """Leave the layers as they are."""

@@ -1,4 +1,4 @@
-"""When the viewer is closed while a training goes on, the user decides what becomes of it."""
+"""When the viewer is closed while a run goes on, the user decides what becomes of it."""
 
 from __future__ import annotations
 
@@ -8,23 +8,28 @@ from typing import Any, Literal
 from qtpy.QtCore import QEvent, QObject
 from qtpy.QtWidgets import QMessageBox
 
-from napari_beerlanet.ui.training_process import TrainingProcess
+from napari_beerlanet.ui.followed_process import FollowedProcess
 
 Answer = Literal["go on", "stop", "stay"]
+TRAINING = "Training goes on", "A model is being trained. Shall the training go on"
 
 
 class ClosingQuestion(QObject):
     """Sees the main window's close event first. `ask` may be replaced; "stay" keeps it open.
 
-    `process` tells the training that is followed, if there is one.
+    `process` tells the run that is followed, if there is one; `words` are a title and a question.
     """
 
     def __init__(
-        self, window: Any, process: Callable[[], TrainingProcess | None], parent: QObject
+        self,
+        window: Any,
+        process: Callable[[], FollowedProcess | None],
+        parent: QObject,
+        words: tuple[str, str] = TRAINING,
     ) -> None:
         super().__init__(parent)
         self._window, self._process = window, process
-        self.ask: Callable[[], Answer] = lambda: ask(window)
+        self.ask: Callable[[], Answer] = lambda: ask(window, *words)
         if window is not None:
             window.installEventFilter(self)
 
@@ -49,11 +54,11 @@ class ClosingQuestion(QObject):
             self._window = None
 
 
-def ask(window: Any) -> Answer:
+def ask(window: Any, title: str, question: str) -> Answer:
     """A box with three buttons; Escape keeps the viewer open."""
     box = QMessageBox(window)
-    box.setWindowTitle("Training goes on")
-    box.setText("A model is being trained. Shall the training go on without the viewer?")
+    box.setWindowTitle(title)
+    box.setText(f"{question} without the viewer?")
     box.setInformativeText("If it goes on, it is found again when the panel is opened next time.")
     go_on = box.addButton("Let it go on", QMessageBox.ButtonRole.AcceptRole)
     stop = box.addButton("Stop it", QMessageBox.ButtonRole.DestructiveRole)

@@ -1,4 +1,4 @@
-"""Starting, watching and ending the processes that train."""
+"""Starting, watching and ending processes that outlive the viewer."""
 
 from __future__ import annotations
 
@@ -19,18 +19,31 @@ _children: dict[int, subprocess.Popen[bytes]] = {}  # ours, to be asked how they
 
 
 def launch(folder: Path, environment: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
-    """Start the process in a session of its own: it outlives the viewer and its terminal."""
-    module = ["-P", "-m", "napari_beerlanet.core.train"]
-    command = [sys.executable, *module, "--config", str(folder / "run.json"), "--resume"]
+    """Start the training that a folder's run.json describes, or go on with it."""
+    words = ["napari_beerlanet.core.train", "--config", str(folder / "run.json"), "--resume"]
+    return launch_apart(words, folder, environment=environment)
+
+
+def launch_apart(
+    words: list[str],
+    folder: Path,
+    events: Path | None = None,
+    environment: dict[str, str] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start a module of ours in a session of its own: it outlives the viewer and its terminal.
+
+    `words` are the module and its arguments. What it prints is added to the file `events`.
+    """
+    command = [sys.executable, "-P", "-m", *words]
     apart: dict[str, Any] = {"start_new_session": True}
     if os.name == "nt":
         flags = subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.CREATE_NO_WINDOW
         apart = {"creationflags": flags}
-    with open(folder / LOG, "wb") as log:
+    with open(folder / LOG, "wb") as log, open(events or os.devnull, "ab") as printed:
         child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,  # its lines are in progress.jsonl
+            stdout=printed,
             stderr=log,
             env=process_environment() | (environment or {}),
             cwd=tempfile.gettempdir(),  # so that the project's drive can be removed
