@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import numpy.typing as npt
 
@@ -12,14 +10,6 @@ from napari_beerlanet.core.spatial import SpatialIndex, Window
 from napari_beerlanet.ui.detection_store import BoxStore, Chosen, Rows
 from napari_beerlanet.ui.detection_view import View
 from napari_beerlanet.ui.tasks import Task
-
-
-class InView(NamedTuple):
-    """`rows` to put into the layer, of `near` chosen ones in view, of `total` chosen ones."""
-
-    rows: Rows
-    near: int
-    total: int
 
 
 class BoxChoice:

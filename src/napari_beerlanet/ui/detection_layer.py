@@ -2,7 +2,8 @@
 
 All boxes live in `BoxStore`s, one for each plane of a stack. The layer shows those of the current
 plane that pass the threshold: all of them while there are few, otherwise those in view, the surest
-first. Edges are equally thin at any zoom. Labels appear when few boxes are in view.
+first. Where very many are in view, they fade into a picture of their density (`detection_heat`).
+Edges are equally thin at any zoom. Labels appear when few boxes are in view.
 """
 
 from __future__ import annotations
@@ -13,24 +14,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 from napari.layers import Image
-from napari.layers.base import ActionType
 from psygnal import Signal
 from qtpy.QtCore import QTimer
 
 from napari_beerlanet.core.boxes import Detections
-from napari_beerlanet.ui import detection_shapes
-from napari_beerlanet.ui.detection_choice import BoxChoice, InView
-from napari_beerlanet.ui.detection_edits import rows_at, settled
+from napari_beerlanet.ui.detection_choice import BoxChoice
+from napari_beerlanet.ui.detection_drawing import Drawing
+from napari_beerlanet.ui.detection_hand import UserHand
+from napari_beerlanet.ui.detection_heat import FROM
 from napari_beerlanet.ui.detection_look import Look
-from napari_beerlanet.ui.detection_shown import Shown, make_layer, nothing
+from napari_beerlanet.ui.detection_planes import Index, Planes
+from napari_beerlanet.ui.detection_shown import make_layer, nothing
 from napari_beerlanet.ui.detection_store import BoxStore, Chosen, Rows
-from napari_beerlanet.ui.detection_view import View, plane_of, view_of
 from napari_beerlanet.ui.gl_guard import guard_software_opengl
 
-_FEW = 150  # boxes in view that are labelled
 _PAUSE = 60  # milliseconds between changes of what is shown, while the view moves
-
-Index = tuple[int, ...]
 
 _living: set[DetectionLayer] = set()  # napari holds listeners weakly; they live with their layers
 
@@ -77,14 +75,16 @@ class DetectionLayer:
         text: bool = False,
     ) -> None:
         self.viewer = viewer
-        self._choices: dict[Index, BoxChoice] = {}
         self._chosen: Chosen = confidence
-        self._confidence, self._text = confidence, text
-        self._edited = self._stirred = False
-        self._pinned: int | None = None
+        self._confidence = confidence
         guard_software_opengl(viewer)
         self.layer = make_layer(viewer, source)
-        self._shown = Shown(self.layer, Look(colours, detections.names))
+        look = Look(colours, detections.names)
+        self._drawing = Drawing(viewer, source, self.layer, look, again=self._draw)
+        self._drawing.text = text
+        self._shown = self._drawing.shown
+        self._planes = Planes(viewer, self.layer)
+        self._hand = UserHand(self._shown, self.changed.emit, self._picked)
         self._timer = QTimer()
         self._timer.setSingleShot(True)
         self._timer.setInterval(_PAUSE)
@@ -108,16 +108,12 @@ class DetectionLayer:
     @property
     def stores(self) -> dict[Index, BoxStore]:
         """The boxes of each plane."""
-        return {index: choice.store for index, choice in self._choices.items()}
-
-    @property
-    def _choice(self) -> BoxChoice | None:
-        return self._choices.get(plane_of(self.layer, self.viewer))
+        return self._planes.stores
 
     @property
     def store(self) -> BoxStore | None:
         """The boxes of the plane that is shown, None where nothing was run."""
-        choice = self._choice
+        choice = self._planes.current
         return None if choice is None else choice.store
 
     @property
@@ -151,15 +147,15 @@ class DetectionLayer:
     def edited(self) -> bool:
         """Whether the user moved, added, deleted or renamed anything."""
         self._take_over(anyway=True)
-        return self._edited
+        return self._hand.edited
 
     def passing(self) -> tuple[BoxStore, npt.NDArray[np.bool_]] | None:
         """The plane's boxes, and which of them are chosen, in view or not."""
         self._take_over()
-        choice = self._choice
+        choice = self._planes.current
         if choice is None:
             return None
-        return choice.store, choice.mask(self._chosen_for(choice.store))
+        return choice.store, choice.mask(self._chosen_for(choice))
 
     def read_back(self) -> ReadBack:
         """What is chosen in the plane that is shown, with the user's edits."""
@@ -181,7 +177,8 @@ class DetectionLayer:
         """Make these the boxes of a plane, whatever it had before, and show them."""
         if confidence is not None:
             self._chosen = self._confidence = confidence
-        self._use(BoxStore(detections), index)
+        self._planes.put(detections, index)
+        self._fill()
 
     def extend(
         self, detections: Detections, doubles: npt.NDArray[Any] | None = None, index: Index = ()
@@ -195,19 +192,10 @@ class DetectionLayer:
         """
         if not self.alive:
             return
-        choice = self._choices.get(tuple(index))
-        if choice is None:
-            self.put(detections, index)
-            return
         if not self._shown.busy:
             self._take_over()
-        choice.store.extend(detections)
-        if doubles is not None and len(doubles):
-            (x1, y1), (x2, y2) = doubles[:, :2].min(axis=0) - 1, doubles[:, 2:].max(axis=0) + 1
-            near = choice.near((float(x1), float(y1), float(x2), float(y2)))
-            choice.store.drop(rows_at(choice.store, near, doubles))
-        if choice is self._choice:
-            self._soon()
+        self._planes.extend(detections, doubles, index)
+        self._soon()
 
     def settle(self, detections: Detections, index: Index = ()) -> None:
         """Make these the model's boxes of a plane; what the user did to the earlier ones stays.
@@ -216,16 +204,17 @@ class DetectionLayer:
         """
         if self.alive:
             self._take_over(anyway=True)
-            old = self._choices.get(tuple(index))
-            self._use(settled(None if old is None else old.store, detections), index)
+            self._planes.settle(detections, index)
+            self._fill()
 
-    def _use(self, store: BoxStore, index: Index) -> None:
-        old = self._choices.get(tuple(index))
-        if old is not None:
-            old.close()
-        self._choices[tuple(index)] = BoxChoice(store)
+    def _fill(self) -> None:
+        """Draw from the beginning: the boxes are others."""
         self._shown.store = None
-        self._draw()
+        store = self.store
+        if store is not None and len(store) > FROM:
+            self._soon()  # to take so many and to draw them are two turns
+        else:
+            self._draw()
 
     def take_colours(self, colours: Sequence[str] | None, names: Sequence[str]) -> None:
         """Use these from the next `put` on; another model has others."""
@@ -244,9 +233,9 @@ class DetectionLayer:
 
     def set_text(self, shown: bool) -> None:
         """Label boxes with class and confidence, wherever few are in view."""
-        if self.alive and shown != self._text:
+        if self.alive and shown != self._drawing.text:
             self._take_over()
-            self._text = shown
+            self._drawing.text = shown
             self._draw()
 
     def select(self, place: int) -> None:
@@ -256,7 +245,7 @@ class DetectionLayer:
         if not self.alive or row is None:
             return
         if row not in self._shown.rows:
-            self._pinned = row
+            self._drawing.pinned = row
             self._draw()
         self._shown.select(row)
 
@@ -271,7 +260,7 @@ class DetectionLayer:
             return
         self._take_over()
         store.decide(np.asarray(status), states, np.asarray(labels), names)
-        self._edited |= bool(store.reviewed.any())
+        self._hand.edited |= bool(store.reviewed.any())
         self._draw()
 
     def remove(self) -> None:
@@ -279,45 +268,15 @@ class DetectionLayer:
         if self.alive:
             self.viewer.layers.remove(self.layer)
 
-    def _chosen_for(self, store: BoxStore) -> Chosen:
-        return self._chosen if store.fits(self._chosen) else self._confidence
+    def _chosen_for(self, choice: BoxChoice | None) -> Chosen:
+        fits = choice is None or choice.store.fits(self._chosen)
+        return self._chosen if fits else self._confidence
 
     def _draw(self) -> None:
         """Put what is to be seen into the layer."""
-        choice, view = self._choice, view_of(self.layer, self.viewer)
-        index = plane_of(self.layer, self.viewer)
-        if choice is None:
-            self._shown.put(None, np.empty(0, np.int64), view, index)
-            self.told.emit("Nothing was run on this plane.")
-            return
-        rows, near, total = self._to_show(choice, view)
-        labelled = self._text and near <= _FEW
-        if not labelled:
-            self._shown.look.unlabel(self.layer)
-        self._shown.put(choice.store, rows, view, index)
-        if labelled:
-            self._shown.look.label(self.layer, choice.store, rows)
-        if len(rows) < near:
-            self.told.emit(f"{len(rows):,} of {total:,} shown; zoom in to see all.")
-        else:
-            self.told.emit("")
-
-    def _to_show(self, choice: BoxChoice, view: View | None) -> InView:
-        most, chosen = detection_shapes.most(), self._chosen_for(choice.store)
-        mask, total = choice.mask(chosen), choice.total(chosen)
-        inside = choice.inside(view, chosen)
-        if not self._text and total <= most:
-            return InView(np.flatnonzero(mask), len(inside), total)
-        pinned = self._pinned_rows(choice.store)
-        rows = choice.surest(inside, pinned[mask[pinned]], most)
-        return InView(rows, len(inside), total)
-
-    def _pinned_rows(self, store: BoxStore) -> Rows:
-        """Rows that stay in the layer wherever the view is: what is selected."""
-        rows = self._shown.selected_rows() if self._shown.store is store else []
-        if self._pinned is not None and self._pinned < len(store):
-            rows = [*rows, self._pinned]
-        return np.unique(np.array(rows, np.int64))
+        if self.alive:
+            choice = self._planes.current
+            self.told.emit(self._drawing.draw(choice, self._chosen_for(choice)))
 
     # --- what happens meanwhile -------------------------------------------------------------------
 
@@ -327,13 +286,11 @@ class DetectionLayer:
             (camera.zoom, self._soon),
             (camera.center, self._soon),
             (self.viewer.dims.events.point, self._soon),
-            (self.layer.events.data, self._data_changed),
-            (self.layer.events.features, self._features_changed),
             (layers.removed, self._removed),
-            (self.layer.selected_data.events.items_changed, self._selection_changed),
         ]
         for emitter, method in heard:
             (emitter.connect if on else emitter.disconnect)(method)
+        self._hand.listen(on)
 
     def _soon(self, event: Any = None) -> None:
         if not self._timer.isActive():
@@ -347,52 +304,25 @@ class DetectionLayer:
             self._timer.start()  # the user is drawing
             return
         self._take_over()
-        if self._shows_all():
-            self._shown.fit_width(view_of(self.layer, self.viewer))
-        else:
-            self._draw()
-
-    def _shows_all(self) -> bool:
-        """Whether what is chosen is in the layer, wherever the view is."""
-        choice = self._choice
-        if choice is None or choice.store is not self._shown.store or self._text:
-            return False
-        return self._shown.version == choice.store.version and len(
-            self._shown.rows
-        ) == choice.total(self._chosen_for(choice.store))
-
-    def _data_changed(self, event: Any) -> None:
-        over = event.action in (ActionType.ADDED, ActionType.REMOVED, ActionType.CHANGED)
-        if over and not self._shown.ours:
-            self._edited = self._stirred = True
-            self.changed.emit()
-
-    def _features_changed(self, event: Any = None) -> None:
-        if not self._shown.ours:
-            self._stirred = True
-            self.changed.emit()
+        choice = self._planes.current
+        words = self._drawing.follow(choice, self._chosen_for(choice))
+        if words is not None:
+            self.told.emit(words)
 
     def _take_over(self, anyway: bool = False) -> None:
-        """Keep what the user changed in the layer since it was last filled.
+        if self.alive:
+            self._hand.take_over(anyway)
 
-        `anyway`: look even if the layer told of nothing, as a table may be changed in place.
-        """
-        if (self._stirred or anyway) and not self._shown.ours and self.alive:
-            self._stirred = False
-            self._edited |= self._shown.take_over()
-
-    def _selection_changed(self, added: Any, removed: Any) -> None:
-        row, store = self._shown.selected_row, self._shown.store
-        if not self._shown.ours and row is not None and store is not None:
-            place = store.place_of(row)
-            if place is not None:
-                self.selected.emit(place)
+    def _picked(self, row: int) -> None:
+        place = self._shown.store.place_of(row) if self._shown.store is not None else None
+        if place is not None:
+            self.selected.emit(place)
 
     def _removed(self, event: Any) -> None:
         if event.value is self.layer:
             self._listen(False)
             self._timer.stop()
-            for choice in self._choices.values():
-                choice.close()
+            self._drawing.close()
+            self._planes.close()
             _living.discard(self)
             self.gone.emit()

@@ -36,14 +36,20 @@ class Look:
         self.width = _EDGE * view.pixel
         return True
 
-    def edges(self, store: BoxStore | None, rows: Rows) -> npt.NDArray[np.float32]:
-        """(m, 4) RGBA of the rows' edges."""
-        if store is None or not len(rows):
-            return np.empty((0, 4), np.float32)
+    def palette(self, store: BoxStore) -> npt.NDArray[np.float32]:
+        """(k, 4) RGBA of the classes, from 0 to 1."""
         missing = len(store.names) - len(self.colours)
         if missing > 0:  # classes that the user named
             self.colours += class_colours(len(store.names))[-missing:]
-        return np.asarray(transform_color(self.colours), np.float32)[store.labels[rows]]
+        return np.asarray(transform_color(self.colours), np.float32)
+
+    def edges(self, store: BoxStore | None, rows: Rows, fade: float) -> npt.NDArray[np.float32]:
+        """(m, 4) RGBA of the rows' edges; `fade` from 0 to 1 for all but the user's."""
+        if store is None or not len(rows):
+            return np.empty((0, 4), np.float32)
+        colours = self.palette(store)[store.labels[rows]]
+        colours[~store.touched[rows], 3] *= 1 - fade
+        return colours
 
     def set_width(self, layer: Shapes) -> None:
         """Give the layer's edges the width, and those that the user will draw."""
@@ -64,7 +70,7 @@ class Look:
 
     def label(self, layer: Shapes, store: BoxStore, rows: Rows) -> None:
         """Write class and confidence at the boxes, which are these rows."""
-        colours = self.edges(store, rows)
+        colours = self.edges(store, rows, 0.0)
         text: dict[str, Any] = {"string": _TEXT, "size": 9, "anchor": "upper_left"}
         if len(colours):
             text["color"] = {"array": colours, "default": "gray"}

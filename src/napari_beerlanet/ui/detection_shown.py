@@ -18,6 +18,7 @@ from napari_beerlanet.ui.detection_view import View
 from napari_beerlanet.ui.layers import mark, put_above, spatial
 
 ROLE = "detections"
+_SAME_FADE = 0.02  # that nobody sees
 _NO_BOXES = np.empty((0, 4), np.float32)
 
 
@@ -48,7 +49,7 @@ class Shown:
         self.layer, self.look = layer, look
         self.store: BoxStore | None = None
         self.rows: Rows = np.empty(0, np.int64)
-        self.version, self.ours = -1, False
+        self.version, self.fade, self.ours = -1, 0.0, False
         self._put = _NO_BOXES
 
     @contextmanager
@@ -60,10 +61,22 @@ class Shown:
         finally:
             self.ours = before
 
+    def holds(self, store: BoxStore, rows: Rows | None = None, fade: float = 0.0) -> bool:
+        """Whether the layer is filled from the store as it is now, and just with these rows."""
+        filled = store is self.store and store.version == self.version
+        if not filled or rows is None:
+            return filled
+        return abs(fade - self.fade) < _SAME_FADE and np.array_equal(rows, self.rows)
+
     def put(
-        self, store: BoxStore | None, rows: Rows, view: View | None, index: tuple[int, ...]
+        self,
+        store: BoxStore | None,
+        rows: Rows,
+        view: View | None,
+        index: tuple[int, ...],
+        fade: float = 0.0,
     ) -> None:
-        """Make these rows the layer's boxes; what was selected stays so."""
+        """Make these rows the layer's boxes, faded from 0 to 1; what was selected stays so."""
         selected = self.selected_rows() if store is self.store else []
         self.look.see(view)
         boxes = store.xyxy[rows] if store is not None else _NO_BOXES
@@ -71,14 +84,14 @@ class Shown:
             detection_shapes.put(
                 self.layer,
                 detection_shapes.corners_of(boxes, index),
-                self.look.edges(store, rows),
+                self.look.edges(store, rows, fade),
                 self.look.width,
                 store.features(rows) if store is not None else {},
             )
             if store is not self.store:
                 self.look.set_defaults(self.layer, store)
             self.store, self.rows, self._put = store, rows, boxes.copy()
-            self.version = -1 if store is None else store.version
+            self.version, self.fade = -1 if store is None else store.version, fade
             if selected:
                 self.layer.selected_data = set(np.flatnonzero(np.isin(rows, selected)).tolist())
 
