@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .boxes import Detections
+from .sorting import stable_order
 
 Rows = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -72,6 +73,7 @@ class Review:
         self.labels = self.found.labels.copy()
         self._done: list[_Step] = []
         self._undone: list[_Step] = []
+        self._orders: dict[tuple[str, int], Rows] = {}
 
     def __len__(self) -> int:
         return len(self.found)
@@ -216,28 +218,41 @@ class Review:
         of their class first. "position": line by line, as one reads. "shuffled": an unbiased
         sample.
         """
-        rows = np.flatnonzero(mask).astype(np.int64)
-        if order == "shuffled":
-            place = np.random.default_rng(seed).permutation(len(self))
-            return rows[np.argsort(place[rows])]
-        keys = {
-            "confidence": lambda: -self.found.scores,
-            "least confident": lambda: self.found.scores,
-            "uncertain": lambda: np.abs(self.found.scores - threshold),
-            "unusual": lambda: -self.unusual(),
-            "position": self._reading_order,
-        }
-        if order not in keys:
+        if order not in ORDERS:
             raise ValueError(f"The order is one of {', '.join(ORDERS)}, not {order!r}.")
-        return rows[np.argsort(keys[order]()[rows], kind="stable")]
+        if order == "confidence":
+            return np.flatnonzero(mask).astype(np.int64)
+        if order == "uncertain":
+            rows = np.flatnonzero(mask).astype(np.int64)
+            return rows[stable_order(np.abs(self.found.scores[rows] - np.float32(threshold)))]
+        everything = self._order_of_all(order, seed)
+        return everything[mask[everything]]
 
-    def _reading_order(self) -> npt.NDArray[np.float64]:
-        """A key by lines as high as two objects, and from left to right within them."""
+    def prepare(self) -> None:
+        """Find the orders that take long; they are kept. May run beside everything else."""
+        for order in ("position", "unusual"):
+            self._order_of_all(order)
+
+    def _order_of_all(self, order: str, seed: int = 0) -> Rows:
+        """(n,) all rows in an order; kept, as the detections stay what they are."""
+        if (order, seed) not in self._orders:
+            make: dict[str, Callable[[], Rows]] = {
+                "least confident": lambda: stable_order(self.found.scores),
+                "unusual": lambda: stable_order(-self.unusual()),
+                "position": self._reading_order,
+                "shuffled": lambda: np.argsort(np.random.default_rng(seed).permutation(len(self))),
+            }
+            self._orders[order, seed] = make[order]()
+        return self._orders[order, seed]
+
+    def _reading_order(self) -> Rows:
+        """By lines as high as two objects, and from left to right within them."""
         if not len(self):
-            return np.empty(0)
+            return np.empty(0, np.int64)
         height = 2 * max(float(np.median(self.column("height"))), 1e-6)
-        width = float(self.found.xyxy[:, 2].max()) + 1
-        return np.asarray(np.floor(self.column("y") / height) * width + self.column("x"))
+        across = stable_order(self.column("x"))
+        line = np.floor(self.column("y") / height).astype(np.int32)
+        return across[stable_order(line[across])]
 
     def unusual(self) -> npt.NDArray[np.float64]:
         """(n,) how far mean densities are from their class's median, in typical spreads."""

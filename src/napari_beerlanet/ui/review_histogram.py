@@ -111,7 +111,8 @@ class ReviewHistogram(QWidget):
         self._extent = (0.0, 1.0) if name == "confidence" else (low, high)
         edges = np.linspace(*self._extent, _BINS + 1)
         for label, title in enumerate(review.names):
-            counts, _ = np.histogram(values[finite & (review.labels == label)], edges)
+            mine = values[finite & (review.labels == label)]
+            counts, _ = np.histogram(mine, _BINS, range=self._extent)  # faster than with edges
             if counts.any():
                 self._draw(edges, counts, title, label)
         self._set_region(self.range_of(name) or self._extent)

@@ -15,6 +15,7 @@ from qtpy.QtGui import QColor
 from qtpy.QtWidgets import QAbstractItemView, QHeaderView, QTableView
 
 from napari_beerlanet.core.reviewing import ACCEPTED, REJECTED, STATES, Review
+from napari_beerlanet.core.sorting import stable_order
 
 Rows = npt.NDArray[np.int64]
 
@@ -87,11 +88,24 @@ class ReviewModel(QAbstractTableModel):
 
     def sorted_by(self, rows: Rows, column: int, descending: bool) -> Rows:
         """Rows by the values of a column; equal ones keep their order."""
-        values = self.values(self.names[column])[rows]
-        if values.dtype.kind == "O":
-            values = np.unique(values.astype(str), return_inverse=True)[1]
-        values = np.nan_to_num(values.astype(np.float64), nan=-np.inf)
-        return rows[np.argsort(-values if descending else values, kind="stable")]
+        values = self._sortable(self.names[column])[rows]
+        return rows[stable_order(-values if descending else values)]
+
+    def _sortable(self, name: str) -> npt.NDArray[Any]:
+        """(n,) numbers in the order of a column's values, what is missing before all others."""
+        words: dict[str, tuple[Any, npt.NDArray[Any]]] = {
+            "class": (self.review.names, self.review.labels),
+            "status": (STATES, self.review.status),
+        }
+        if name in words:
+            known, place = words[name]
+            return np.unique(np.array(known), return_inverse=True)[1].astype(np.int16)[place]
+        values = self.values(name)
+        if values.dtype.kind not in "iuf":
+            return np.unique(values.astype(str), return_inverse=True)[1].astype(np.int32)
+        if values.dtype.kind == "f":
+            return np.where(np.isnan(values), -np.inf, values)
+        return values.astype(np.int64)
 
 
 class ReviewTable(QTableView):

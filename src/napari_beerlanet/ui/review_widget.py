@@ -25,6 +25,7 @@ from napari_beerlanet.ui.runbar import RunBar
 from napari_beerlanet.ui.session import session
 
 _EMPTY = "Find cells first (Plugins › Find cells); what was found is then reviewed here."
+_MANY = 50_000  # detections whose orders take long to find
 
 
 class ReviewWidget(ReviewActions):
@@ -35,6 +36,7 @@ class ReviewWidget(ReviewActions):
         self.subset: Rows | None = None
         self.in_scope: npt.NDArray[np.bool_] | None = None  # what passes the filter, in any state
         self.keeper = ReviewKeeper(self)
+        self._preparing = self.task()
         self._build()
         self.bind_keys(lambda: self.against.panel.ask_to_mend())
         session(self.viewer).detected.connect(self._look_for_targets)
@@ -129,7 +131,9 @@ class ReviewWidget(ReviewActions):
         if self.target is None:
             self.pictures.use(None, None)
             return
-        self.review = Review(self.target.found)
+        self.review = review = Review(self.target.found)
+        if len(review) > _MANY:
+            self._preparing.start(lambda report: review.prepare())
         self.table.use(ReviewModel(self.review, self.table))
         self.pictures.use(self.review, self.target.looks())
         self.histogram.use(self.review, self.target.colours)
