@@ -97,20 +97,23 @@ class Detector:
 
     def decompose(self, rgb: Any, report: Report | None = None) -> Decomposition:
         """The image's stains as the network sees them: K steps from the learned start."""
+        return decompose(rgb, report=report, **self.stain_settings)
+
+    @property
+    def stain_settings(self) -> dict[str, Any]:
+        """How the network takes stains apart, as arguments of `decompose`."""
         stain = self.network.stain
         with torch.no_grad():
             S, lam, gamma = (p.double().cpu() for p in (stain.spectra, stain.lam, stain.gamma))
-        return decompose(
-            rgb,
-            iterations=stain.iterations,
-            spectra=S.numpy(),
-            lam=float(lam),
-            gamma=float(gamma),
-            domain=stain.domain,
-            unit_spectra=stain.unit_spectra,
-            reference_pixels=stain.reference_pixels,
-            report=report,
-        )
+        return {
+            "iterations": stain.iterations,
+            "spectra": S.numpy(),
+            "lam": float(lam),
+            "gamma": float(gamma),
+            "domain": stain.domain,
+            "unit_spectra": stain.unit_spectra,
+            "reference_pixels": stain.reference_pixels,
+        }
 
     def to(self, device: torch.device | str) -> Detector:
         """The same model on another device."""

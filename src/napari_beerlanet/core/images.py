@@ -103,7 +103,7 @@ def within_range(pixels: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Floats as the solver takes them: a part that the fit did not see may hold anything."""
     if pixels.dtype.kind != "f":
         return pixels
-    return np.clip(np.nan_to_num(pixels, nan=1.0), 0, 1)
+    return np.asarray(np.clip(np.nan_to_num(pixels, nan=1.0), 0, 1))
 
 
 def to_bytes(pixels: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:

@@ -68,11 +68,18 @@ def _check(level: Any) -> None:
 
 def read(level: Any, part: Part) -> npt.NDArray[Any]:
     """(h, w, 3 or 4) of a part of a level, in memory, by this thread."""
-    pixels = level[part.top : part.bottom, part.left : part.right]
-    if hasattr(pixels, "compute"):
-        # Not dask's own threads: the caller has as many already, and knows what is under way.
-        pixels = pixels.compute(scheduler="synchronous")
-    array = np.asarray(pixels)
+    try:
+        pixels = level[part.top : part.bottom, part.left : part.right]
+        if hasattr(pixels, "compute"):
+            # Not dask's own threads: the caller has as many already, and knows what is under way.
+            pixels = pixels.compute(scheduler="synchronous")
+        array = np.asarray(pixels)
+    except (ImageError, MemoryError):
+        raise
+    except Exception as error:
+        detail = " ".join(str(error).split()).rstrip(".")[:120] or type(error).__name__
+        place = f"rows {part.top}–{part.bottom - 1}, columns {part.left}–{part.right - 1}"
+        raise ImageError(f"The image cannot be read at {place}: {detail}.") from error
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 

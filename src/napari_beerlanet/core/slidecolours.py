@@ -25,6 +25,7 @@ from .tissue import Kind, Tissue, find_tissue
 _SIDE = 512  # pixels of a sampled tile's side
 _IN_MEMORY = 1 << 24  # pixels of 16 bit or floats that are solved at once
 _THUMBNAIL = 1024
+_GLASS = 6  # every so many-th sampled tile is of glass, which shows the light, if that counts
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,8 @@ def count_slide(
         tell(report, 0, 100, "looking for tissue")
         tissue = find_tissue(levels)
         report = within(report, 0.05, 1.0)
-    way = _Way(levels, chosen, sample, seed, tissue, _kept(chosen, tissue, leave_out))
+    kept = _kept(chosen, tissue, leave_out)
+    way = _Way(levels, chosen, sample, seed, tissue, kept, "glass" not in leave_out)
     if np.dtype(chosen.dtype) != np.uint8 or not enough_blocks(chosen.shape):
         return way.in_memory(report)
     return way.streamed(order, threads, report)
@@ -91,6 +93,7 @@ class _Way:
     seed: int
     tissue: Tissue | None
     kept: Kept | None
+    glass: bool = True
 
     def streamed(
         self, order: Sequence[int] | None, threads: int | None, report: Report | None
@@ -151,7 +154,7 @@ class _Way:
         return Mosaic(self.level, corners, step if whole else 0, holes)
 
     def _sampled(self, count: int) -> list[Part]:
-        """So many tiles at random places, of tissue where that is known."""
+        """So many tiles at random places, most of them of tissue where that is known."""
         height, width = (int(n) for n in self.level.shape[:2])
         high, wide = min(_SIDE, height), min(_SIDE, width)
         tiles = [
@@ -159,12 +162,19 @@ class _Way:
             for y in range(0, height - high + 1, high)
             for x in range(0, width - wide + 1, wide)
         ]
-        if self.tissue is not None:
-            here = replace(self.tissue, shape=(height, width))
-            tiles = [tile for tile in tiles if here.has_tissue(tile)] or tiles
-        count = min(max(int(count), 1), len(tiles))
-        pick = np.random.default_rng(self.seed).choice(len(tiles), count, replace=False)
-        return [tiles[k] for k in np.sort(pick)]
+        count, rng = max(int(count), 1), np.random.default_rng(self.seed)
+        if self.tissue is None:
+            return _some_of(tiles, count, rng)
+        here = replace(self.tissue, shape=(height, width))
+        stained = [tile for tile in tiles if here.has_tissue(tile)]
+        rest = [tile for tile in tiles if not here.has_tissue(tile)] if self.glass else []
+        shown = _some_of(rest, count // _GLASS, rng) if stained else []
+        return _some_of(stained or tiles, count - len(shown), rng) + shown
+
+
+def _some_of(tiles: list[Part], count: int, rng: np.random.Generator) -> list[Part]:
+    pick = rng.choice(len(tiles), min(count, len(tiles)), replace=False) if tiles else []
+    return [tiles[k] for k in np.sort(pick)]
 
 
 def _kept(level: Any, tissue: Tissue | None, leave_out: Collection[Kind]) -> Kept | None:

@@ -7,7 +7,7 @@ an image that fits into memory has the same detections either way.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,7 +28,7 @@ from .progress import Report, tell, within
 from .runner import Found, lacks_memory
 from .sizes import Choice
 from .stainfit import Remembered, fit_palette
-from .tilelog import TileLog, arrays_of, fit_of
+from .tilelog import TileLog, arrays_of, changed_since, fit_of
 from .tilequeue import Focus, centres_of, neighbourhood, take_next
 from .tiling import Plan, Tile
 from .tissue import Tissue, find_tissue
@@ -74,7 +74,8 @@ class SlideDetection:
 
         `data`: a lazy image or its pyramid. `palette`: the slide's colours where they have been
         counted. `results`: the file to write to as it goes and to go on from, for which `source`
-        says which file the slide is of (see `stamps.stamp`).
+        says which file the slide is of (see `stamps.stamp`). If there is a file of another run,
+        it is begun anew, and `changed` says what is another, in words.
         """
         self.model, self.levels, self.iou = model, as_levels(data), float(iou)
         self.pixels: Any = LazyPixels(self.levels)
@@ -90,12 +91,31 @@ class SlideDetection:
             "shape": list(self.pixels.shape),
             **asked,
         }
-        self._log = None if results is None else TileLog.resume(results, self._identity)
+        self.changed: list[str] = []
+        self._log = None if results is None else self._earlier(results)
         self._run = self._prepared(object_size, tile, palette)
         if self._log is None:
             self._log = self._new_log(results)
         # What is not doubled so far, of each tile; exact only at the end.
         self._alive = {number: np.ones(len(f), bool) for number, f in self._log.tiles.items()}
+
+    @property
+    def resumed(self) -> int:
+        """How many tiles are done; asked before `steps`, how many an earlier run had done."""
+        assert self._log is not None
+        return len(self._log.tiles)
+
+    def done_of(self, tiles: Iterable[int]) -> int:
+        """How many of these tiles are done."""
+        assert self._log is not None
+        return sum(k in self._log.tiles for k in tiles)
+
+    def _earlier(self, results: Path) -> TileLog | None:
+        """The file to go on with; `changed` says in what another one that is there differs."""
+        log = TileLog.resume(results, self._identity)
+        if log is None:
+            self.changed = changed_since(results, self._identity)
+        return log
 
     @property
     def plan(self) -> Plan:
@@ -206,6 +226,8 @@ class SlideDetection:
         header = {
             "identity": self._identity,
             "choice": [choice.scale, choice.how],
+            "name": self.model.info.get("name", ""),
+            "wanted": len(self.tiles),
             "notes": self._run.notes,
         }
         arrays = arrays_of(self._run.whole_fit)

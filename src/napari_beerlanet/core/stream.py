@@ -75,7 +75,7 @@ def decompose_slide(
         Which level's colours are counted; 0 is the finest.
     sample
         So many tiles of 512 × 512 pixels at random places, by `seed`, instead of the whole level:
-        for a preview. They are of tissue, where there is any.
+        for a preview. Most are of tissue, where there is any, some of glass unless it is left out.
     leave_out
         Kinds of what is no tissue that the fit shall not see: "glass", "pen", "border".
     tissue

@@ -33,6 +33,16 @@ _FRAME = struct.Struct("<4sIQI")  # what, tile, bytes, checksum
 _TILE, _ARRAYS = b"TILE", b"FITS"
 _ROW = np.dtype([("xyxy", "<f4", 4), ("label", "<i4"), ("score", "<f4")])
 
+_WORDS = {
+    "model": "the model",
+    "source": "the image's file",
+    "shape": "the image's size",
+    "object_size": "the size of cells",
+    "tile": "the size of tiles",
+    "pixel_size": "the pixel size",
+    "iou": "the overlap",
+}
+
 Arrays = dict[str, npt.NDArray[Any]]
 
 
@@ -85,6 +95,19 @@ class TileLog:
         log._file.seek(end)
         return log
 
+    @staticmethod
+    def peek(path: Path) -> tuple[dict[str, Any], int] | None:
+        """The header of a file and how many tiles are in it, None where there is no such file."""
+        try:
+            content = path.read_bytes()
+        except OSError:
+            return None
+        header = _header(content)
+        if header is None:
+            return None
+        records = _records(content, content.index(b"\n") + 1)
+        return header, len({tile for what, tile, _, _ in records if what == _TILE})
+
     def add(self, tile: int, found: Found) -> None:
         """Write what is in a tile; when this returns, a kill does not lose it."""
         self.tiles[tile] = found
@@ -101,6 +124,16 @@ class TileLog:
             os.fsync(self._file.fileno())
             self._file.close()
             self._file = None
+
+
+def changed_since(path: Path, identity: Mapping[str, Any]) -> list[str]:
+    """In what the run that a file is of differs from one of this identity, in words."""
+    before = TileLog.peek(path)
+    was = before[0].get("identity") if before else None
+    if not isinstance(was, dict):
+        return []
+    now = json.loads(json.dumps(identity))
+    return [word for key, word in _WORDS.items() if was.get(key) != now.get(key)]
 
 
 def log_path(source: Path) -> Path:

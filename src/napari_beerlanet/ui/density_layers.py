@@ -68,6 +68,7 @@ class DensityLayers:
         self._notice_removed(anew)
         self._waiting.clear()
         d, limits = fitted.decomposition, (0.0, fitted.limit)
+        fading: dict[int, Data | None] = {}
         with self._quietly():
             for i in list(self._ours):
                 if i < len(d.active) and not self._ours[i].takes(data[i]):
@@ -76,16 +77,26 @@ class DensityLayers:
                     name = component_name(i, d.share[i])
                     self._ours[i].follow(data[i], name, d.colours[i], limits, self._viewer)
                 else:
-                    empty = data[i] if i < len(d.active) else None
-                    self._ours[i].fade(empty, component_name(i, 0.0, False))
-        self._line_up(fitted, data, limits)
+                    fading[i] = data[i] if i < len(d.active) else None
+        self._line_up(fitted, data, limits, set(fading))
+        if self._waiting:  # until what comes in their place is there, or the image would flash up
+            self._waiting.append(lambda: self._fade(fading))
+        else:
+            self._fade(fading)
         forget_unused(self._viewer)
         self._tidy.start()
 
-    def _line_up(self, fitted: Fitted, data: list[Data], limits: Limits) -> None:
+    def _fade(self, empty: dict[int, Data | None]) -> None:
+        """Hide layers of components that are no longer."""
+        with self._quietly():
+            for i, data in empty.items():
+                if i in self._ours:
+                    self._ours[i].fade(data, component_name(i, 0.0, False))
+
+    def _line_up(self, fitted: Fitted, data: list[Data], limits: Limits, fading: set[int]) -> None:
         """Have the missing layers added, the largest share first, and that one visible."""
         d = fitted.decomposition
-        some = bool(self.shown)
+        some = bool(self.shown - fading)
         self._largest = int(d.share.argmax())
         for i in sorted(range(len(d.active)), key=lambda i: -d.share[i]):
             if d.active[i] and i not in self._ours and i not in self._unwanted:

@@ -96,6 +96,8 @@ class DetectForm(QWidget):
         layout.addWidget(self.size_note)
         layout.addWidget(self.labels)
         layout.addWidget(self.densities)
+        layout.addWidget(self.skip_glass)
+        layout.addWidget(self.slide_note)
         layout.addWidget(self.more)
 
     def _make_controls(self) -> None:
@@ -120,6 +122,12 @@ class DetectForm(QWidget):
         self.densities.setToolTip(
             "Add one layer for each stain as this model sees it, from the spectra it has learned."
         )
+        self.skip_glass = QCheckBox("Skip glass")
+        self.skip_glass.setChecked(True)
+        self.skip_glass.setToolTip("Look only at tiles of the slide with something on them.")
+        self.slide_note = hint()
+        self.set_slide(False)
+        self.say_slide("")
         self.device = _combo(
             ["Automatic"], "Where the model runs. Automatic takes a graphics card if there is one."
         )
@@ -177,6 +185,15 @@ class DetectForm(QWidget):
         self.size_auto.setChecked(False)
         self.size.setValue(pixels)
         self.say_size(f"Taken from your box: {pixels:.0f} pixels.")
+
+    def set_slide(self, is_slide: bool) -> None:
+        """Show what only slides need."""
+        self.skip_glass.setVisible(is_slide)
+
+    def say_slide(self, text: str) -> None:
+        """What was done of the slide before."""
+        self.slide_note.setText(text)
+        self.slide_note.setVisible(bool(text))
 
     def say_size(self, text: str) -> None:
         """What size was used, and why."""

@@ -62,6 +62,31 @@ class ResultPart(QObject):
         shower.set_text(labels)
         self.count()
 
+    def growing(self, source: Image, shower: DetectionLayer) -> None:
+        """Boxes of a slide came into its layer."""
+        self._session.shown[source] = shower
+        if self.source is source:
+            self._hear(shower)
+            self._later()
+
+    def settle(self, source: Image, result: Result, shower: DetectionLayer | None) -> None:
+        """A slide's search is done; its layer, if it is still there, has all boxes."""
+        if result.stains is not None:
+            self._put_stains(source, *result.stains)
+        if shower is not None and shower.alive:
+            self._session.put_result(source, result.detections, shower)
+            if self.source is source:
+                self._hear(shower)
+                self.count()
+
+    def keep(self, shower: DetectionLayer | None) -> None:
+        """A slide's search was stopped: what is in its layer is its result so far."""
+        found = shower.found if shower is not None and shower.alive else None
+        for source in [s for s, made in self._session.shown.items() if made is shower]:
+            if found is not None:
+                self._session.put_result(source, found, shower)
+        self.count()
+
     def _put_stains(self, source: Image, fitted: Fitted, data: list[Data]) -> None:
         """Add the stains' layers, hidden: they would lie over the image that has the boxes."""
         from napari_beerlanet.ui.density_layers import DensityLayers

@@ -25,6 +25,9 @@ from napari_beerlanet.ui.panel import Panel
 from napari_beerlanet.ui.planes import current_plane, pixel_size
 from napari_beerlanet.ui.runbar import RunBar
 from napari_beerlanet.ui.session import session
+from napari_beerlanet.ui.slide_results import Earlier, SlideResults, earlier
+from napari_beerlanet.ui.slide_shower import SlideSearch
+from napari_beerlanet.ui.tasks import Outcome
 
 _SOON = 15  # milliseconds: movements of the slider within this are one
 
@@ -35,8 +38,10 @@ class DetectWidget(Panel):
     def __init__(self, napari_viewer: Any) -> None:
         super().__init__(napari_viewer)
         self.session = session(self.viewer)
-        self.work = self.task()
+        self.work, self.looking = self.task(), self.task()
         self._build()
+        self.slide = SlideSearch(self.viewer, self.session, self.work, self)
+        self.kept = SlideResults()
         self.ruler = CellRuler(self.viewer, self)
         self._soon = QTimer(self)
         self._soon.setSingleShot(True)
@@ -76,13 +81,15 @@ class DetectWidget(Panel):
         self.model.ready.connect(self._update_run)
         self.run.clicked.connect(lambda *_: self.find())
         self.work.started.connect(self._update_run)
-        self.work.ended.connect(lambda *_: self._update_run())
+        self.work.ended.connect(self._ended)
         self.form.confidence_changed.connect(lambda *_: self._soon.start())
         self._soon.timeout.connect(lambda: self.result.show(self.form.confidence.value))
         self.form.labels_changed.connect(self.result.set_labels)
         self.form.draw_asked.connect(self._draw)
         self.ruler.measured.connect(self.form.take_size)
         self.ruler.ended.connect(lambda: self.form.draw.setChecked(False))
+        self.slide.shown.connect(self.result.growing)
+        self.slide.said.connect(self._slide_said)
         self.shortcut("Ctrl+Shift+F", self.find)
         self._names = Renames(self, self._layers_changed)
 
@@ -97,11 +104,37 @@ class DetectWidget(Panel):
         self.empty.setVisible(not there)
         self.rest.setVisible(there)
         self.result.follow(self.image.layer)
+        self._look_for_earlier()
         self._update_run()
+
+    def _look_for_earlier(self) -> None:
+        """Whether the slide was searched before, and how far."""
+        layer = self.image.layer
+        plane = None if layer is None else current_plane(layer, self.viewer)
+        slide = plane is not None and plane.is_slide
+        self.form.set_slide(slide)
+        if self.work.running:
+            return
+        self._offer(None)
+        if slide and layer is not None and plane is not None:
+            kept = self.kept.of(layer, plane)
+            self.looking.start(lambda report: earlier(kept), self._offer)
+
+    def _offer(self, before: Earlier | None) -> None:
+        """The button says what pressing it does."""
+        unfinished = before is not None and not before.finished
+        self.run.setText("Go on" if unfinished else "Find cells")
+        self.form.say_slide("" if before is None else _told(before))
 
     def _update_run(self) -> None:
         ready = self.image.layer is not None and bool(self.model.choice.key)
         self.run.setEnabled(ready and not self.work.running)
+
+    def _ended(self, outcome: Outcome) -> None:
+        if outcome is not Outcome.DONE:
+            self.result.keep(self.slide.shower)
+        self._look_for_earlier()
+        self._update_run()
 
     def _draw(self, on: bool) -> None:
         if on and self.image.layer is not None:
@@ -125,10 +158,16 @@ class DetectWidget(Panel):
             return
         self._source = layer
         self.form.say_size("")
-        self.work.start(lambda report: carry_out(order, report), self._done, self._failed)
+        self.form.say_slide("")
+        if order.streamed:
+            look = self.form.confidence.value, self.form.labels.isChecked()
+            self.slide.start(layer, order, *look, self._done, self._failed)
+        else:
+            self.work.start(lambda report: carry_out(order, report), self._done, self._failed)
 
     def _order(self, layer: Image) -> Order:
         plane = current_plane(layer, self.viewer)
+        kept = self.kept.of(layer, plane)
         return Order(
             plane,
             windows(self.form.chosen_where, layer, plane, self.viewer),
@@ -139,6 +178,10 @@ class DetectWidget(Panel):
             self.form.object_size,
             pixel_size(layer),
             self.form.densities.isChecked(),
+            self.form.skip_glass.isChecked(),
+            kept.path,
+            kept.results,
+            kept.source,
         )
 
     def _done(self, result: Result) -> None:
@@ -147,12 +190,24 @@ class DetectWidget(Panel):
         if source is None or source not in self.viewer.layers:
             self.runbar.say("The image was removed meanwhile; nothing was added.")
             return
-        self.result.put(source, result, self.form.confidence.value, self.form.labels.isChecked())
+        if result.order.streamed:
+            self.slide.settle(result)
+            self.result.settle(source, result, self.slide.shower)
+        else:
+            look = self.form.confidence.value, self.form.labels.isChecked()
+            self.result.put(source, result, *look)
         self.runbar.say(summary(result))
         size = result.detections.report.get("object_size")
         if size is not None:
             how = result.detections.report["chosen"]
             self.form.say_size(f"Cells were taken to be {size:.0f} pixels wide: {how}.")
+
+    def _slide_said(self, text: str) -> None:
+        """While it runs, the run bar has no room for a line."""
+        if self.work.running:
+            self.form.say_slide(text)
+        else:
+            self.runbar.say(text)
 
     def _failed(self, error: BaseException) -> None:
         self._source = None
@@ -191,8 +246,21 @@ class DetectWidget(Panel):
         """Leave the layers as they are."""
         self._soon.stop()
         self.ruler.stop()
+        self.slide.close()
+        self.kept.close()
         self.result.close()
         self.model.close_part()
+
+
+def _told(before: Earlier) -> str:
+    """One line on an earlier search."""
+    by = f" by “{before.model}”" if before.model else ""
+    if before.finished:
+        return f"Searched before{by}: with the same settings its boxes are there at once."
+    return (
+        f"{before.done:,} of {before.total:,} tiles were searched before{by}. With the same "
+        "settings it goes on from there."
+    )
 
 
 def summary(result: Result) -> str:

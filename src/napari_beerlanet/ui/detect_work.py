@@ -8,24 +8,25 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from napari_beerlanet.core.boxes import Detections
-from napari_beerlanet.core.images import ImageError
 from napari_beerlanet.core.progress import Report, tell, within
-from napari_beerlanet.ui.planes import Plane, Window
+from napari_beerlanet.ui.planes import LARGE, Plane, Window
 
 if TYPE_CHECKING:
     from napari_beerlanet.ui.density_arrays import Data
     from napari_beerlanet.ui.fitting import Fitted
 
-LARGEST = 300_000_000
-"""Pixels that are read at once."""
-
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """What is to be done. `windows` is None for the whole plane; `model` one that is loaded."""
+    """What is to be done. `windows` is None for the whole plane; `model` one that is loaded.
+
+    Of a slide also: the `path` of its file, the file `results` that is written as it goes, and of
+    which `source` that is; whether to `skip_glass`.
+    """
 
     plane: Plane
     windows: tuple[Window, ...] | None
@@ -36,6 +37,18 @@ class Order:
     object_size: float | Literal["auto"] = "auto"
     pixel_size: tuple[float, float] | None = None
     densities: bool = False
+    skip_glass: bool = True
+    path: Path | None = None
+    results: Path | None = None
+    source: dict[str, Any] | None = None
+
+    @property
+    def streamed(self) -> bool:
+        """Whether it is too much to be read at once."""
+        if self.windows is None:
+            return self.plane.is_slide
+        sides = ((part.stop - part.start for part in window) for window in self.windows)
+        return sum(math.prod(window) for window in sides) > LARGE
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,10 +80,9 @@ def carry_out(order: Order, report: Report) -> Result:
     from napari_beerlanet.ui.detection_mesh import fast
 
     began = time.monotonic()
-    model = _model(order, within(report, 0.0, 0.1) or report)
+    model = model_for(order, within(report, 0.0, 0.1) or report)
     height, width = order.plane.shape
     windows = order.windows or ((slice(0, height), slice(0, width)),)
-    _check_size(order, windows)
     end = 0.85 if order.densities else 0.98
     found = detect_parts(
         model,
@@ -82,15 +94,16 @@ def carry_out(order: Order, report: Report) -> Result:
         pixel_size=order.pixel_size,
         report=within(report, 0.1, end),
     )
-    stains = _stains(model, order, within(report, end, 0.98)) if order.densities else None
+    stains = stains_of(model, order, within(report, end, 0.98)) if order.densities else None
     tell(report, 98, 100, "preparing the layer")
     fast()  # what drawing needs is compiled here, not while the window waits
-    warnings = _warnings(model, order, found)
+    warnings = warnings_of(model, order, found)
     found = replace(found, report=found.report | {"warnings": warnings})
     return Result(order, model, found, warnings, time.monotonic() - began, stains)
 
 
-def _model(order: Order, report: Report) -> Any:
+def model_for(order: Order, report: Report) -> Any:
+    """The order's model on its device."""
     from napari_beerlanet.core.device import pick_device
 
     if order.model is None:
@@ -102,27 +115,25 @@ def _model(order: Order, report: Report) -> Any:
     return order.model.to(wanted)
 
 
-def _stains(model: Any, order: Order, report: Report | None) -> tuple[Fitted, list[Data]]:
+def stains_of(model: Any, order: Order, report: Report | None) -> tuple[Fitted, list[Data]]:
     """What the layers of the learned stains show, worked out lazily where the image is large."""
+    from napari_beerlanet.core.slidecolours import count_slide
     from napari_beerlanet.ui.density_arrays import density_data
     from napari_beerlanet.ui.fitting import Fitted, Settings, Target, shared_limit
 
-    target = Target((order.plane,))
-    decomposition = model.decompose(target.read(order.plane), report)
-    fitted = Fitted(decomposition, Settings(), target, shared_limit(decomposition))
+    target, seen = Target((order.plane,)), None
+    if target.is_slide:
+        seen = count_slide(order.plane.pyramid, report=report)
+        decomposition = seen.fit(**model.stain_settings)
+    else:
+        decomposition = model.decompose(target.read(order.plane), report)
+    limit = shared_limit(decomposition)
+    fitted = Fitted(decomposition, Settings(), target, limit, seen=seen)
     return fitted, density_data(fitted)
 
 
-def _check_size(order: Order, windows: tuple[Window, ...]) -> None:
-    pixels = sum(math.prod(part.stop - part.start for part in window) for window in windows)
-    if pixels > LARGEST:
-        raise ImageError(
-            f"“{order.plane.name}” has {pixels / 1e6:,.0f} million pixels, too many to search at "
-            "once; zoom in and choose the current view, or select shapes."
-        )
-
-
-def _warnings(model: Any, order: Order, found: Detections) -> list[str]:
+def warnings_of(model: Any, order: Order, found: Detections) -> list[str]:
+    """In what the image is unlike those that the model was trained on, in sentences."""
     from napari_beerlanet.core.familiar import unlike_training
 
     candidates = found.candidates if found.candidates is not None else found

@@ -34,6 +34,7 @@ class RunBar(QWidget):
         super().__init__(parent)
         self.task, self.quiet = task, quiet
         self._began = 0.0
+        self._doing, self._since = "", (0.0, 0.0)
         self._build()
         task.started.connect(self._start)
         task.progressed.connect(self._progress)
@@ -77,6 +78,7 @@ class RunBar(QWidget):
 
     def _start(self) -> None:
         self._began = time.monotonic()
+        self._doing, self._since = "", (self._began, 0.0)
         self.bar.setValue(0)
         self.bar.setFormat("starting …")
         self.cancel.setEnabled(True)
@@ -86,7 +88,11 @@ class RunBar(QWidget):
 
     def _progress(self, progress: Progress) -> None:
         self.bar.setValue(round(_STEPS * progress.fraction))
-        left = remaining(time.monotonic() - self._began, progress.fraction)
+        now, doing = time.monotonic(), progress.message.rstrip("0123456789, ").split(" ")[0]
+        if doing != self._doing:  # another kind of work goes at another pace
+            self._doing, self._since = doing, (now, progress.fraction)
+        began, first = self._since
+        left = remaining(now - began, (progress.fraction - first) / max(1 - first, 1e-9))
         eta = f" · {duration(left)} left" if left is not None else ""
         self.bar.setFormat(f"{progress.message or 'working'}{eta}")
 
