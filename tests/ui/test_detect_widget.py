@@ -8,7 +8,6 @@ from qtpy.QtGui import QDropEvent
 from qtpy.QtWidgets import QApplication, QComboBox, QDoubleSpinBox, QPushButton, QSlider
 
 import napari_beerlanet as nb
-from napari_beerlanet.ui import detect_work
 from napari_beerlanet.ui.detect_widget import DetectWidget
 from napari_beerlanet.ui.detection_mesh import fast
 from napari_beerlanet.ui.layers import role
@@ -440,12 +439,6 @@ def test_strange_images_are_warned_of(viewer, model, until, smear):
     panel.find()
     until(lambda: not panel.work.running)
     assert "of full light" in panel.counts.warnings.text()
-
-
-def test_too_large_is_told(panel, find, monkeypatch):
-    monkeypatch.setattr(detect_work, "LARGEST", 1000)
-    find(panel)
-    assert "too many to search at once" in panel.runbar.text
 
 
 # --- the panel itself ----------------------------------------------------------------------------

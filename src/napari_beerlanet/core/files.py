@@ -18,6 +18,7 @@ import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from .images import ImageError, check_rgb
+from .progress import Progress, Report
 from .tiff import PixelSize, is_tiff, read_tiff
 
 # Named one by one, as Pillow also opens formats that run other programs (EPS) or are no images.
@@ -174,6 +175,20 @@ def _ppm_maximum(picture: Image.Image) -> int:
     """The value of white, which Pillow keeps among the arguments of its decoder."""
     arguments = [tile[3] for tile in getattr(picture, "tile", [])]
     return max((a[1] for a in arguments if isinstance(a, tuple) and len(a) == 2), default=255)
+
+
+def still_there(path: Path | None, report: Report) -> Report:
+    """A report that says so where the file that is worked on has vanished.
+
+    What is open may be readable for a while, and missing chunks of a zarr folder read as black.
+    """
+
+    def checked(progress: Progress) -> None:
+        if path is not None and not path.exists():
+            raise FileError(f"{path}: no longer there; what was found so far stays.")
+        report(progress)
+
+    return checked
 
 
 def reason(error: Exception) -> str:

@@ -173,7 +173,9 @@ class _Way:
 
 
 def _some_of(tiles: list[Part], count: int, rng: np.random.Generator) -> list[Part]:
-    pick = rng.choice(len(tiles), min(count, len(tiles)), replace=False) if tiles else []
+    if not tiles:
+        return []
+    pick = rng.choice(len(tiles), min(count, len(tiles)), replace=False)
     return [tiles[k] for k in np.sort(pick)]
 
 

@@ -26,6 +26,7 @@ from napari_beerlanet.ui.panel import Panel
 from napari_beerlanet.ui.patient_runbar import PatientRunBar
 from napari_beerlanet.ui.planes import all_planes, current_plane, pixel_size
 from napari_beerlanet.ui.session import session
+from napari_beerlanet.ui.slide_results import file_of
 from napari_beerlanet.ui.tasks import Outcome
 
 
@@ -149,7 +150,8 @@ class DecomposeWidget(Panel):
     def _target(self, layer: Image) -> Target:
         if layer.ndim > 2 and self.form.one_fit_for_all:
             return Target(tuple(all_planes(layer)))
-        return Target((current_plane(layer, self.viewer),), self.form.slide.choice)
+        plane, choice = current_plane(layer, self.viewer), self.form.slide.choice
+        return Target((plane,), choice, file_of(layer))
 
     def _show(self, fitted: Fitted, data: list[Data]) -> None:
         layer = self.images.layer

@@ -107,7 +107,7 @@ class DetectWidget(Panel):
         self._look_for_earlier()
         self._update_run()
 
-    def _look_for_earlier(self) -> None:
+    def _look_for_earlier(self, say: bool = True) -> None:
         """Whether the slide was searched before, and how far."""
         layer = self.image.layer
         plane = None if layer is None else current_plane(layer, self.viewer)
@@ -118,13 +118,13 @@ class DetectWidget(Panel):
         self._offer(None)
         if slide and layer is not None and plane is not None:
             kept = self.kept.of(layer, plane)
-            self.looking.start(lambda report: earlier(kept), self._offer)
+            self.looking.start(lambda report: earlier(kept), lambda it: self._offer(it, say))
 
-    def _offer(self, before: Earlier | None) -> None:
+    def _offer(self, before: Earlier | None, say: bool = True) -> None:
         """The button says what pressing it does."""
         unfinished = before is not None and not before.finished
         self.run.setText("Go on" if unfinished else "Find cells")
-        self.form.say_slide("" if before is None else _told(before))
+        self.form.say_slide(_told(before) if before is not None and say else "")
 
     def _update_run(self) -> None:
         ready = self.image.layer is not None and bool(self.model.choice.key)
@@ -133,7 +133,7 @@ class DetectWidget(Panel):
     def _ended(self, outcome: Outcome) -> None:
         if outcome is not Outcome.DONE:
             self.result.keep(self.slide.shower)
-        self._look_for_earlier()
+        self._look_for_earlier(say=False)  # the run bar has just said it
         self._update_run()
 
     def _draw(self, on: bool) -> None:
@@ -247,7 +247,6 @@ class DetectWidget(Panel):
         self._soon.stop()
         self.ruler.stop()
         self.slide.close()
-        self.kept.close()
         self.result.close()
         self.model.close_part()
 

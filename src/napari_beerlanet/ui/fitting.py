@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from napari_beerlanet.core.decompose import Decomposition, decompose
+from napari_beerlanet.core.files import still_there
 from napari_beerlanet.core.images import RGBImage, check_rgb
 from napari_beerlanet.core.palette import Palette, palette_of, palette_pays
 from napari_beerlanet.core.progress import Report, tell, within
@@ -76,10 +78,14 @@ class Settings:
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """What is fitted: one plane, or all `planes` of a stack with one fit; of a slide, how."""
+    """What is fitted: one plane, or all `planes` of a stack with one fit.
+
+    Of a slide: how, and the `path` of its file, if it is known.
+    """
 
     planes: tuple[Plane, ...]
     choice: SlideChoice = USUAL_CHOICE
+    path: Path | None = None
 
     @property
     def plane(self) -> Plane:
@@ -194,7 +200,11 @@ class Fitter:
         if seen is None or not fitted.preview or target.choice.sampled:
             return None
         given = target.choice.arguments(sampled=False) | {"tissue": seen.tissue}
-        return lambda report: count_slide(seen.levels, report=report, **given)
+
+        def work(report: Report) -> SlideColours:
+            return count_slide(seen.levels, report=still_there(target.path, report), **given)
+
+        return work
 
     def take(self, target: Target, seen: SlideColours) -> None:
         """From now on fit the slide by these colours."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import uuid
 import weakref
@@ -44,7 +45,7 @@ class SlideResults:
     """Files of tiles for image layers; those of images without a file end with the session."""
 
     def __init__(self) -> None:
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._folder: Path | None = None
         self._tokens: weakref.WeakKeyDictionary[Image, tuple[Sequence[Any], str]]
         self._tokens = weakref.WeakKeyDictionary()
 
@@ -55,8 +56,9 @@ class SlideResults:
         if path is None:
             token = self._token(layer, plane)
             if self._folder is None:
-                self._folder = tempfile.TemporaryDirectory("-beerlanet", ignore_cleanup_errors=True)
-            results = Path(self._folder.name) / f"{token}-{place}{SUFFIX}"
+                self._folder = Path(tempfile.mkdtemp("-beerlanet"))
+                weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+            results = self._folder / f"{token}-{place}{SUFFIX}"
             return Kept(None, results, {"session": token, "index": list(plane.index)})
         named = path.with_name(f"{path.name}-{place}") if place else path
         facts = {k: v for k, v in stamp(path).items() if k != "path"}  # it may move with its folder
@@ -71,12 +73,6 @@ class SlideResults:
             token = uuid.uuid4().hex
             self._tokens[layer] = plane.levels, token
         return token
-
-    def close(self) -> None:
-        """The session is over."""
-        if self._folder is not None:
-            self._folder.cleanup()
-            self._folder = None
 
 
 def file_of(layer: Image) -> Path | None:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -18,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from napari_beerlanet.core.boxes import Detections
-from napari_beerlanet.core.files import FileError
-from napari_beerlanet.core.progress import Progress, Report, tell, within
+from napari_beerlanet.core.files import still_there
+from napari_beerlanet.core.progress import Report, tell, within
 from napari_beerlanet.ui.detect_work import Order, Result, model_for, stains_of, warnings_of
 from napari_beerlanet.ui.planes import LARGE, Window
 
@@ -126,20 +125,6 @@ def _go_through(run: Any, order: Order, feed: Feed, report: Report | None) -> No
 def _tell_tile(feed: Feed, report: Report | None) -> None:
     if feed.done < feed.total:
         tell(report, feed.done, feed.total, f"tile {feed.done + 1:,} of {feed.total:,}")
-
-
-def still_there(path: Path | None, report: Report) -> Report:
-    """A report that says so where the file that is worked on has vanished.
-
-    What is open may be readable for a while, and missing chunks of a zarr folder read as black.
-    """
-
-    def checked(progress: Progress) -> None:
-        if path is not None and not path.exists():
-            raise FileError(f"{path}: no longer there; what was found so far stays.")
-        report(progress)
-
-    return checked
 
 
 def _together(boxes: Sequence[Boxes]) -> Boxes | None:
