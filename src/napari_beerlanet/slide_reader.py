@@ -10,10 +10,16 @@ from typing import Any
 Reader = Callable[[Any], list[tuple[Any, dict[str, Any], str]]]
 
 
+_TIFF = (".tif", ".tiff", ".btf", ".tf8")
+_SMALL = 4_000_000  # pixels of an image without coarser levels that is read at once
+
+
 def get_reader(path: str | os.PathLike[str] | Sequence[str]) -> Reader | None:
     """A function that reads slides, None where napari should ask someone else.
 
-    Decided by the name and the first bytes; a stack or a grey image is left to others.
+    napari asks the user which plugin shall open a .tif, before it asks us, and may be told to
+    remember the answer for all of them. So what is a TIFF and no slide (grey, a stack, channels) is
+    given to napari's own reader here, and "always with this plugin" does no harm.
     """
     from napari_beerlanet.core.files import FileError
     from napari_beerlanet.core.slides import SLIDES, open_slide
@@ -21,13 +27,23 @@ def get_reader(path: str | os.PathLike[str] | Sequence[str]) -> Reader | None:
     paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
     if not paths or any(Path(one).suffix.lower() not in SLIDES for one in paths):
         return None
-    if any(Path(one).suffix.lower() in (".tif", ".tiff", ".btf", ".tf8") for one in paths):
+    if any(Path(one).suffix.lower() in _TIFF for one in paths):
         try:
             for one in paths:
                 open_slide(one).close()
         except FileError:
-            return None  # napari's own reader may show it, or says what is wrong
+            return _napari_reader(path)
     return read_slides
+
+
+def _napari_reader(path: Any) -> Reader | None:
+    """napari's own, which shows the image or says what is wrong."""
+    try:
+        from napari_builtins.io import napari_get_reader
+    except ImportError:
+        return None
+    made: Reader | None = napari_get_reader(path)
+    return made
 
 
 def read_slides(path: Any) -> list[tuple[Any, dict[str, Any], str]]:
@@ -46,4 +62,6 @@ def _layer(slide: Any) -> tuple[Any, dict[str, Any], str]:
         settings |= {"scale": slide.pixel_size, "units": ("um", "um")}
     if len(levels) > 1:
         return levels, {**settings, "multiscale": True}, "image"
-    return levels[0], settings, "image"
+    height, width = levels[0].shape[:2]
+    small = height * width <= _SMALL
+    return levels[0].compute() if small else levels[0], settings, "image"

@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 
 from discs import boxes_of, disc_detector, draw, scattered
-from napari_beerlanet.core import lazypixels, tilelog
+from napari_beerlanet.core import lazypixels, tilelog, tilepath
 from napari_beerlanet.core.boxes import matches
 from napari_beerlanet.core.lazypixels import LazyPixels
 from napari_beerlanet.core.palette import palette_of
 from napari_beerlanet.core.progress import Cancelled
 from napari_beerlanet.core.runner import Found
 from napari_beerlanet.core.slidedetect import SlideDetection, detect_slide
-from napari_beerlanet.core.tilelog import TileLog, log_path
+from napari_beerlanet.core.tilelog import TileLog
+from napari_beerlanet.core.tilepath import log_path
 from napari_beerlanet.core.tissue import GLASS, TISSUE, Tissue
 
 SHAPE = (700, 1000)
@@ -263,7 +264,7 @@ def test_where_tiles_are_kept(tmp_path, monkeypatch):
     monkeypatch.setattr("platformdirs.user_cache_path", lambda name: tmp_path / "cache")
     slide = tmp_path / "a.svs"
     assert log_path(slide) == tmp_path / "a.svs.tiles"
-    monkeypatch.setattr(tilelog.os, "access", lambda *given: False)
+    monkeypatch.setattr(tilepath.os, "access", lambda *given: False)
     cached = log_path(slide)
     assert cached.parent == tmp_path / "cache" / "tiles"
     assert cached != log_path(tmp_path / "b" / "a.svs"), "another slide of that name"

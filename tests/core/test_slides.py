@@ -222,9 +222,28 @@ def test_napari_gets_a_multiscale_layer(image, tmp_path):
     assert layer.data.shapes[0] == (700, 900, 3)
 
 
-def test_napari_asks_others_for_what_is_no_slide(tmp_path):
-    tifffile.imwrite(tmp_path / "grey.tif", np.zeros((64, 64), np.uint8))
-    assert get_reader(str(tmp_path / "grey.tif")) is None
+def test_what_is_no_slide_is_left_to_others(tmp_path):
     assert get_reader("a.png") is None
     assert get_reader([]) is None
     assert get_reader(["a.svs", "b.svs"]) is not None
+
+
+def test_a_tiff_that_is_no_slide_is_opened_as_napari_does(tmp_path):
+    """So that a user may have napari remember this plugin for all .tif."""
+    from napari_builtins.io import napari_get_reader
+
+    stack = np.arange(5 * 64 * 60, dtype=np.uint16).reshape(5, 64, 60)
+    path = str(tmp_path / "stack.tif")
+    tifffile.imwrite(path, stack)
+    ours, its = get_reader(path)(path), napari_get_reader(path)(path)
+    assert [layer[1:] for layer in ours] == [layer[1:] for layer in its]
+    np.testing.assert_array_equal(ours[0][0], stack)
+
+
+def test_a_small_picture_is_read_at_once(image, tmp_path):
+    path = str(tmp_path / "a.tif")
+    tifffile.imwrite(path, image, photometric="rgb", resolution=(20000, 20000), resolutionunit=3)
+    ((pixels, settings, _),) = get_reader(path)(path)
+    np.testing.assert_array_equal(pixels, image)
+    assert isinstance(pixels, np.ndarray)
+    assert settings["scale"] == (0.5, 0.5)

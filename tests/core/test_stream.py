@@ -1,5 +1,8 @@
 """Stains of images that are not in memory: streamed and in memory are the same."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import dask.array as da
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ from napari_beerlanet.core.colourcount import ColourCounter, count_colours
 from napari_beerlanet.core.decompose import decompose
 from napari_beerlanet.core.images import ImageError
 from napari_beerlanet.core.lazy import Part, as_levels, in_threads, parts_of, thumbnail
+from napari_beerlanet.core.lookup import DensityTable
 from napari_beerlanet.core.palette import palette_of
 from napari_beerlanet.core.progress import Cancelled
 from napari_beerlanet.core.stream import decompose_slide
@@ -134,6 +138,20 @@ def test_an_inactive_component_is_zero(image, in_memory):
     assert not found.densities(0, idle).compute().any()
     with pytest.raises(ValueError, match="component must be from 0 to 7"):
         found.densities(0, 8)
+
+
+def test_threads_that_meet_the_same_new_colours_at_once(image, in_memory):
+    """As dask's do when a viewer looks at several blocks."""
+    table, meet = DensityTable(in_memory), threading.Barrier(4)
+
+    def look(_):
+        meet.wait()
+        return table.planes(image)
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(look, range(4)))
+    for planes in found:
+        np.testing.assert_array_equal(planes, in_memory.densities[in_memory.active])
 
 
 def test_only_what_is_looked_at_is_read(image):

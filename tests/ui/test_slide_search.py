@@ -18,7 +18,8 @@ from discs import boxes_of, disc_detector, draw, scattered
 from napari_beerlanet.core import lazypixels
 from napari_beerlanet.core.boxes import matches
 from napari_beerlanet.core.runner import Runner
-from napari_beerlanet.core.tilelog import TileLog, log_path
+from napari_beerlanet.core.tilelog import TileLog
+from napari_beerlanet.core.tilepath import log_path
 from napari_beerlanet.ui.detect_widget import DetectWidget
 from napari_beerlanet.ui.layers import role
 from napari_beerlanet.ui.session import session

@@ -76,6 +76,8 @@ class DensityTable:
             held = (rows < len(codes)) & (len(codes) > 0)
             held[held] = codes[rows[held]] == colours.codes[held]
             new = ~held
+            if not new.any():  # another thread has just taken them up
+                return self._known
             fresh = self.fit.densities_of(colours.colours[new][None])[self.components, 0]
             self._known = (
                 np.concatenate([codes, colours.codes[new]]),

@@ -7,7 +7,6 @@ off by the next run.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
@@ -24,9 +23,6 @@ from .columns import MapChain
 from .files import FileError, atomic_path
 from .runner import Found
 from .stainfit import StainFit
-
-SUFFIX = ".tiles"
-"""What the name of such a file ends in."""
 
 _KIND, _VERSION = "napari-beerlanet tiles", 1
 _FRAME = struct.Struct("<4sIQI")  # what, tile, bytes, checksum
@@ -134,25 +130,6 @@ def changed_since(path: Path, identity: Mapping[str, Any]) -> list[str]:
         return []
     now = json.loads(json.dumps(identity))
     return [word for key, word in _WORDS.items() if was.get(key) != now.get(key)]
-
-
-def log_path(source: Path) -> Path:
-    """Where to keep a slide's tiles: beside it, or in the user's cache if that cannot be written.
-
-    A file that is there already is gone on with, wherever it is.
-    """
-    from platformdirs import user_cache_path
-
-    beside = source.with_name(source.name + SUFFIX)
-    digest = hashlib.sha256(os.path.abspath(source).encode("utf-8", "surrogateescape"))
-    cache = user_cache_path("napari-beerlanet") / "tiles"
-    cached = cache / f"{source.name}-{digest.hexdigest()[:12]}{SUFFIX}"
-    if beside.exists() or cached.exists():
-        return beside if beside.exists() else cached
-    if os.access(source.parent, os.W_OK):
-        return beside
-    cache.mkdir(parents=True, exist_ok=True)
-    return cached
 
 
 def _framed(what: bytes, tile: int, payload: bytes) -> bytes:
