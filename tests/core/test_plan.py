@@ -94,7 +94,8 @@ def test_a_settled_recipe_survives_being_written():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"length": "long"}, {"repeats": 0}, {"average": 1.5}, {"keep_statistics": "no"}]
+    "wrong",
+    [{"length": "long"}, {"repeats": 0}, {"average": 1.5}, {"keep_statistics": "no"}, {"share": 0}],
 )
 def test_wrong_settings_are_named(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):

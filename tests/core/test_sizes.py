@@ -14,6 +14,7 @@ from napari_beerlanet.core.sizes import (
     describe_sizes,
     deviation,
     largest_size,
+    pooled_sizes,
     quality,
     scales,
     search,
@@ -39,6 +40,29 @@ def test_description_has_quantiles_per_class():
     }
     assert describe_sizes(np.array([[4.0, 9.0]]), np.array([1]), NAMES)["WBC"]["median"] == 6.0
     assert describe_sizes(np.zeros((0, 2)), np.zeros(0, int), NAMES) == {}
+
+
+def size(median, count, low=10.0, high=90.0):
+    return {"median": median, "low": low, "high": high, "count": count}
+
+
+def test_a_few_fields_hardly_change_the_size_that_a_model_works_at():
+    before = {"RBC": size(50.0, 3000), "WBC": size(100.0, 300, 60.0, 130.0)}
+    now = {"RBC": size(60.0, 60), "WBC": size(120.0, 300, 80.0, 150.0)}
+    pooled = pooled_sizes(before, now)
+    assert pooled["RBC"] == size(50.18, 3060)
+    assert pooled["WBC"] == size(round(math.sqrt(100 * 120), 2), 600, 60.0, 150.0)
+
+
+def test_objects_shown_at_quite_another_size_are_as_they_were_shown():
+    now = {"RBC": size(20.0, 60), "ring": size(9.0, 3)}
+    pooled = pooled_sizes({"RBC": size(50.0, 3000), "WBC": size(100.0, 300)}, now)
+    assert pooled == {**now, "WBC": size(100.0, 300)}
+
+
+def test_pooling_with_nothing_changes_nothing():
+    sizes = {"RBC": size(50.0, 3000)}
+    assert pooled_sizes({}, sizes) == pooled_sizes(sizes, {}) == sizes
 
 
 def test_typical_size_is_the_median_of_all_objects():

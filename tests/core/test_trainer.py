@@ -56,7 +56,7 @@ class Memory:
         self.rows.append(trainer.row)
 
 
-OURS = ("repeats", "keep_statistics", "average", "doubt")
+OURS = ("repeats", "keep_statistics", "average", "share", "doubt")
 
 
 def trained(data, folder, watcher=None, state=None, scope="all", **overrides):
@@ -153,6 +153,19 @@ def test_weights_are_averaged_over_the_steps_that_are_asked_for(data, tmp_path):
     torch.testing.assert_close(mean, (before["model.0.conv.weight"] + now) / 2)
     for (_, past), (now, mean) in itertools.pairwise(seen):
         torch.testing.assert_close(mean, past + (now - past) / 3)
+
+
+def test_averaged_weights_stay_part_of_the_way_to_the_parent(data, tmp_path):
+    """As if the plain average had been taken and then moved back along the straight line."""
+    settings = {"epochs": 2, "nbs": 2, "optimizer": "AdamW", "lr0": 0.01, "average": 3}
+    plain, before = trained(data, tmp_path / "plain", **settings)
+    held, _ = trained(data, tmp_path / "held", share=0.25, **settings)
+    for name, learned in plain.ema.ema.state_dict().items():
+        if learned.dtype.is_floating_point:
+            expected = before[name] + 0.25 * (learned - before[name])
+            torch.testing.assert_close(held.ema.ema.state_dict()[name], expected)
+    for name, value in plain.model.state_dict().items():  # what is trained does not notice
+        assert torch.equal(value, held.model.state_dict()[name])
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ class Plan:
     optimizer: str = "AdamW"
     keep_statistics: bool = False
     average: int | None = None
+    share: float = 1.0
     stops_early: bool = False
     advanced: dict[str, Any] = field(default_factory=dict)
 

@@ -22,6 +22,7 @@ from .plan import Plan, small_data_defaults
 from .progress import Report
 from .recipe import FRESH_SIZE, Recipe
 from .runfiles import RunFolder
+from .sizes import pooled_sizes
 from .trainer import StainTrainer
 from .watching import Event, Keeper, object_sizes, versions
 from .weights import describe
@@ -89,6 +90,7 @@ class Prepared:
                 repeats=self.recipe.repeats or 1,
                 keep_statistics=bool(self.recipe.keep_statistics),
                 average=self.recipe.average,
+                share=self.recipe.share or 1.0,
                 doubt=_DOUBT / max(len(self.dataset.splits["val"]), 1) ** 0.5,
                 state=state,
                 watcher=keeper,
@@ -217,12 +219,19 @@ def header(
     """The checkpoint's `info`, without what an epoch adds to it."""
     known: dict[str, Any] = {
         "pixel_size": _working_pixel_size(dataset, recipe, image_size),
-        "object_sizes": object_sizes(dataset, image_size),
+        "object_sizes": _sizes(parent, dataset, image_size),
         "training": _record(dataset, recipe),
     }
     if parent.classes == dataset.names:
         known["colours"] = parent.info["colours"]
     return describe(network, name, dataset.names, image_size, **known)
+
+
+def _sizes(parent: Detector, dataset: Dataset, image_size: int) -> dict[str, Any]:
+    """Of the data's boxes together with those that the parent has learned its classes from."""
+    known = parent.info.get("object_sizes") or {}
+    before = {name: known[name] for name in dataset.names if name in known}
+    return pooled_sizes(before, object_sizes(dataset, image_size))
 
 
 def _record(dataset: Dataset, recipe: Recipe) -> dict[str, Any]:

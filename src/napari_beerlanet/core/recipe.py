@@ -26,6 +26,7 @@ _OURS = {
     *("distill_model", "augmentations", "single_cls", "classes", "fraction", "split", "verbose"),
     *("save_period", "save_json", "save_txt", "profile", "compile", "quantize", "time", "freeze"),
 }
+_GENTLE = ("repeats", "keep_statistics", "average", "share")
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class Recipe:
     repeats: int | None = None
     keep_statistics: bool | None = None
     average: int | None = None
+    share: float | None = None
 
     @classmethod
     def read(cls, settings: Mapping[str, Any]) -> Recipe:
@@ -77,14 +79,15 @@ class Recipe:
                 _whole(name, getattr(self, name), 1)
         if self.keep_statistics not in (None, True, False):
             raise ValueError(f"keep_statistics is yes or no, not {self.keep_statistics!r}.")
+        if self.share is not None and not (_number(self.share) and 0 < self.share <= 1):
+            raise ValueError(f"share must be a number above 0, at most 1, not {self.share!r}.")
         _whole("seed", self.seed, 0)
         if self.batch != "auto":
             _whole("batch", self.batch, 1)
         if self.image_size is not None:
             _whole("image_size", self.image_size, 32)
         for name, value in (("learning_rate", self.learning_rate), ("pixel_size", self.pixel_size)):
-            good = isinstance(value, (int, float)) and 0 < value < math.inf
-            if value is not None and not good:
+            if value is not None and not (_number(value) and 0 < value < math.inf):
                 raise ValueError(f"{name} must be a number above 0, not {value!r}.")
         refused = sorted(_OURS & set(self.advanced))
         if refused:
@@ -110,6 +113,7 @@ class Recipe:
             learning_rate=self.learning_rate or plan.learning_rate,
             keep_statistics=_first(self.keep_statistics, plan.keep_statistics),
             average=self.average or plan.average,
+            share=self.share or plan.share,
             advanced={**plan.advanced, **more, **self.advanced},
         )
 
@@ -151,7 +155,7 @@ class Recipe:
         words += ["--seed", str(self.seed)]
         words += ["--imgsz", str(self.image_size)] if self.image_size else []
         words += ["--lr", str(self.learning_rate)] if self.learning_rate else []
-        ours = {key: getattr(self, key) for key in ("repeats", "keep_statistics", "average")}
+        ours = {key: getattr(self, key) for key in _GENTLE}
         further = {key: value for key, value in ours.items() if value is not None} | self.advanced
         words += [f"--set={key}={json.dumps(value)}" for key, value in further.items()]
         return shlex.join(words)
@@ -193,6 +197,10 @@ def _half(kind: str) -> str | bool:
 
 def _first(given: bool | None, otherwise: bool) -> bool:
     return otherwise if given is None else given
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _whole(name: str, value: Any, least: int) -> None:

@@ -57,6 +57,30 @@ def describe_sizes(
     return found
 
 
+def pooled_sizes(
+    before: Mapping[str, Mapping[str, float]], now: Mapping[str, Mapping[str, float]]
+) -> dict[str, dict[str, float]]:
+    """Sizes of all that a model has learned from, by those its parent knew and those of new data.
+
+    Medians are averaged (of logarithms) by the number of objects, so a few fields do not change
+    the resolution that a model works at. What is new, or shown at quite another size than before,
+    is as the new data shows it.
+    """
+    found = {name: dict(size) for name, size in now.items()}
+    for name in before.keys() & now.keys():
+        old, new = before[name], now[name]
+        ratio = math.log(new["median"] / old["median"])
+        if abs(ratio) <= _AGREES:
+            count = old["count"] + new["count"]
+            found[name] = {
+                "median": round(old["median"] * math.exp(ratio * new["count"] / count), 2),
+                "low": min(old["low"], new["low"]),
+                "high": max(old["high"], new["high"]),
+                "count": count,
+            }
+    return found | {name: dict(size) for name, size in before.items() if name not in now}
+
+
 def typical_size(object_sizes: Mapping[str, Mapping[str, float]]) -> float | None:
     """The median size of all objects together, in working pixels; None where none is stored."""
     if not object_sizes:

@@ -53,6 +53,7 @@ def fine_tune(
     repeats: int | None = None,
     keep_statistics: bool | None = None,
     average: int | None = None,
+    share: float | None = None,
     **advanced: Any,
 ) -> Detector:
     """Train a model on a dataset and return it as it was after its best epoch.
@@ -89,7 +90,7 @@ def fine_tune(
         Called after every batch, and with every event; `Cancelled` raised in either ends the run.
     pixel_size
         Micrometres per pixel of the training images, if all have the same.
-    repeats, keep_statistics, average
+    repeats, keep_statistics, average, share
         See `StainTrainer`; None is what the number of fields asks for.
     advanced
         Ultralytics' own training arguments, for instance `mosaic=0.5`.
@@ -98,7 +99,7 @@ def fine_tune(
     named = None if model is None or start is not None else _name_or_path(model)  # type: ignore[arg-type]
     where = None if data is None else os.path.abspath(data)
     rest = (batch, learning_rate, seed, device, jitter, pixel_size, advanced)
-    gentle = (length, repeats, keep_statistics, average)
+    gentle = (length, repeats, keep_statistics, average, share)
     recipe = Recipe(named, where, scope, epochs, image_size, *rest, *gentle)
     recipe.check()
     with RunFolder(output) as folder:

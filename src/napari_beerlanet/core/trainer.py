@@ -8,7 +8,6 @@ statistics, too.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -16,6 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from .anchored import AnchoredAverage
 from .augment import StainJitter
 from .dataset import Dataset, look_at_images, read_dataset
 from .loader import StainDataset
@@ -65,6 +65,9 @@ class StainTrainer(RepeatableTrainer):
     average
         Steps over which weights are averaged; None is Ultralytics' own average, which forgets what
         is more than some thousand steps ago and hardly averages anything in the first hundreds.
+    share
+        How far from the parent to what was learned the averaged weights stay, see
+        `AnchoredAverage`; 1 is all the way.
     doubt
         By how much mAP50-95 of an epoch may stay behind the highest one's and the epoch, as the
         later one, still count as the best: few images cannot tell such differences.
@@ -83,13 +86,14 @@ class StainTrainer(RepeatableTrainer):
         repeats: int = 1,
         keep_statistics: bool = False,
         average: int | None = None,
+        share: float = 1.0,
         doubt: float = 0.0,
         watcher: Watcher | None = None,
         state: dict[str, Any] | None = None,
     ) -> None:
         self.jitter, self.front, self.scope, self.dataset = jitter, front, scope, dataset
         self.repeats, self.keep_statistics, self.average = repeats, keep_statistics, average
-        self.doubt = doubt
+        self.share, self.doubt = share, doubt
         super().__init__({**DEFAULTS, **overrides}, watcher, state)
 
     # --- data and model --------------------------------------------------------------------------
@@ -147,8 +151,12 @@ class StainTrainer(RepeatableTrainer):
         for name, parameter in unwrapped(self.model).named_parameters():
             if not self.trains(name):
                 parameter.requires_grad = False
+
+    def resume_training(self, ckpt: Any) -> None:
+        """With the average that is asked for, which holds the weights at the beginning."""
         if self.average is not None and self.ema is not None:
-            self.ema.decay = _weight_of_the_past(self.average)
+            self.ema = AnchoredAverage(self.model, self.share, self.average)
+        super().resume_training(ckpt)
 
     def set_class_weights(self) -> None:
         """Ultralytics' weights, or 0 for classes that are left alone."""
@@ -183,11 +191,6 @@ class StainTrainer(RepeatableTrainer):
         plain = [g for g in optimizer.param_groups if g.get("param_group") == "bn"][-1]
         plain["params"] += ours
         return optimizer
-
-
-def _weight_of_the_past(steps: int) -> Callable[[int], float]:
-    """Of an average after so many updates: a plain mean at first, then the last `steps`."""
-    return lambda updates: 1 - 1 / min(updates + 1, steps)
 
 
 def described(dataset: Dataset, splits: tuple[str, ...]) -> dict[str, Any]:

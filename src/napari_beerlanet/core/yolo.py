@@ -66,6 +66,7 @@ try:
     from ultralytics.utils.events import events
     from ultralytics.utils.metrics import ConfusionMatrix, ap_per_class
     from ultralytics.utils.nms import non_max_suppression
+    from ultralytics.utils.torch_utils import ModelEMA
 finally:
     _restore(_before)
     Image.open, torch.save = _patched
@@ -83,6 +84,7 @@ __all__ = [
     "DetectionModel",
     "DetectionTrainer",
     "DetectionValidator",
+    "ModelEMA",
     "RandomHSV",
     "YOLODataset",
     "__version__",
