@@ -18,7 +18,7 @@ import torch
 from smears import NAMES, write_bccd, write_other_lab
 
 import napari_beerlanet as nb
-from napari_beerlanet.core.dataset import Dataset, look_at_images, read_dataset
+from napari_beerlanet.core.dataset import Dataset, read_dataset
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 PARENT = "blood-cells"
@@ -136,22 +136,10 @@ def one_run(key, lab, sets, out, length):
 
 
 def measured(model, sets):
-    """What a user gets who says how large the cells are, without the curves."""
-    found = {
-        name: nb.evaluate(model, data, "test", object_size=cell_size(data))
-        for name, data in sets.items()
-    }
+    """What a user gets who sets nothing, without the curves."""
+    found = {name: nb.evaluate(model, data, "test") for name, data in sets.items()}
     keys = ("mAP50", "mAP50-95", "per_class")
     return {name: {key: result[key] for key in keys} for name, result in found.items()}
-
-
-def cell_size(data):
-    """Median size of a set's boxes in pixels; "auto" would try several for every field."""
-    look_at_images(data, data.splits["test"])
-    sizes = [
-        item.cxcywh[:, 2:] * data.facts[item.image].shape[::-1] for item in data.splits["test"]
-    ]
-    return float(np.median(np.sqrt(np.concatenate(sizes).prod(1))))
 
 
 # --- the table -----------------------------------------------------------------------------------

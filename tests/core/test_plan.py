@@ -50,7 +50,7 @@ def test_rates_are_gentler_where_more_is_trained():
 
 
 def test_the_optimizer_goes_with_the_rate():
-    plan = small_data_defaults(5)
+    plan = small_data_defaults(5, "head")
     assert Recipe().settled(plan).advanced["optimizer"] == plan.optimizer == "SGD"
     assert "optimizer" not in Recipe(learning_rate=1e-4).settled(plan).advanced
     assert "optimizer" not in Recipe().settled(replace(plan, learning_rate=None)).advanced
@@ -58,8 +58,17 @@ def test_the_optimizer_goes_with_the_rate():
     assert (overrides["optimizer"], overrides["lr0"]) == ("SGD", plan.learning_rate)
 
 
-def test_few_fields_are_averaged_with_the_parent():
-    assert small_data_defaults(5).average >= 0.9 * small_data_defaults(5).steps(5)
+def test_few_fields_do_not_take_a_model_all_the_way():
+    for scope in SCOPES:
+        assert 0.3 < small_data_defaults(5, scope).share < 1
+        assert small_data_defaults(MANY, scope).share == 1
+
+
+def test_few_fields_are_shown_whole_and_near_the_size_they_are_detected_at():
+    advanced = Recipe().settled(small_data_defaults(5)).advanced
+    assert advanced["mosaic"] < 1
+    assert advanced["scale"] < 0.3  # 1.3 is what detection takes for the same size
+    assert "mosaic" not in Recipe().settled(small_data_defaults(MANY)).advanced
 
 
 def test_a_run_stops_early_only_after_the_warm_up():

@@ -158,7 +158,7 @@ def test_what_is_not_said_is_chosen_by_the_number_of_fields(start, data, tmp_pat
         fine_tune(start, data, folder, batch=2, device="cpu", progress=stop_after(2))
     plan = small_data_defaults(5, "all", "normal", 2)
     settings = json.loads((folder / "run.json").read_text())["settings"]
-    names = ("epochs", "repeats", "learning_rate", "keep_statistics", "average")
+    names = ("epochs", "repeats", "learning_rate", "keep_statistics", "average", "share")
     assert {name: settings[name] for name in names} == {n: getattr(plan, n) for n in names}
     more = {"patience": patience(plan.epochs), "optimizer": plan.optimizer}
     assert settings["advanced"] == {**plan.advanced, **more}
@@ -176,6 +176,7 @@ def test_new_classes_learn_faster(start, tmp_path):
     data.write_text(data.read_text().replace("RBC", "cell"))
     recipe = settle(Recipe(str(start), str(data)))
     assert recipe.learning_rate is None  # Ultralytics' own
+    assert recipe.share == 1  # half a new head is none
     assert recipe.keep_statistics
 
 

@@ -121,7 +121,7 @@ def settled(recipe: Recipe, parent: Detector, dataset: Dataset) -> Recipe:
     fields = max(len(dataset.splits.get("train", ())), 1)
     plan = small_data_defaults(fields, recipe.scope, recipe.length, size)
     if parent.classes != dataset.names:
-        plan = replace(plan, learning_rate=None)
+        plan = replace(plan, learning_rate=None, share=1.0)  # a new head has no way back
     return recipe.settled(plan)
 
 
