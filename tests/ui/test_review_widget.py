@@ -119,19 +119,48 @@ def test_a_reviewed_layer_counts_as_edited(opened):
     assert shower.edited
 
 
-def test_keys_work_on_the_panel_and_on_the_canvas(opened, qtbot):
+def test_the_canvas_gets_its_keys_back(opened):
     viewer, panel, shower = opened()
-    panel.table.setFocus()
-    qtbot.keyClick(panel.table, Qt.Key.Key_N)
-    qtbot.keyClick(panel.table, Qt.Key.Key_Y)
-    if panel.review.status[0] == 0:  # without a window manager no window is active
-        panel.keys["N"]()
-        panel.keys["Y"]()
-    assert panel.review.column("status")[0] == ACCEPTED
-    viewer.layers.selection.active = shower.layer
     assert "X" in {str(key) for key in shower.layer.keymap}
     viewer.window.remove_dock_widget(panel)
     assert "X" not in {str(key) for key, method in shower.layer.keymap.items() if method}
+
+
+def test_the_current_box_is_framed_and_the_frame_goes_with_the_panel(opened, until):
+    viewer, panel, shower = opened()
+    viewer.layers.selection.active = viewer.layers["smear"]
+    panel.go_to(12)
+    frame = viewer.layers["smear · current"]
+    y, x = np.mean(frame.data[0], axis=0) + 0.5
+    assert (x, y) == pytest.approx(some().xyxy[12].reshape(2, 2).mean(axis=0), abs=0.01)
+    assert viewer.layers.selection.active is shower.layer
+    width = frame.edge_width[0]
+    viewer.scene.camera.zoom *= 4
+    until(lambda: frame.edge_width[0] == pytest.approx(width / 4, rel=0.01))
+    viewer.window.remove_dock_widget(panel)
+    assert "smear · current" not in viewer.layers
+
+
+def test_a_layer_that_the_user_draws_on_stays_the_active_one(opened):
+    viewer, panel, _ = opened()
+    mine = viewer.add_shapes(name="mine")
+    mine.mode = "add_rectangle"
+    panel.next()
+    assert viewer.layers.selection.active is mine
+
+
+def test_the_gallery_has_the_order_of_the_table(opened, until):
+    _, panel, _ = opened()
+    column = panel.table.model().names.index("OD 1 mean")
+    panel.table._sort(column)
+    panel.tabs.setCurrentIndex(1)
+    order = panel.gallery.rows
+    assert order.tolist() == panel.table.rows.tolist()
+    values = panel.review.column("OD 1 mean")[order]
+    assert (np.diff(values) >= 0).all() or (np.diff(values) <= 0).all()
+    panel.filter.order.setCurrentText("shuffled")
+    until(lambda: panel.gallery.rows.tolist() != order.tolist())
+    assert panel.gallery.rows.tolist() == panel.rows.tolist()
 
 
 def test_what_is_filtered_out_disappears_from_canvas_and_table(opened, until):
@@ -384,7 +413,8 @@ def test_a_report_is_written_with_review_and_annotations(compared, until, tmp_pa
     text = path.read_text()
     assert "smear" in text
     assert "Against annotations" in text
-    assert "1 rejected" in text or "rejected" in text
+    assert f"2 of {len(panel.rows)} reviewed." in text
+    assert "Rejected by the reviewer (1)" in text
     assert str(path) in panel.out.bar.text
 
 

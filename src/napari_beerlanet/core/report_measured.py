@@ -84,7 +84,7 @@ def _curves(subject: Subject, quality: Quality) -> str:
             f"F1 at each threshold{best_words}.",
         ),
     )
-    return legend + charts if over_recall else ""
+    return block("together", legend, charts) if over_recall else ""
 
 
 def _from_zero(curve: Curve) -> tuple[Values, Values]:

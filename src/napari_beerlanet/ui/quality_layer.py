@@ -25,6 +25,7 @@ KINDS = {
 """What a box can be, and its colour."""
 
 _ROLE = "quality"
+_OURS = (_ROLE, "current", "compared")  # layers that only show something
 _EDGE = 2.0  # pixels of the screen
 _PAUSE = 60  # milliseconds between changes of what is shown, while the view moves
 
@@ -36,7 +37,7 @@ def annotation_layers(viewer: Any, source: Any) -> list[Shapes]:
         for layer in viewer.layers
         if isinstance(layer, Shapes)
         and layer.ndim == source.ndim
-        and role(layer) not in ("detections", "regions", _ROLE)
+        and role(layer) not in ("detections", "regions", *_OURS)
     ]
 
 
@@ -45,7 +46,7 @@ def region_layers(viewer: Any, source: Any) -> list[Shapes]:
     return [
         layer
         for layer in viewer.layers
-        if isinstance(layer, Shapes) and layer.ndim == source.ndim and role(layer) != _ROLE
+        if isinstance(layer, Shapes) and layer.ndim == source.ndim and role(layer) not in _OURS
     ]
 
 

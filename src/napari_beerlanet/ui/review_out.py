@@ -7,7 +7,8 @@ from typing import Any
 
 from qtpy.QtWidgets import QFileDialog, QHBoxLayout, QWidget
 
-from napari_beerlanet.core.decompose import decompose
+from napari_beerlanet.core.decompose import Decomposition, decompose
+from napari_beerlanet.core.files import FileError
 from napari_beerlanet.core.progress import Report, tell, within
 from napari_beerlanet.core.report import Subject, pixels_hash, write_report
 from napari_beerlanet.ui.controls import button, row
@@ -60,7 +61,9 @@ class ReviewOut(QWidget):
         if plane.shape[0] * plane.shape[1] > _MOST:
             complain(f"“{target.source.name}” is too large for a report; crop the part you mean.")
             return
-        model = session(panel.viewer).model
+        model, stains = target.model, session(panel.viewer).decompositions.get(target.source)
+        if not isinstance(stains, Decomposition) or stains.densities.shape[1:] != plane.shape:
+            stains = None  # of a part, or of a slide that is never in memory
         rest = {
             "name": target.source.name,
             "found": found,
@@ -71,13 +74,16 @@ class ReviewOut(QWidget):
             "model": dict(model.info) if model is not None else {},
         }
 
+        key = session(panel.viewer).model_key if model is not None else None
+
         def work(report: Report) -> Path:
             tell(report, 0, 10, "reading the image")
             pixels = plane.read()
-            stains = decompose(pixels, iterations="converge", report=within(report, 0.1, 0.7))
+            part = within(report, 0.1, 0.7)
+            apart = stains or decompose(pixels, iterations="converge", report=part)
             tell(report, 7, 10, "writing")
-            hashes = {"the pixels": pixels_hash(pixels)}
-            write_report(path, Subject(pixels=pixels, decomposition=stains, hashes=hashes, **rest))
+            hashes = {"the pixels": pixels_hash(pixels), **_checkpoint(key)}
+            write_report(path, Subject(pixels=pixels, decomposition=apart, hashes=hashes, **rest))
             return path
 
         self.task.start(work, lambda written: self.bar.say(f"The report is in {written}."))
@@ -94,6 +100,16 @@ class ReviewOut(QWidget):
         annotate = _annotate_panel(panel.viewer)
         annotate.image.choose(panel.target.source)
         annotate.flow.take(decided, "accept in review")
+
+
+def _checkpoint(key: Any) -> dict[str, str]:
+    """The digest of the model's file, by what it is of; none where there is no file."""
+    from napari_beerlanet.core.checkpoint import checkpoint_hash
+
+    try:
+        return {"the checkpoint": checkpoint_hash(key)} if key else {}
+    except (OSError, FileError):
+        return {}  # it was moved since it was loaded
 
 
 def _annotate_panel(viewer: Any) -> Any:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from qtpy.QtCore import QAbstractTableModel, QItemSelectionModel, QModelIndex, Qt, Signal
-from qtpy.QtGui import QColor
-from qtpy.QtWidgets import QAbstractItemView, QHeaderView, QTableView
+from qtpy.QtGui import QColor, QFocusEvent
+from qtpy.QtWidgets import QAbstractItemView, QAbstractScrollArea, QHeaderView, QTableView
 
 from napari_beerlanet.core.reviewing import ACCEPTED, REJECTED, STATES, Review
 from napari_beerlanet.core.sorting import stable_order
@@ -188,6 +188,13 @@ class ReviewTable(QTableView):
         self.scrollTo(index)
         self.blockSignals(was)
         return True
+
+    def focusInEvent(self, event: QFocusEvent) -> None:
+        """Unlike Qt's own, go nowhere: the first row would become the current one."""
+        if self.currentIndex().isValid():
+            super().focusInEvent(event)
+        else:
+            QAbstractScrollArea.focusInEvent(self, event)
 
     def _pick(self, current: QModelIndex, _: QModelIndex) -> None:
         if current.isValid() and not self.signalsBlocked():

@@ -13,6 +13,7 @@ from napari_beerlanet.core.boxes import Detections
 from napari_beerlanet.core.reviewing import STATES, Review
 from napari_beerlanet.ui.crop_looks import CropLooks
 from napari_beerlanet.ui.planes import Plane, current_plane
+from napari_beerlanet.ui.review_marker import ReviewMarker
 from napari_beerlanet.ui.session import session
 
 _ON_SCREEN = (0.04, 0.4)  # share of the canvas that a box may have without another zoom
@@ -45,6 +46,7 @@ class ReviewTarget:
         self.plane = current_plane(self.source, self.viewer)
         self._bound: list[str] = []
         self._picked: Callable[[int], None] | None = None
+        self._marker: ReviewMarker | None = None
 
     @property
     def name(self) -> str:
@@ -92,9 +94,11 @@ class ReviewTarget:
         if self.shower.alive:
             self.look_at_box(self.found.xyxy[row])
             self.shower.select(row)
+            if self.shower.layer.visible and not _drawing(self.viewer):
+                self.viewer.layers.selection.active = self.shower.layer  # the keys' layer
 
     def look_at_box(self, box: npt.NDArray[Any]) -> None:
-        """Centre the canvas on a box (4,), nearer if it is small."""
+        """Centre the canvas on a box (4,), nearer if it is small, and frame it."""
         x1, y1, x2, y2 = np.asarray(box, float) - 0.5
         layer, camera = self.source, self.viewer.scene.camera
         leading = [float(i) for i in self.plane.index]
@@ -105,6 +109,9 @@ class ReviewTarget:
         if size > 0 and not _ON_SCREEN[0] <= share <= _ON_SCREEN[1]:
             camera.zoom = _AIM * canvas / size
         camera.center = tuple(np.mean(corners, axis=0))
+        if self._marker is None:
+            self._marker = ReviewMarker(self.viewer, self.source, self.plane.index)
+        self._marker.frame(np.asarray(box))
 
     def put_decisions(self, review: Review) -> None:
         """Write states and classes into the layer's features."""
@@ -123,10 +130,18 @@ class ReviewTarget:
         self.shower.selected.connect(picked)
 
     def unbind(self) -> None:
-        """Give the layer its own keys back."""
+        """Give the layer its own keys back, and take the frame away."""
+        if self._marker is not None:
+            self._marker.remove()
+            self._marker = None
         for key in self._bound:
             self.shower.layer.bind_key(key, None, overwrite=True)
         self._bound.clear()
         if self._picked is not None:
             self.shower.selected.disconnect(self._picked, missing_ok=True)
             self._picked = None
+
+
+def _drawing(viewer: Any) -> bool:
+    """Whether the user is about to draw on a layer."""
+    return str(getattr(viewer.layers.selection.active, "mode", "")).startswith("add_")

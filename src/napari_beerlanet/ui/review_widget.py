@@ -12,11 +12,13 @@ from qtpy.QtWidgets import QComboBox, QLabel, QProgressBar, QTabWidget
 from napari_beerlanet.core.reviewing import Review
 from napari_beerlanet.ui.against import Against
 from napari_beerlanet.ui.controls import button, form, hint, row
+from napari_beerlanet.ui.notices import complain
 from napari_beerlanet.ui.review_actions import KEYS_HINT, ReviewActions, Rows
 from napari_beerlanet.ui.review_before import ReviewBefore
 from napari_beerlanet.ui.review_filter import ReviewFilter
 from napari_beerlanet.ui.review_gallery import ReviewGallery
 from napari_beerlanet.ui.review_histogram import ReviewHistogram
+from napari_beerlanet.ui.review_import import Opened, opened_boxes, take_for_review
 from napari_beerlanet.ui.review_keeper import ReviewKeeper
 from napari_beerlanet.ui.review_out import ReviewOut
 from napari_beerlanet.ui.review_table import ReviewModel, ReviewTable
@@ -24,7 +26,10 @@ from napari_beerlanet.ui.review_target import ReviewTarget, targets
 from napari_beerlanet.ui.runbar import RunBar
 from napari_beerlanet.ui.session import session
 
-_EMPTY = "Find cells first (Plugins › Find cells); what was found is then reviewed here."
+_EMPTY = (
+    "Find cells first (Plugins › Find cells), or open a file of boxes; what was found is then "
+    "reviewed here."
+)
 _MANY = 50_000  # detections whose orders take long to find
 
 
@@ -46,7 +51,7 @@ class ReviewWidget(ReviewActions):
 
     def _build(self) -> None:
         self.choice = QComboBox()
-        self.choice.setToolTip("The layer of detections to go through.")
+        self.choice.setToolTip("The layer of detections, or of boxes from a file, to go through.")
         self.choice.currentIndexChanged.connect(self._choose)
         self.empty = hint(_EMPTY)
         self.filter = ReviewFilter()
@@ -106,10 +111,10 @@ class ReviewWidget(ReviewActions):
 
     def _look_for_targets(self, *_: Any) -> None:
         """Offer the layers of detections that there are."""
-        self._targets = targets(self.viewer)
+        self._targets, self._opened = targets(self.viewer), opened_boxes(self.viewer)
         was = self.choice.blockSignals(True)
         self.choice.clear()
-        self.choice.addItems([target.name for target in self._targets])
+        self.choice.addItems([choice.name for choice in (*self._targets, *self._opened)])
         kept = next(
             (k for k, t in enumerate(self._targets) if self.target and t.same(self.target)), None
         )
@@ -118,7 +123,17 @@ class ReviewWidget(ReviewActions):
         if kept is None or self._targets[kept].found is not self.target.found:
             self._choose(self.choice.currentIndex())
 
+    def _take(self, opened: Opened) -> None:
+        """Review boxes that were opened from a file."""
+        try:
+            take_for_review(self.viewer, opened)
+        except ValueError as error:
+            self.bar.say(complain(error))
+
     def _choose(self, place: int) -> None:
+        if len(self._targets) <= place < len(self._targets) + len(self._opened):
+            self._take(self._opened[place - len(self._targets)])
+            return
         self._bind(None)
         self.target = self._targets[place] if 0 <= place < len(self._targets) else None
         there = self.target is not None
