@@ -25,7 +25,9 @@ from qtpy.QtWidgets import QApplication
 
 from napari_beerlanet.core.boxes import Detections
 from napari_beerlanet.ui import detection_mesh
+from napari_beerlanet.ui.detect_widget import DetectWidget
 from napari_beerlanet.ui.detection_layer import DetectionLayer
+from napari_beerlanet.ui.gl_guard import guard_software_opengl
 from napari_beerlanet.ui.review_widget import ReviewWidget
 from napari_beerlanet.ui.session import session
 
@@ -143,6 +145,7 @@ def main() -> None:
     candidates = found.above(0.25)
     print(f"{args.count:,} detections made in {time.process_time() - start:.1f} s of the processor")
     viewer = napari.Viewer()
+    guard_software_opengl(viewer)
     viewer.window.resize(1400, 880)
     source = viewer.add_image(levels(SIDE, found, where), rgb=True, multiscale=True, name="slide")
     process(1)
@@ -184,6 +187,7 @@ def main() -> None:
             picture(viewer, args.pictures / f"million-{name}.jpg", zoom, centre)
     grow(watch, made)
     review(watch, viewer)
+    counts(watch, viewer, made)
     viewer.close()
 
 
@@ -199,6 +203,18 @@ def grow(watch: Watch, made: DetectionLayer) -> None:
         until(lambda: settled(made))
 
 
+def counts(watch: Watch, viewer: Any, made: DetectionLayer) -> None:
+    """The slider and the counts of the panel that finds cells."""
+    panel = DetectWidget(viewer)
+    viewer.window.add_dock_widget(panel, name="Find cells")
+    process(8)  # a model is loaded
+    for confidence in (0.7, 0.4):
+        before = panel.counts.table.text()
+        with watch.row(f"slider of Find cells to {confidence}, with counts"):
+            panel.form.confidence.slider.setValue(round(100 * confidence))
+            until(lambda before=before: panel.counts.table.text() != before and settled(made))
+
+
 def review(watch: Watch, viewer: Any) -> None:
     with watch.row("review opens"):
         panel = ReviewWidget(viewer)
@@ -212,12 +228,15 @@ def review(watch: Watch, viewer: Any) -> None:
         ("review: order by position", lambda: panel.filter.order.setCurrentText("position")),
         ("review: sort by area", lambda: panel.table._sort(4)),
         ("review: sort by class", lambda: panel.table._sort(1)),
-        ("review: accept one", lambda: (panel.next(), panel.accept())),
+        ("review: go to the next", lambda: panel.next()),
+        ("review: accept, and go to the next", lambda: panel.accept()),
+        ("review: take it back", lambda: panel.undo()),
         ("review: histogram", lambda: panel.tabs.setCurrentIndex(2)),
     ):
         with watch.row(what):
             act()
-            process(0.25)
+            process(0.05)  # the filter waits for 30 ms whether more comes
+            until(lambda: not panel.filter._soon.isActive())
 
 
 if __name__ == "__main__":

@@ -75,8 +75,8 @@ class Slide:
         much = ndimage.map_coordinates(self._where, np.meshgrid(y, x, indexing="ij"), order=1)
         glass, pink = np.array([243, 240, 243.0]), np.array([226, 172, 205.0])
         picture = glass + np.sqrt(much)[..., None] * (pink - glass)
-        if self._step <= 8 and rows.size and columns.size:
-            (self._nuclei if self._step == 1 else self._dots)(picture, rows, columns)
+        if self._step <= 16 and rows.size and columns.size:
+            (self._nuclei if self._step <= 2 else self._dots)(picture, rows, columns)
         return np.clip(picture, 0, 255).astype(np.uint8)[..., key[2]]
 
     def _dots(self, picture: Any, rows: Any, columns: Any) -> None:
@@ -104,5 +104,5 @@ class Slide:
 def levels(side: int, found: Detections, where: npt.NDArray[np.float32]) -> list[Any]:
     """The slide's pyramid as dask arrays, the finest first."""
     index = SpatialIndex(found.xyxy)
-    made = [Slide(where, index, side, step) for step in (1, 8, 64)]
+    made = [Slide(where, index, side, step) for step in (1, 2, 4, 8, 16, 32, 64)]
     return [da.from_array(level, chunks=(512, 512, 3), asarray=True) for level in made]

@@ -126,11 +126,28 @@ def test_an_edited_box_that_the_model_takes_back_is_the_users():
     from napari_beerlanet.ui.detection_edits import settled
 
     old = BoxStore(some(3))
+    old.own()
     old.xyxy[1] += 3
     old.touched[1], old.states[1] = True, 1
     new = settled(old, some(1))
     assert list(new.status) == ["found", EDITED]
     assert new.features(np.array([1]))["source"][0] == "user"
+
+
+def test_what_the_model_found_is_never_written_to(made, until):
+    found = some(4)
+    before = found.xyxy.copy(), found.labels.copy()
+    made.put(found)
+    move(made, 0, 30)
+    table = made.layer.features.copy()
+    table.loc[1, "class"] = "WBC" if table["class"][1] == "RBC" else "RBC"
+    made.layer.features = table
+    assert made.edited
+    made.decide(np.array([0, 0, 1, 1]), ["open", "accepted"], 1 - found.labels, NAMES)
+    assert made.found is found
+    np.testing.assert_array_equal(found.xyxy, before[0])
+    np.testing.assert_array_equal(found.labels, before[1])
+    assert (made.store.labels[1:] == 1 - before[1][1:]).all()
 
 
 def test_parts_cost_little_however_many_there_are(made):

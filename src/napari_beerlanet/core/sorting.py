@@ -39,11 +39,11 @@ def _sortable(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     size = max(values.dtype.itemsize, 2)
     unsigned = np.dtype(f"u{size}")
     if values.dtype.kind == "u":
-        return values.astype(unsigned)
+        return np.asarray(values, unsigned)
     top = unsigned.type(1 << (8 * size - 1))
     if values.dtype.kind == "i":
         return np.asarray(values.astype(f"i{size}").view(unsigned) ^ top)
     number = values + values.dtype.type(0)  # −0 becomes 0
     number[np.isnan(number)] = np.nan  # of whichever sign and bits
     bits = number.view(unsigned)
-    return np.where(bits & top, ~bits, bits | top)
+    return np.asarray(np.where(bits & top, ~bits, bits | top))

@@ -119,7 +119,9 @@ class Drawing:
         if seen.fade > 0:
             exact = view_of(self.layer, self.viewer, margin=0.0)
             count = len(choice.inside(exact, chosen))
-            return f"{count:,} cells in view; zoom in to see boxes."
+            if seen.fade == 1:
+                return f"{count:,} cells in view; zoom in to see boxes."
+            return f"{count:,} cells in view, the surest with a box; zoom in to see all."
         if len(seen.rows) < seen.near:
             return f"{len(seen.rows):,} of {seen.total:,} shown; zoom in to see all."
         return ""

@@ -52,6 +52,7 @@ def carry_over(old: BoxStore, new: BoxStore) -> None:
     A box that the user changed or deleted takes the place of the same box of the model; where the
     model has it no longer, what the user made of it is a box of the user's own.
     """
+    new.own()
     rows = np.flatnonzero(old.touched)
     places = _same_boxes([_was(old, int(row)) for row in rows], new)
     for row, at in zip(rows.tolist(), places, strict=True):
@@ -113,6 +114,7 @@ def _revise(store: BoxStore, row: int, box: Any, table: Mapping[str, Any], k: in
     if box is None and new == store.labels[row] and status == had:
         return False
     _remember(store, row)
+    store.own()
     if box is not None:
         store.xyxy[row] = box
     store.labels[row], store.touched[row], store.alive[row] = new, True, True

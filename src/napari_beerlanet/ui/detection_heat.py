@@ -97,7 +97,7 @@ class HeatLayer:
 
     def _begin(self, asked: _Asked) -> None:
         store, shape, full = asked.choice.store, self._shape, self._scale_of(asked.choice)
-        mask, colours, xyxy, labels = asked.mask, asked.colours, store.xyxy, store.labels.copy()
+        mask, colours, xyxy, labels = asked.mask, asked.colours, store.xyxy, store.labels
 
         def work(report: Report) -> tuple[HeatGrid, Picture, float]:
             rows = np.flatnonzero(mask[: len(xyxy)])

@@ -261,7 +261,7 @@ class DetectionLayer:
         self._take_over()
         store.decide(np.asarray(status), states, np.asarray(labels), names)
         self._hand.edited |= bool(store.reviewed.any())
-        self._draw()
+        self._draw()  # at once: what the layer's table says must not be taken for the user's
 
     def remove(self) -> None:
         """Take the layer out of the viewer."""

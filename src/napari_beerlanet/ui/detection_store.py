@@ -56,9 +56,9 @@ class BoxStore:
         self.was: dict[int, Was] = {}
         self._place_of_name = {name: k for k, name in enumerate(self.names)}
         self._columns = {
-            "xyxy": GrowingArray(everything.xyxy.copy()),
-            "labels": GrowingArray(everything.labels.astype(np.int64)),
-            "scores": GrowingArray(everything.scores.copy()),
+            "xyxy": GrowingArray(everything.xyxy),
+            "labels": GrowingArray(everything.labels),
+            "scores": GrowingArray(everything.scores),
             "ids": GrowingArray(np.arange(n, dtype=np.int64)),
             "states": GrowingArray(np.zeros(n, np.uint8)),
             "origin": GrowingArray(np.zeros(n, np.uint8)),
@@ -66,11 +66,12 @@ class BoxStore:
             "touched": GrowingArray(np.zeros(n, bool)),
         }
         self._more = {
-            name: GrowingArray(values.copy())
+            name: GrowingArray(values)
             for name, values in everything.columns.items()
             if name.endswith(" mean")
         }
         self._found: Detections | None = detections
+        self._own = False
         self._like = detections if len(detections) == 0 else detections[:0]
         self._model_rows: Rows | None = None  # as they are while all came at once: 0 … original - 1
         self.original = n
@@ -92,6 +93,14 @@ class BoxStore:
 
     def __len__(self) -> int:
         return len(self.xyxy)
+
+    def own(self) -> None:
+        """To be called before boxes or labels are written: until then they are the model's own."""
+        if not self._own:
+            self._own = True
+            for name in ("xyxy", "labels"):
+                self._columns[name] = GrowingArray(getattr(self, name).copy())
+            self._refresh()
 
     # --- the model's ------------------------------------------------------------------------------
 
@@ -267,6 +276,8 @@ class BoxStore:
         decided = status != 0
         changed = np.flatnonzero(decided | self.reviewed)
         rows = changed if self._in_order else self.model_rows[changed]
+        if len(rows):
+            self.own()
         self.labels[rows] = place[labels[changed]]
         free = ~self.touched[rows]
         self.states[rows[free]] = codes[status[changed[free]]]

@@ -14,6 +14,7 @@ from napari_beerlanet.core.reviewing import Review
 from napari_beerlanet.ui.controls import button, hint, row
 
 _BINS = 48
+_MANY = 50_000  # detections that take a while to be counted
 _LEFT_OUT = ("id", "x", "y")
 _SAME = 5e-3  # of the extent, by which sliders round
 
@@ -68,6 +69,7 @@ class ReviewHistogram(QWidget):
         self._review: Review | None = None
         self._colours: Sequence[str] = ()
         self._extent = (0.0, 1.0)
+        self._late = False  # what is not seen yet is drawn when it is
         self.range_of: Callable[[str], tuple[float, float] | None] = lambda name: None
 
     def use(self, review: Review, colours: Sequence[str]) -> None:
@@ -77,7 +79,9 @@ class ReviewHistogram(QWidget):
         self.column.clear()
         self.column.addItems([name for name in review.numeric if name not in _LEFT_OUT])
         self.column.blockSignals(was)
-        self._choose()
+        self._late = len(review) > _MANY and not self.isVisible()
+        if not self._late:
+            self._choose()
 
     def whole(self) -> None:
         """Choose the whole range."""
@@ -85,6 +89,9 @@ class ReviewHistogram(QWidget):
 
     def follow(self) -> None:
         """Show the range that is in force, if it was changed elsewhere, without telling."""
+        if self._late:
+            self._late = False
+            self._choose()
         wanted = self.range_of(self.column.currentText()) or self._extent
         off = np.abs(np.subtract(self.range.getRegion(), wanted)).max()
         if off > _SAME * (self._extent[1] - self._extent[0]):
