@@ -27,9 +27,8 @@ class AnchoredAverage(ModelEMA):  # type: ignore[misc]
 
     def __init__(self, model: Any, share: float, steps: int) -> None:
         super().__init__(model)
-        self.share = share
+        self.share, self.steps = share, steps
         self.parent = {k: v.clone() for k, v in self._averaged().items()}
-        self.decay = lambda updates: 1 - 1 / min(updates + 1, steps)
 
     def _averaged(self) -> dict[str, torch.Tensor]:
         held = self.ema.state_dict().items()
@@ -39,7 +38,7 @@ class AnchoredAverage(ModelEMA):  # type: ignore[misc]
     def update(self, model: Any) -> None:
         """Take in the weights after a step."""
         self.updates += 1
-        past = self.decay(self.updates)
+        past = 1 - 1 / min(self.updates + 1, self.steps)
         learned = (1 - past) * self.share
         back = 1 - past / (1 - learned)  # so that `past` stays of the average, and p has the rest
         weights = unwrapped(model).state_dict()

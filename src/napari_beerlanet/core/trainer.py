@@ -94,6 +94,7 @@ class StainTrainer(RepeatableTrainer):
         self.jitter, self.front, self.scope, self.dataset = jitter, front, scope, dataset
         self.repeats, self.keep_statistics, self.average = repeats, keep_statistics, average
         self.share, self.doubt = share, doubt
+        self.ema: Any = None
         super().__init__({**DEFAULTS, **overrides}, watcher, state)
 
     # --- data and model --------------------------------------------------------------------------
