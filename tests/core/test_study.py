@@ -183,14 +183,14 @@ def test_failures_are_listed_and_not_fatal(images, tmp_path):
 def test_a_slide_that_vanishes(images, tmp_path, monkeypatch):
     from napari_beerlanet.core import stream
 
-    solve = stream.decompose_slide
+    solve = stream.fit_slide
 
     def slow(*given, **settings):
         found = solve(*given, **settings)
         (images / "field3.png").unlink(missing_ok=True)
         return found
 
-    monkeypatch.setattr(stream, "decompose_slide", slow)
+    monkeypatch.setattr(stream, "fit_slide", slow)
     done = run_study(sorted(images.iterdir())[3:], tmp_path / "out", QUICK, workers=0)
     assert [e.status for e in done.entries] == ["failed", "done"]
     assert "vanished" in done.entries[0].error

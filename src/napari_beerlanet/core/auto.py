@@ -69,8 +69,9 @@ def find_stains(cells: Cells, blocks: Array, S: Array, report: Report | None = N
         stains = converge(coarse, stains.spectra, *weak, start=stains, hold="spectra")
         stains = converge(coarse, stains.spectra, *strong, start=stains, hold="background")
     last = within(report, 0.5, 1)
-    placed = _placed(stains, S)
-    return converge(cells, S, *weak, start=placed, hold="spectra", report=last)
+    placed, used = _placed(stains, S)
+    few = converge(cells, S[:, used], *weak, start=placed, hold="spectra", report=last)
+    return _among(few, used, S.shape[1])
 
 
 def penalties(cells: Cells, lam: float | None, gamma: float | None) -> tuple[float, float]:
@@ -157,14 +158,24 @@ def _spread(cells: Cells) -> float:
     return float(np.sqrt(((cells.X - mean[:, None]) ** 2 @ cells.w).sum() / weight))
 
 
-def _placed(solution: Solution, S: Array) -> Solution:
-    """The solution with its stains in the places of the most similar columns of S (c, r)."""
+def _placed(solution: Solution, S: Array) -> tuple[Solution, npt.NDArray[np.int64]]:
+    """The solution with its stains in the order of the columns of S (c, r) most similar to them.
+
+    Also which columns those are, ascending. All others would be zero and stay it, and are left out:
+    of hundreds of thousands of colours, moving their zeros takes longer than the rest.
+    """
     norm = np.linalg.norm(S, axis=0)
     unit = np.divide(S, norm, out=np.zeros_like(S), where=norm > 0)
     named = unit[:, : max(_STARTS, solution.spectra.shape[1])]
     stains, places = linear_sum_assignment(solution.spectra.T @ named, maximize=True)
-    spectra = np.zeros_like(S)
-    densities = np.zeros((S.shape[1], solution.densities.shape[1]))
-    spectra[:, places] = solution.spectra[:, stains]
-    densities[places] = solution.densities[stains]
-    return replace(solution, spectra=spectra, densities=densities)
+    order = stains[np.argsort(places)]
+    spectra, densities = solution.spectra[:, order], solution.densities[order]
+    return replace(solution, spectra=spectra, densities=densities), np.sort(places)
+
+
+def _among(few: Solution, used: npt.NDArray[np.int64], r: int) -> Solution:
+    """A solution of r components, those that are not `used` zero."""
+    spectra = np.zeros((len(few.spectra), r))
+    densities = np.zeros((r, few.densities.shape[1]))
+    spectra[:, used], densities[used] = few.spectra, few.densities
+    return replace(few, spectra=spectra, densities=densities)

@@ -109,12 +109,11 @@ class _Table:
 
     def empty(self) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
         """Codes as a palette has them, ascending, and counts; the table begins anew."""
-        plain = np.flatnonzero(self.counts)
-        found = self.counts[plain].astype(np.int64)
-        self.counts[plain] = 0
+        most = min(self.pixels, kernels.CODES)
+        colours, found = np.empty((most, 3), np.uint8), np.empty(most, np.int64)
+        count = _empty(self.counts, colours, found)
         self.pixels = 0
-        colours = np.stack([plain & 255, plain >> 8 & 255, plain >> 16], 1).astype(np.uint8)
-        codes = encode(colours)
+        codes = encode(colours[:count])
         order = np.argsort(codes)
         return codes[order], found[order]
 
@@ -143,6 +142,21 @@ def _count_rgba(words, counts):  # type: ignore
     for word in words:
         if word >> np.uint32(24):
             counts[word & np.uint32(0xFFFFFF)] += np.uint32(1)
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _empty(counts, colours, found):  # type: ignore
+    """Move what is counted into colours (n, 3) and found (n,), and leave zeros; how many it is."""
+    number = 0
+    for place in range(counts.shape[0]):
+        if counts[place]:
+            colours[number, 0] = place & 255
+            colours[number, 1] = place >> 8 & 255
+            colours[number, 2] = place >> 16
+            found[number] = counts[place]
+            counts[place] = 0
+            number += 1
+    return number
 
 
 def count_colours(

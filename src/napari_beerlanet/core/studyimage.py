@@ -89,27 +89,29 @@ def _do(
 def _decompose(
     slide: Slide, settings: StudySettings, report: Report | None
 ) -> SlideDecomposition | None:
-    """The slide's stains; where they are counted first, it is gone through twice."""
+    """The slide's stains; where they are counted first, by two fits."""
     import numpy as np
 
-    from .stream import decompose_slide
+    from .slidecolours import count_slide
+    from .stream import fit_slide
 
     if not settings.decompose:
         return None
     chosen: dict[str, Any] = {k: getattr(settings, k) for k in ("iterations", "lam", "gamma")}
     chosen["components"] = 8 if settings.components == "auto" else settings.components
     leave_out: Any = settings.leave_out
+    seen = count_slide(slide.levels, leave_out=leave_out, report=within(report, 0.0, 0.7))
+    report = within(report, 0.7, 1.0)
     free = settings.lam == settings.gamma == "auto" or settings.iterations != "converge"
     if settings.spectra is not None:
         chosen["spectra"] = np.array(settings.spectra, np.float64)
         chosen["components"] = chosen["spectra"].shape[1]
     elif settings.components == "auto" and not free:
-        first: dict[str, Any] = {"iterations": "converge", "report": within(report, 0.0, 0.5)}
-        counted = decompose_slide(slide.levels, leave_out=leave_out, **first)
+        counted = fit_slide(seen, within(report, 0.0, 0.5), iterations="converge")
         report = within(report, 0.5, 1.0)
         chosen["spectra"] = counted.fit.spectra
         chosen["components"] = counted.fit.spectra.shape[1]
-    return decompose_slide(slide.levels, leave_out=leave_out, report=report, **chosen)
+    return fit_slide(seen, report, **chosen)
 
 
 def _detect(
