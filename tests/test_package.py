@@ -131,6 +131,7 @@ ORDER = [
     "processes",
     "cluster",
     "studytables",
+    "studywatch",
     "study",
     "studycommand",
     "detectfiles",

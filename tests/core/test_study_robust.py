@@ -45,7 +45,7 @@ def right(images, tmp_path_factory):
 
 def written(out):
     """The table that a run has left, as the rows of one that returned."""
-    rows = [json.loads(path.read_text())["row"] for path in (out / "records").glob("*.json")]
+    rows = [json.loads(path.read_text())["row"] for path in (out / "records").glob("[!.]*.json")]
     return sorted(rows, key=lambda row: row["image"])
 
 
@@ -154,15 +154,22 @@ def test_a_cluster_and_what_goes_wrong_with_slides(images, tmp_path):
     with distributed.LocalCluster(
         n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs=50
     ) as cluster:
+        last = min(folder.glob("*.png"), key=lambda path: path.stat().st_size)
 
         def vanish(entry):
-            (folder / "field7.png").unlink(missing_ok=True)
+            last.unlink(missing_ok=True)
 
         done = run_study(folder, tmp_path / "out", QUICK, scheduler=cluster, ended=vanish)
         assert (done.count("done"), done.count("failed")) == (COUNT - 1, 2)
-        assert {os.path.basename(path) for path in done.failures} == {"broken.svs", "field7.png"}
+        assert {os.path.basename(path) for path in done.failures} == {"broken.svs", last.name}
         assert set(pd.read_csv(tmp_path / "out" / "failures.csv")["error"].str[-1]) == {"."}
         with distributed.Client(cluster) as client:
+            client.run(_tell_often)
+            far, slow = [], {"iterations": 300}
+            Image.fromarray(he_field((800, 800)).image).save(tmp_path / "large.png")
+            large = tmp_path / "large.png"
+            run_study(large, tmp_path / "one", slow, scheduler=client, report=far.append)
+            assert any(p.done == 0 and p.partly > 0 for p in far), "within an image, too"
             client.run(_fill_the_disk)
             full = run_study(images, tmp_path / "full", QUICK, scheduler=client)
             assert client.status == "running", "a client that was given stays open"
@@ -171,6 +178,12 @@ def test_a_cluster_and_what_goes_wrong_with_slides(images, tmp_path):
     again = run_study(images, tmp_path / "full", QUICK, workers=0)
     assert again.count("failed") == 0
     assert len(again.rows) == COUNT
+
+
+def _tell_often():
+    from napari_beerlanet.core import cluster
+
+    cluster._TELL = 0.05
 
 
 def _fill_the_disk():
@@ -192,13 +205,14 @@ class _FakeClient:
     scheduler = type("Scheduler", (), {"address": "tcp://here:1"})
 
     def __init__(self, resources):
-        self.resources, self.asked = resources, []
+        self.resources, self.asked, self.begun = resources, [], []
 
     def scheduler_info(self, n_workers=-1):
         return {"workers": {str(k): {"resources": r} for k, r in enumerate(self.resources)}}
 
-    def submit(self, function, task, **more):
+    def submit(self, function, task, number, topic, **more):
         self.asked.append(more["resources"])
+        self.begun.append(task["name"])
         result = {"status": "failed", "error": "x."}
         return type(
             "F", (), {"status": "finished", "result": lambda s: result, "release": lambda s: None}
@@ -206,6 +220,8 @@ class _FakeClient:
 
     def cancel(self, futures):
         pass
+
+    subscribe_topic = unsubscribe_topic = lambda self, *given: None
 
 
 @pytest.mark.parametrize(
@@ -220,6 +236,17 @@ def test_workers_with_a_gpu_find_the_objects(images, tmp_path, resources, model,
     client = _FakeClient(resources)
     run_study(images, tmp_path / "out", {**QUICK, "model": model}, scheduler=client)
     assert client.asked == [asked] * COUNT
+
+
+def test_the_largest_are_begun_first(tmp_path):
+    """Where several work side by side, the last to end is then a small one."""
+    sizes = {"a": 40, "b": 160, "c": 80}
+    for name, side in sizes.items():
+        Image.fromarray(he_field((side, side)).image).save(tmp_path / f"{name}.png")
+    client = _FakeClient([{}])
+    done = run_study(tmp_path, tmp_path / "out", QUICK, scheduler=client)
+    assert client.begun == ["b", "c", "a"]
+    assert [e.job.name for e in done.entries] == ["a", "b", "c"]
 
 
 def test_local_workers_share_the_gpus(monkeypatch):
@@ -258,11 +285,12 @@ def wait_for(condition, process=None, seconds=120):
 def test_a_run_is_killed_with_its_workers_at_work_and_goes_on(images, right, tmp_path):
     out = tmp_path / "out"
     run = command(images, out)
-    wait_for(lambda: list(out.glob("records/*.json")), run)
+    wait_for(lambda: list(out.glob("records/[!.]*.json")), run)
     crew = psutil.Process(run.pid).children()
     assert crew
     run.kill()
     run.communicate()
+    (out / "records" / ".0123.partial.json").write_text("{")  # by a process that was killed
     _, alive = psutil.wait_procs(crew, timeout=20)
     assert not alive, "nobody is left to work for"
     again = run_study(images, out, QUICK, workers=0)
@@ -274,7 +302,7 @@ def test_a_run_is_killed_with_its_workers_at_work_and_goes_on(images, right, tmp
 def test_a_file_ends_a_run_and_two_runs_do_not_mix(images, tmp_path):
     out = tmp_path / "out"
     run = command(images, out, "--json")
-    wait_for(lambda: list(out.glob("records/*.json")), run)
+    wait_for(lambda: list(out.glob("records/[!.]*.json")), run)
     with pytest.raises(FileError, match=f"another run \\(process {run.pid}\\)"):
         run_study(images, out, QUICK, workers=0)
     (out / STOP).touch()
@@ -308,7 +336,7 @@ def test_a_disk_that_is_really_full(images, right, tmp_path):
 
 
 def names_in(out):
-    return {path.stem for path in (out / "records").glob("*.json")}
+    return {path.stem for path in (out / "records").glob("[!.]*.json")}
 
 
 def test_how_far_it_is_counts_parts_of_images(images, tmp_path):

@@ -184,12 +184,12 @@ def test_stopped_and_killed_and_gone_on_with(panel, tmp_path, until):
     out, ends = tmp_path / "out", []
     panel.progress.ended.connect(ends.append)
     panel.run_button.click()
-    until(lambda: len(list(out.glob("records/*.json"))) >= 1)
+    until(lambda: len(list(out.glob("records/[!.]*.json"))) >= 1)
     panel.progress.stop.click()
     until(lambda: bool(ends))
     assert ends[0].state is State.STOPPED
     assert "kept" in panel.progress.line.text()
-    done = len(list(out.glob("records/*.json")))
+    done = len(list(out.glob("records/[!.]*.json")))
     assert 0 < done < COUNT
     panel.run_button.click()
     until(lambda: (out / LOCK).exists() and bool((out / LOCK).read_text()))
@@ -206,12 +206,12 @@ def test_stopped_and_killed_and_gone_on_with(panel, tmp_path, until):
 def test_it_goes_on_without_the_panel_and_is_found_again(panel, opened, tmp_path, until):
     out = tmp_path / "out"
     panel.run_button.click()
-    until(lambda: len(list(out.glob("records/*.json"))) >= 1)
+    until(lambda: len(list(out.glob("records/[!.]*.json"))) >= 1)
     number = panel.progress.process.process
     panel.close_down()
     assert psutil.pid_exists(number)
     again = opened(BatchPanel, "Run on folder again")
-    until(lambda: again.progress.running or len(list(out.glob("records/*.json"))) == COUNT)
+    until(lambda: again.progress.running or len(list(out.glob("records/[!.]*.json"))) == COUNT)
     if again.progress.running:
         assert again.progress.process.process == number
         assert again.places.results == out

@@ -12,12 +12,15 @@ import uuid
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import CancelledError
 from contextlib import suppress
+from queue import SimpleQueue
 from typing import Any
 
 from .files import FileError
+from .progress import Teller
 from .studyimage import do_image
 
 _LOOK = 0.2  # seconds between two looks at what has ended
+_TELL = 1.0  # seconds between two words of a worker on how far its image is
 _GONE = "the dask scheduler at {address} is gone; what was finished is kept, run it again to go on."
 
 Task = tuple[int, dict[str, Any]]
@@ -61,14 +64,17 @@ def _connect(distributed: Any, scheduler: Any) -> Any:
 
 
 def _results(client: Any, tasks: list[Task]) -> Generator[Task]:
-    run_id = uuid.uuid4().hex[:8]
+    topic = f"beerlanet-{uuid.uuid4().hex[:8]}"
+    told: SimpleQueue[dict[str, Any]] = SimpleQueue()
+    client.subscribe_topic(topic, lambda event: told.put(event[1]))
     address = str(client.scheduler.address)
     cards = _have_gpus(client)
     futures = {}
     for number, task in tasks:
         needs = {"GPU": 1} if cards and task["settings"]["model"] else None
-        key = f"beerlanet-{run_id}-{number}"
-        futures[number] = client.submit(do_image, task, key=key, pure=False, resources=needs)
+        key = f"{topic}-{number}"
+        work = (_do_and_tell, task, number, topic)
+        futures[number] = client.submit(*work, key=key, pure=False, resources=needs)
     try:
         while futures:
             ended = [n for n, future in futures.items() if future.status != "pending"]
@@ -85,9 +91,25 @@ def _results(client: Any, tasks: list[Task]) -> Generator[Task]:
             if not ended:
                 time.sleep(_LOOK)
                 yield -1, {}
+                while not told.empty():
+                    yield -1, told.get()
     finally:
         with suppress(Exception):  # nobody may be left to hear it
             client.cancel(list(futures.values()))
+            client.unsubscribe_topic(topic)
+
+
+def _do_and_tell(task: dict[str, Any], number: int, topic: str) -> dict[str, Any]:
+    """On a worker: do an image, and have the client hear how far it is."""
+    from distributed import get_worker
+
+    worker: Any = get_worker()
+
+    def write(content: dict[str, Any]) -> None:
+        with suppress(Exception):  # nobody has to listen
+            worker.log_event(topic, {"image": number, **content})
+
+    return do_image(task, Teller(write, _TELL))
 
 
 def _have_gpus(client: Any) -> bool:

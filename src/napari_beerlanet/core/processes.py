@@ -12,17 +12,16 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from queue import Empty, Queue, SimpleQueue
 from typing import IO, Any
 
-from .progress import Progress
+from .progress import Teller
 from .threads import thread_count
 
-_LOOK = 0.5  # seconds between two looks at what has ended, and between two words on how far it is
+_LOOK = 0.5  # seconds between two looks at what has ended
 _LIVES = 3  # processes that one image may cost
 _DIED = (
     "the process that worked on it died {times} times (memory may not have sufficed); "
@@ -174,7 +173,7 @@ def main() -> None:
         answers.flush()
 
     while True:
-        write(do_image(json.loads(tasks.get()), _Teller(write)))
+        write(do_image(json.loads(tasks.get()), Teller(write)))
 
 
 def _listen(tasks: SimpleQueue[bytes]) -> None:
@@ -182,19 +181,6 @@ def _listen(tasks: SimpleQueue[bytes]) -> None:
     for line in sys.stdin.buffer:
         tasks.put(line)
     os._exit(0)
-
-
-class _Teller:
-    """A `Report` that tells how far an image is, now and then."""
-
-    def __init__(self, write: Callable[[dict[str, Any]], None]) -> None:
-        self._write, self._last = write, time.monotonic()
-
-    def __call__(self, progress: Progress) -> None:
-        now = time.monotonic()
-        if now - self._last > _LOOK:
-            self._last = now
-            self._write({"fraction": progress.fraction, "message": progress.message})
 
 
 if __name__ == "__main__":

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 
 class Cancelled(Exception):
@@ -57,6 +59,22 @@ def furthest(report: Report | None) -> Report | None:
             report(Progress(round(_FINE * far), _FINE, progress.message))
 
     return any_thread
+
+
+class Teller:
+    """A report to somebody in another process: as plain dicts, and only now and then.
+
+    `write` takes a dict with the fraction and the message; `every` are seconds.
+    """
+
+    def __init__(self, write: Callable[[dict[str, Any]], None], every: float = 0.5) -> None:
+        self._write, self._every, self._last = write, every, time.monotonic()
+
+    def __call__(self, progress: Progress) -> None:
+        now = time.monotonic()
+        if now - self._last > self._every:
+            self._last = now
+            self._write({"fraction": progress.fraction, "message": progress.message})
 
 
 def tell(report: Report | None, done: int, total: int, message: str = "") -> None:

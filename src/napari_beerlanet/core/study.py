@@ -8,11 +8,9 @@ finished is kept and the rest is done by the next run.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import closing, suppress
-from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,46 +18,21 @@ from .cluster import SchedulerGone, on_cluster
 from .files import FileError, remove
 from .inputs import find_images, name_jobs
 from .locks import FolderLock, LockedError
-from .manifest import MANIFEST, Entry, find_record, write_manifest
-from .progress import Cancelled, Progress, Report
-from .studyimage import WORK, do_image
+from .manifest import MANIFEST, RECORDS, Entry
+from .progress import Report
+from .studyimage import do_image
 from .studysettings import StudySettings
-from .studytables import FAILURES, NO_PARQUET, write_failures, write_summary
+from .studytables import FAILURES
+from .studywatch import STOP, StudyProgress, StudyWatch
 
-LOCK, STOP = ".lock", "stop"
-"""In the folder of results: held by the run that writes there, and made by whoever wants it to
-end."""
-
-_EVERY = 2.0  # seconds between two writings of the manifest
+LOCK = ".lock"
+"""A file in the folder of results, locked by the run that writes there."""
 
 Tasks = Iterable[tuple[int, dict[str, Any]]]
 Outcomes = Generator[tuple[int, dict[str, Any]]]
 Runner = Callable[[Tasks], Outcomes]
 """Does numbered tasks in any order and gives back their outcomes as they come, and number −1 now
 and then, perhaps with how far an image is, so that the caller can stop it by closing."""
-
-
-@dataclass(frozen=True)
-class StudyProgress(Progress):
-    """Images that have ended, of all; `partly` is what is done of those under way, in images.
-
-    `skipped` is how many had been done before, which says nothing on how long the others take.
-    """
-
-    partly: float = 0.0
-    skipped: int = 0
-
-    def left(self, elapsed: float) -> float | None:
-        """Seconds still to go after so many, None while that would be no more than a guess."""
-        begun = self.skipped / max(self.total, 1)
-        done = self.fraction - begun
-        enough = elapsed > 1 and done > 0.02 * (1 - begun)
-        return elapsed * (1 - self.fraction) / done if enough else None
-
-    @property
-    def fraction(self) -> float:
-        """Between 0 and 1, the parts of images under way included."""
-        return min((self.done + self.partly) / self.total, 1.0) if self.total > 0 else 0.0
 
 
 @dataclass(frozen=True)
@@ -127,10 +100,11 @@ def run_study(
         raise FileError("There are no images in what was given, only results of ours.")
     lock = _locked(out)
     try:
-        remove(out / STOP)  # it was meant for an earlier run
-        watch = _Watch(out, entries, chosen, report, ended)
+        _tidy(out)
+        watch = StudyWatch(out, entries, chosen, report, ended)
         watch.skip_done(overwrite)
-        _go_through(watch, _runner(workers, scheduler, watch.part), overwrite)
+        tasks = watch.tasks(overwrite, largest_first=scheduler is not None or workers > 1)
+        _go_through(watch, _runner(workers, scheduler, watch.part), tasks)
     finally:
         lock.release()
     return Study(out, entries, watch.rows(), watch.stopped, watch.notes)
@@ -147,9 +121,17 @@ def _locked(out: Path) -> FolderLock:
         ) from error
 
 
-def _go_through(watch: _Watch, run: Runner, overwrite: bool) -> None:
+def _tidy(out: Path) -> None:
+    """Remove what was meant for an earlier run, and what was half-written when that was killed."""
+    remove(out / STOP)
+    for folder in (out, out / RECORDS):
+        for unfinished in folder.glob(".*.partial*"):
+            remove(unfinished)
+
+
+def _go_through(watch: StudyWatch, run: Runner, tasks: Tasks) -> None:
     try:
-        with closing(run(watch.tasks(overwrite))) as outcomes:
+        with closing(run(tasks)) as outcomes:
             for number, outcome in outcomes:
                 if number < 0:
                     watch.hear(outcome)
@@ -159,114 +141,6 @@ def _go_through(watch: _Watch, run: Runner, overwrite: bool) -> None:
         watch.stopped = str(error)
     finally:
         watch.finish()
-
-
-class _Watch:
-    """Keeps the entries, the manifest and the table up to date."""
-
-    def __init__(
-        self,
-        out: Path,
-        entries: list[Entry],
-        settings: StudySettings,
-        report: Report | None,
-        ended: Callable[[Entry], None] | None,
-    ) -> None:
-        self.out, self.entries, self.settings = out, entries, settings
-        self.report, self.ended, self.stopped = report, ended, ""
-        self.notes: list[str] = []
-        self._partly: dict[int, float] = {}
-        self._started = datetime.now(UTC).isoformat(timespec="seconds")
-        self._written, self._told = 0.0, ""
-
-    def skip_done(self, overwrite: bool) -> None:
-        """Mark what an earlier run has done."""
-        digest = self.settings.hash()
-        for entry in self.entries if not overwrite else []:
-            _, record = find_record(self.out, entry.job, digest)
-            if record is not None:
-                self._end(entry, {"status": "skipped", "record": record})
-        self._write(at_once=True)
-
-    def tasks(self, overwrite: bool) -> list[tuple[int, dict[str, Any]]]:
-        """What is left to do."""
-        shared = {"out": str(self.out), "overwrite": overwrite, "settings": asdict(self.settings)}
-        return [
-            (k, {"source": str(entry.job.source), "name": entry.job.name, **shared})
-            for k, entry in enumerate(self.entries)
-            if entry.status == "waiting"
-        ]
-
-    def take(self, number: int, outcome: Mapping[str, Any]) -> bool:
-        """Note what became of an image; whether it makes no sense to go on."""
-        entry = self.entries[number]
-        self._partly.pop(number, None)
-        self._end(entry, outcome)
-        self._write()
-        if outcome.get("hopeless"):
-            left = sum(e.status == "waiting" for e in self.entries)
-            self.stopped = f"{entry.error.rstrip('.')}; stopped with {left} more to do."
-        self._told = entry.job.source.name
-        self.beat()
-        return bool(self.stopped)
-
-    def hear(self, outcome: Mapping[str, Any]) -> None:
-        """Take how far an image is, where that is told."""
-        if "image" in outcome:
-            self._partly[outcome["image"]] = float(outcome["fraction"])
-            self._told = f"{self.entries[outcome['image']].job.source.name}: {outcome['message']}"
-        self.beat()
-
-    def part(self, number: int) -> Report:
-        """A report of one image that is done in this process."""
-        return lambda p: self.hear({"image": number, "fraction": p.fraction, "message": p.message})
-
-    def beat(self) -> None:
-        """Tell how far it is, and let the caller, or a file, stop it."""
-        if (self.out / STOP).exists():
-            raise Cancelled("stopped as asked")
-        if self.report is not None:
-            done, skipped = (
-                sum(e.status in which for e in self.entries)
-                for which in (("done", "skipped", "failed"), ("skipped",))
-            )
-            partly = sum(self._partly.values())
-            self.report(StudyProgress(done, len(self.entries), self._told, partly, skipped))
-
-    def rows(self) -> list[dict[str, Any]]:
-        return [e.record["row"] for e in self.entries if "row" in e.record]
-
-    def finish(self) -> None:
-        """Manifest, table and failures as things stand; a full disk must not hide why."""
-        try:
-            with suppress(OSError):
-                remove(self.out / STOP)
-            self._write(at_once=True)
-            if len(write_summary(self.out, self.rows())) < 2:
-                self.notes.append(NO_PARQUET)
-            write_failures(self.out, self.entries)
-            work = self.out / WORK
-            if work.is_dir() and not any(work.iterdir()):
-                remove(work)
-        except OSError as error:
-            if not self.stopped:
-                self.stopped = f"{self.out}: {(error.strerror or str(error)).lower()}."
-
-    def _end(self, entry: Entry, outcome: Mapping[str, Any]) -> None:
-        entry.status = outcome["status"]
-        entry.error, entry.record = outcome.get("error", ""), outcome.get("record", {})
-        if self.ended is not None:
-            self.ended(entry)
-
-    def _write(self, at_once: bool = False) -> None:
-        now = time.monotonic()
-        if at_once or now - self._written > _EVERY:
-            try:
-                write_manifest(self.out, self.entries, asdict(self.settings), self._started)
-            except OSError:
-                if at_once:
-                    raise
-            self._written = now
 
 
 def _with_model(settings: StudySettings | Mapping[str, Any] | None) -> StudySettings:
@@ -290,4 +164,13 @@ def _runner(workers: int, scheduler: Any, part: Callable[[int], Report]) -> Runn
     return lambda tasks: ((number, do_image(task, part(number))) for number, task in tasks)
 
 
-__all__ = ["FAILURES", "LOCK", "MANIFEST", "STOP", "Study", "StudySettings", "run_study"]
+__all__ = [
+    "FAILURES",
+    "LOCK",
+    "MANIFEST",
+    "STOP",
+    "Study",
+    "StudyProgress",
+    "StudySettings",
+    "run_study",
+]
