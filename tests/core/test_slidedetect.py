@@ -115,6 +115,46 @@ def test_objects_on_every_border_are_found_once(model, shift):
     assert (matches(found.xyxy, boxes_of(discs), 0.8) >= 0).all()
 
 
+def test_objects_on_the_slides_own_edges_are_found_once(model):
+    """Cut in half by an edge, quartered by a corner, where tiles end at that edge, too."""
+    with SlideDetection(model, draw(SHAPE, []), **SETTINGS) as run:
+        edges_x, edges_y = border_discs(run.plan)
+    height, width = SHAPE
+    ends = [(0, 0), (width, 0), (0, height), (width, height)]
+    sides = [(x, y) for x in edges_x[1:-1] for y in (0, height)]
+    sides += [(x, y) for y in edges_y[1:-1] for x in (0, width)]
+    discs = []
+    for x, y in ends + sides:
+        if all(np.hypot(x - a, y - b) > 55 for a, b, _ in discs):
+            discs.append((float(x), float(y), 40))
+    found = detect_slide(model, lazy(draw(SHAPE, discs)), **SETTINGS)
+    limits = np.array([width, height, width, height])
+    assert len(found) == len(discs) > 8
+    assert (matches(found.xyxy, np.clip(boxes_of(discs), 0, limits), 0.7) >= 0).all()
+
+
+@pytest.mark.parametrize("missing", [0, 1, 2, 3])
+def test_objects_where_three_tiles_meet_are_found_once(model, missing):
+    """One of the four about a corner is of glass and not looked at."""
+    with SlideDetection(model, draw(SHAPE, []), **SETTINGS) as run:
+        columns = len({t.x for t in run.plan.tiles})
+        four = [0, 1, columns, columns + 1]
+        tiles = [run.plan.tiles[k] for k in four]
+    x = (tiles[1].x + tiles[0].x + tiles[0].width) / 2
+    y = (tiles[2].y + tiles[0].y + tiles[0].height) / 2
+    discs = [(x, y, 40)]
+    with SlideDetection(model, lazy(draw(SHAPE, discs)), **SETTINGS) as run:
+        order = [k for k in four if k != four[missing]]
+        shown = []
+        for step in run.steps(order=order):
+            gone = {tuple(box) for box in step.superseded.xyxy}
+            shown = [box for box in shown if box not in gone]
+            shown += [tuple(box) for box in step.found.xyxy]
+        found = run.detections()
+    assert len(found) == len(shown) == 1
+    assert (matches(found.xyxy, boxes_of(discs), 0.8) >= 0).all()
+
+
 def test_what_steps_show_is_what_comes_out(model, image, whole, discs):
     """Boxes of all steps, without those that later steps supersede."""
     shown = {}

@@ -64,6 +64,36 @@ def test_any_chunks_and_order_give_the_same_bits(image, in_memory, chunks, order
     same_bits(found, in_memory)
 
 
+def cuts(length):
+    """Chunks of any sizes, one differing from the other, that make up a length."""
+    borders = st.sets(st.integers(1, length - 1), max_size=5)
+    return borders.map(lambda b: tuple(np.diff([0, *sorted(b), length]).tolist()))
+
+
+@settings(max_examples=8)
+@given(
+    rows=cuts(330),
+    columns=cuts(420),
+    holes=st.booleans(),
+    leave_out=st.sampled_from([(), ("glass",), ("pen", "border")]),
+    order=st.randoms(use_true_random=False),
+)
+def test_ragged_chunks_holes_and_what_is_left_out(image, rows, columns, holes, leave_out, order):
+    """Whatever the fit sees, how it is cut does not matter."""
+    whole = np.where(np.arange(420)[:, None] < 150, np.uint8(243), image)
+    whole = with_holes(whole, 0.3) if holes else whole
+    lazy = da.from_array(whole, chunks=(rows, columns, whole.shape[2]))
+    parts = list(range(len(parts_of(lazy, 32))))
+    order.shuffle(parts)
+    right = decompose_slide(whole, leave_out=leave_out, iterations=5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(slidecolours, "parts_of", lambda level: parts_of(level, 32))
+        found = decompose_slide(lazy, leave_out=leave_out, order=parts, iterations=5)
+    same_bits(found, right.fit)
+    assert found.counted == right.counted
+    np.testing.assert_array_equal(found.fit.densities, right.fit.densities)
+
+
 @pytest.mark.parametrize("iterations", [1, 10])
 def test_steps_of_the_algorithm_give_the_same_bits(image, iterations):
     lazy = da.from_array(image, chunks=(100, 130, 3))
