@@ -1,21 +1,23 @@
 """Objects in slides: as in memory, found once at every border, in any order, and gone on with."""
 
 import errno
+import subprocess
+import sys
 
 import dask.array as da
 import numpy as np
 import pytest
 
 from discs import boxes_of, disc_detector, draw, scattered
-from napari_beerlanet.core import lazypixels, tilelog, tilepath
+from napari_beerlanet.core import lazypixels, tilefile, tilelog
 from napari_beerlanet.core.boxes import matches
 from napari_beerlanet.core.lazypixels import LazyPixels
 from napari_beerlanet.core.palette import palette_of
 from napari_beerlanet.core.progress import Cancelled
 from napari_beerlanet.core.runner import Found
 from napari_beerlanet.core.slidedetect import SlideDetection, detect_slide
+from napari_beerlanet.core.tilefile import log_path
 from napari_beerlanet.core.tilelog import TileLog
-from napari_beerlanet.core.tilepath import log_path
 from napari_beerlanet.core.tissue import GLASS, TISSUE, Tissue
 
 SHAPE = (700, 1000)
@@ -286,7 +288,7 @@ def test_a_full_disk_loses_nothing_that_was_written(tmp_path, monkeypatch):
     log = TileLog.create(tmp_path / "a", {"identity": {"a": 1}}, {"x": np.ones(3)})
     one = Found(np.ones((2, 4), np.float32), np.array([0, 1]), np.ones(2, np.float32))
     log.add(3, one)
-    monkeypatch.setattr(tilelog, "_framed", lambda *given: (_ for _ in ()).throw(full()))
+    monkeypatch.setattr(tilelog, "framed", lambda *given: (_ for _ in ()).throw(full()))
     with pytest.raises(OSError, match="No space"):
         log.add(4, one)
     log.close()
@@ -304,7 +306,7 @@ def test_where_tiles_are_kept(tmp_path, monkeypatch):
     monkeypatch.setattr("platformdirs.user_cache_path", lambda name: tmp_path / "cache")
     slide = tmp_path / "a.svs"
     assert log_path(slide) == tmp_path / "a.svs.tiles"
-    monkeypatch.setattr(tilepath.os, "access", lambda *given: False)
+    monkeypatch.setattr(tilefile.os, "access", lambda *given: False)
     cached = log_path(slide)
     assert cached.parent == tmp_path / "cache" / "tiles"
     assert cached != log_path(tmp_path / "b" / "a.svs"), "another slide of that name"
@@ -312,6 +314,14 @@ def test_where_tiles_are_kept(tmp_path, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr("platformdirs.user_cache_path", lambda name: tmp_path / "cache")
     assert log_path(slide) == cached
+
+
+def test_looking_for_earlier_results_does_not_load_torch():
+    """A viewer looks in one thread while another loads the model; two that import torch crash."""
+    code = "import sys, napari_beerlanet.core.tilefile as f; f.peek(f.Path('a')); "
+    code += "print('torch' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "False"
 
 
 # --- pixels --------------------------------------------------------------------------------------

@@ -18,8 +18,7 @@ from discs import boxes_of, disc_detector, draw, scattered
 from napari_beerlanet.core import lazypixels
 from napari_beerlanet.core.boxes import matches
 from napari_beerlanet.core.runner import Runner
-from napari_beerlanet.core.tilelog import TileLog
-from napari_beerlanet.core.tilepath import log_path
+from napari_beerlanet.core.tilefile import log_path, peek
 from napari_beerlanet.ui.detect_widget import DetectWidget
 from napari_beerlanet.ui.layers import role
 from napari_beerlanet.ui.session import session
@@ -320,14 +319,14 @@ def test_a_killed_viewer_goes_on_tomorrow(opened, gate, until, whole, slide_file
     log = log_path(slide_file)
     try:
         ends = time.monotonic() + 120
-        while (peeked := TileLog.peek(log)) is None or peeked[1] < 2:
+        while (peeked := peek(log)) is None or peeked[1] < 2:
             assert child.poll() is None
             assert time.monotonic() < ends
             time.sleep(0.05)
     finally:
         os.kill(child.pid, signal.SIGKILL)
         child.wait()
-    done = TileLog.peek(log)[1]
+    done = peek(log)[1]
     gate.open()
     _, panel, _ = opened(slide_file)
     until(lambda: panel.run.text() == "Go on")
@@ -375,7 +374,7 @@ def test_the_panel_is_closed_while_it_runs(opened, gate, until, qtbot, slide_fil
     gate.open()
     qtbot.wait(300)
     assert layer in viewer.layers
-    assert TileLog.peek(log_path(slide_file))[1] >= 2
+    assert peek(log_path(slide_file))[1] >= 2
 
 
 def test_a_file_that_vanishes_is_told_and_boxes_stay(opened, gate, until, slide_file):

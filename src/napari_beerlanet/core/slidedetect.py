@@ -28,7 +28,8 @@ from .progress import Report, tell, within
 from .runner import Found, lacks_memory
 from .sizes import Choice
 from .stainfit import Remembered, fit_palette
-from .tilelog import TileLog, arrays_of, changed_since, fit_of
+from .tilefile import changed_since
+from .tilelog import TileLog, arrays_of, fit_of
 from .tilequeue import Focus, centres_of, neighbourhood, take_next
 from .tiling import Plan, Tile
 from .tissue import Tissue, find_tissue

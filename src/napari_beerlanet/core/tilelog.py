@@ -10,9 +10,7 @@ from __future__ import annotations
 import io
 import json
 import os
-import struct
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,21 +21,9 @@ from .columns import MapChain
 from .files import FileError, atomic_path
 from .runner import Found
 from .stainfit import StainFit
+from .tilefile import ARRAYS, KIND, TILE, VERSION, framed, header_of, records
 
-_KIND, _VERSION = "napari-beerlanet tiles", 1
-_FRAME = struct.Struct("<4sIQI")  # what, tile, bytes, checksum
-_TILE, _ARRAYS = b"TILE", b"FITS"
 _ROW = np.dtype([("xyxy", "<f4", 4), ("label", "<i4"), ("score", "<f4")])
-
-_WORDS = {
-    "model": "the model",
-    "source": "the image's file",
-    "shape": "the image's size",
-    "object_size": "the size of cells",
-    "tile": "the size of tiles",
-    "pixel_size": "the pixel size",
-    "iou": "the overlap",
-}
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -53,12 +39,12 @@ class TileLog:
     @classmethod
     def create(cls, path: Path, header: Mapping[str, Any], arrays: Arrays) -> TileLog:
         """Begin a file; one that is there is replaced."""
-        content = {"kind": _KIND, "version": _VERSION, **header}
+        content = {"kind": KIND, "version": VERSION, **header}
         buffer = io.BytesIO()
         np.savez(buffer, allow_pickle=False, **arrays)
         with atomic_path(path) as unfinished, unfinished.open("wb") as file:
             file.write(json.dumps(content).encode() + b"\n")
-            file.write(_framed(_ARRAYS, 0, buffer.getvalue()))
+            file.write(framed(ARRAYS, 0, buffer.getvalue()))
         log = cls(path, content, arrays)
         log._file = path.open("ab")
         return log
@@ -72,14 +58,14 @@ class TileLog:
             return None
         except OSError as error:
             raise FileError(f"{path}: {(error.strerror or str(error)).lower()}.") from error
-        header = _header(content)
+        header = header_of(content)
         if header is None or header.get("identity") != json.loads(json.dumps(identity)):
             return None
         end = content.index(b"\n") + 1
         log = cls(path, header, {})
-        for what, tile, payload, behind in _records(content, end):
+        for what, tile, payload, behind in records(content, end):
             end = behind
-            if what == _ARRAYS:
+            if what == ARRAYS:
                 with np.load(io.BytesIO(payload), allow_pickle=False) as stored:
                     log.arrays = dict(stored)
             else:
@@ -91,26 +77,13 @@ class TileLog:
         log._file.seek(end)
         return log
 
-    @staticmethod
-    def peek(path: Path) -> tuple[dict[str, Any], int] | None:
-        """The header of a file and how many tiles are in it, None where there is no such file."""
-        try:
-            content = path.read_bytes()
-        except OSError:
-            return None
-        header = _header(content)
-        if header is None:
-            return None
-        records = _records(content, content.index(b"\n") + 1)
-        return header, len({tile for what, tile, _, _ in records if what == _TILE})
-
     def add(self, tile: int, found: Found) -> None:
         """Write what is in a tile; when this returns, a kill does not lose it."""
         self.tiles[tile] = found
         if self._file is not None:
             rows = np.empty(len(found), _ROW)
             rows["xyxy"], rows["label"], rows["score"] = found.xyxy, found.labels, found.scores
-            self._file.write(_framed(_TILE, tile, rows.tobytes()))
+            self._file.write(framed(TILE, tile, rows.tobytes()))
             self._file.flush()
 
     def close(self) -> None:
@@ -120,43 +93,6 @@ class TileLog:
             os.fsync(self._file.fileno())
             self._file.close()
             self._file = None
-
-
-def changed_since(path: Path, identity: Mapping[str, Any]) -> list[str]:
-    """In what the run that a file is of differs from one of this identity, in words."""
-    before = TileLog.peek(path)
-    was = before[0].get("identity") if before else None
-    if not isinstance(was, dict):
-        return []
-    now = json.loads(json.dumps(identity))
-    return [word for key, word in _WORDS.items() if was.get(key) != now.get(key)]
-
-
-def _framed(what: bytes, tile: int, payload: bytes) -> bytes:
-    return _FRAME.pack(what, tile, len(payload), zlib.crc32(payload)) + payload
-
-
-def _records(content: bytes, begin: int) -> Iterator[tuple[bytes, int, bytes, int]]:
-    """What, tile, payload and end of each record that is whole."""
-    while begin + _FRAME.size <= len(content):
-        what, tile, length, checksum = _FRAME.unpack_from(content, begin)
-        end = begin + _FRAME.size + length
-        payload = content[begin + _FRAME.size : end]
-        if what not in (_TILE, _ARRAYS) or end > len(content) or zlib.crc32(payload) != checksum:
-            return
-        yield what, tile, payload, end
-        begin = end
-
-
-def _header(content: bytes) -> dict[str, Any] | None:
-    first, line_end, _ = content.partition(b"\n")
-    try:
-        header = json.loads(first) if line_end else None
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(header, dict) or header.get("kind") != _KIND:
-        return None
-    return header if header.get("version") == _VERSION else None
 
 
 def _found(payload: bytes) -> Found:

@@ -14,7 +14,7 @@ from typing import Any
 from napari.layers import Image
 
 from napari_beerlanet.core.stamps import stamp
-from napari_beerlanet.core.tilepath import SUFFIX, log_path
+from napari_beerlanet.core.tilefile import SUFFIX, log_path, peek
 from napari_beerlanet.ui.planes import Plane
 
 
@@ -86,9 +86,7 @@ def file_of(layer: Image) -> Path | None:
 
 def earlier(kept: Kept) -> Earlier | None:
     """What was done before, None where nothing was. Reads the file: not for the GUI thread."""
-    from napari_beerlanet.core.tilelog import TileLog  # loads torch
-
-    found = TileLog.peek(kept.results) if kept.results.exists() else None
+    found = peek(kept.results)
     if found is None:
         return None
     header, done = found
