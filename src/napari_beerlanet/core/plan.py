@@ -23,7 +23,7 @@ _STEPS_PER_EPOCH = 6  # at least: after each epoch come validation and writing
 # is kept by staying between parent and result. In the head alone SGD loses less.
 _FEW = {"all": ("AdamW", 3e-4), "head": ("SGD", 2e-3), "stain": ("AdamW", 2e-3)}
 _MANY = {"all": ("AdamW", 6e-4), "head": ("AdamW", 1.5e-3), "stain": ("AdamW", 6e-3)}
-_SHARE = {"all": 0.5, "head": 0.5, "stain": 0.8}  # of a few numbers there is less to forget
+_SHARE = 0.5  # farther from the parent than this, fields that were not shown gain no more
 # A parent knows objects of other sizes and places; few fields, shown much too large or as pieces of
 # mosaics only, would unteach how whole fields look at the size that they are detected at.
 _NEAR = {"scale": 0.2, "translate": 0.05, "mosaic": 0.5}
@@ -71,7 +71,7 @@ def small_data_defaults(
         optimizer,
         keep_statistics=few,
         average=max(steps // (3 if few else 5), 2),
-        share=_SHARE[scope] if few else 1.0,
+        share=_SHARE if few else 1.0,
         stops_early=True,
         advanced=gentle | (_NEAR if few else {}),
     )
