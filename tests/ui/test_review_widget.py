@@ -440,6 +440,25 @@ def test_accepted_boxes_go_to_the_annotations(opened, until):
     assert set(layer.features["status"]) == {"confirmed"}
 
 
+def test_boxes_corrected_on_the_canvas_are_sent_as_they_are_now(opened, until):
+    viewer, panel, shower = opened()
+    panel.next()
+    panel.accept()  # the first; the second is moved, one is drawn, the third is rejected
+    panel.go_to(2)
+    panel.reject()
+    shapes = [np.array(shape) for shape in shower.layer.data]
+    shapes[1] += 7
+    shapes[2] += 3
+    shower.layer.data = shapes
+    shower.layer.add_rectangles(corners_of(np.array([[5, 300, 45, 340]]))[0])
+    kept = panel.target.to_learn_from(panel.review)
+    assert sorted(kept.xyxy[:, 0].tolist()) == [5, 10, 67]
+    panel.out.send_accepted()
+    until(lambda: any(layer.name.endswith("annotations") for layer in viewer.layers))
+    layer = next(layer for layer in viewer.layers if layer.name.endswith("annotations"))
+    until(lambda: layer.nshapes == 3)
+
+
 def test_two_runs_are_compared(opened, until):
     viewer, panel, shower = opened()
     source = viewer.layers["smear"]

@@ -45,6 +45,24 @@ def role(layer: Layer) -> str | None:
     return made.get("role") if isinstance(made, dict) else None
 
 
+def add_quietly(viewer: Any, layer: Layer) -> None:
+    """Add a layer that only shows something: on top, not editable, and not the active one.
+
+    napari makes every new layer the active one, which takes as long as adding it.
+    """
+    layers = viewer.layers
+    selected, active = set(layers.selection), layers.selection.active
+    selects, layers._activate_on_insert = getattr(layers, "_activate_on_insert", True), False
+    try:
+        viewer.add_layer(layer)
+    finally:
+        layers._activate_on_insert = selects
+    layer.editable = False
+    if set(layers.selection) != selected:
+        layers.selection = selected
+        layers.selection.active = active
+
+
 def put_above(viewer: Any, layer: Layer, source: Layer) -> None:
     """Move a layer that was just added directly above its source, if that still is there."""
     if source in viewer.layers and layer in viewer.layers:

@@ -14,7 +14,7 @@ from napari_beerlanet.core.quality import Quality
 from napari_beerlanet.core.verdict import Verdict
 from napari_beerlanet.ui.detection_shapes import corners_of, most, put
 from napari_beerlanet.ui.detection_view import view_of
-from napari_beerlanet.ui.layers import mark, role, spatial
+from napari_beerlanet.ui.layers import add_quietly, mark, role, spatial
 
 KINDS = {
     "true": "#2fbf71",
@@ -121,10 +121,7 @@ class QualityLayer:
             metadata=mark(_ROLE, self.source),
             **spatial(self.source),
         )
-        active = self.viewer.layers.selection.active
-        self.viewer.add_layer(layer)
-        layer.editable = False
-        self.viewer.layers.selection.active = active
+        add_quietly(self.viewer, layer)
         return layer
 
     def remove(self) -> None:

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from napari.layers import Shapes
+from napari.utils.colormaps.standardize_color import transform_color
 from qtpy.QtCore import QTimer
 
-from napari_beerlanet.ui.detection_shapes import corners_of
+from napari_beerlanet.ui.detection_shapes import corners_of, put
 from napari_beerlanet.ui.detection_view import view_of
-from napari_beerlanet.ui.layers import mark, spatial
+from napari_beerlanet.ui.layers import add_quietly, mark, spatial
 
 ROLE = "current"
 _COLOUR = "#ffffff"
@@ -57,24 +58,17 @@ class ReviewMarker:
         view = view_of(self.source, self.viewer)
         pixel = view.pixel if view is not None else 1.0
         out = _GAP * pixel * np.array([-1, -1, 1, 1], np.float32)
-        self.layer.data = []
-        self.layer.add_rectangles(
-            corners_of((self._box + out)[None], self.index)[0],
-            edge_color=_COLOUR,
-            face_color="transparent",
-            edge_width=_EDGE * pixel,
-        )
+        corners = corners_of((self._box + out)[None], self.index)
+        put(self.layer, corners, transform_color(_COLOUR), _EDGE * pixel, {})
 
     def _made(self) -> Shapes:
         layer = Shapes(
             ndim=self.source.ndim,
             name=f"{self.source.name} · current",
+            face_color="transparent",
             opacity=1.0,
             metadata=mark(ROLE, self.source),
             **spatial(self.source),
         )
-        active = self.viewer.layers.selection.active
-        self.viewer.add_layer(layer)
-        layer.editable = False
-        self.viewer.layers.selection.active = active
+        add_quietly(self.viewer, layer)
         return layer

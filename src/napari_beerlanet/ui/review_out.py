@@ -32,9 +32,9 @@ class ReviewOut(QWidget):
             self._ask,
         )
         self.send = button(
-            "Accepted to annotations",
-            "Copy what you accepted, with your classes, to the annotations of this image, from "
-            "which a model can learn.",
+            "Accepted to project",
+            "Copy what you accepted, moved or drew, with your classes, to the annotations of this "
+            "image, which are saved in the open project; a model can learn from them.",
             self.send_accepted,
         )
         self.bar = RunBar(self.task)
@@ -93,7 +93,7 @@ class ReviewOut(QWidget):
         panel = self._panel
         if panel.review is None or panel.target is None:
             return
-        decided = panel.review.decided()
+        decided = panel.target.to_learn_from(panel.review)
         if not len(decided):
             complain("Nothing is accepted yet: accept boxes first (Y).")
             return

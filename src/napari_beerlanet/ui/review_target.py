@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from napari_beerlanet.core.boxes import Detections
-from napari_beerlanet.core.reviewing import STATES, Review
+from napari_beerlanet.core.reviewing import ACCEPTED, REJECTED, STATES, Review
 from napari_beerlanet.ui.crop_looks import CropLooks
 from napari_beerlanet.ui.planes import Plane, current_plane
 from napari_beerlanet.ui.review_marker import ReviewMarker
@@ -117,6 +117,20 @@ class ReviewTarget:
         """Write states and classes into the layer's features."""
         if self.shower.alive:
             self.shower.decide(review.status, STATES, review.labels, review.names)
+
+    def to_learn_from(self, review: Review) -> Detections:
+        """What was accepted, and boxes that were moved or drawn on the canvas, as they are now."""
+        found = self.shower.passing() if self.shower.alive else None  # takes over what was changed
+        if found is None or found[0].original != len(review):
+            return review.decided()
+        store, theirs = found[0], found[0].model_rows
+        keep = store.touched.copy()
+        keep[theirs] |= review.in_states(frozenset({ACCEPTED}))
+        keep[theirs] &= ~review.in_states(frozenset({REJECTED}))
+        rows = np.flatnonzero(keep & store.alive)
+        return Detections(
+            store.xyxy[rows], store.labels[rows], store.scores[rows], list(store.names)
+        )
 
     # --- keys and clicks ---
 
