@@ -7,6 +7,7 @@ from PIL import Image as Picture
 from napari_beerlanet import folder_reader, readers
 from napari_beerlanet.core.boxes import Detections
 from napari_beerlanet.core.files import FileError
+from napari_beerlanet.core.foreign import find_pairs
 from napari_beerlanet.core.formats import FORMATS, write_classes, write_detections, write_yolo
 from napari_beerlanet.layer_files import OWNER, detections_of
 from napari_beerlanet.readers import NOTHING, get_reader, read
@@ -229,6 +230,18 @@ def test_a_folder_of_coco_offers_its_images(tmp_path, viewer):
     picture, boxes = read(str(tmp_path))
     assert picture[2] == "image"
     assert len(boxes[0]) == 6
+
+
+def test_images_of_a_coco_file_are_looked_for_where_coco_has_them(tmp_path):
+    for folder in ("set/annotations", "set/val2017", "set/private/deep"):
+        (tmp_path / folder).mkdir(parents=True)
+    coco = file_of(
+        tmp_path / "set/annotations", "coco", image="smear.png", name="instances_val2017"
+    )
+    Picture.fromarray(image()).save(tmp_path / "set/private/deep/smear.png")
+    assert find_pairs(coco, ()).found == []
+    Picture.fromarray(image()).save(tmp_path / "set/val2017/smear.png")
+    assert [p.image for p in find_pairs(coco, ()).found] == [tmp_path / "set/val2017/smear.png"]
 
 
 def test_images_outside_of_the_folder_are_not_opened(tmp_path, viewer, monkeypatch):

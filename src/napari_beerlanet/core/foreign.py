@@ -17,13 +17,15 @@ import numpy as np
 from .boxes import Detections, from_centres
 from .dataset import read_dataset
 from .files import SUFFIXES, FileError
-from .formats import CLASSES, load_json, read_coco_images, read_detections
+from .formats import CLASSES, image_names, load_json, read_coco_images, read_detections
 from .labels import Item, label_file
 from .split import count_of
 
 Shape = tuple[int, int]
 _KINDS = (".xml", ".geojson", ".json", ".txt")  # the first that is there is taken
 _LISTED = 3
+_HOMES = ("images", "image", "img", "imgs", "jpegimages")
+"""Folders of images beside a folder of COCO's annotations."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,8 @@ def find_pairs(
     if place.suffix.lower() not in _KINDS:
         raise FileError(f"{place}: neither a data.yaml nor a file of annotations that is known.")
     if is_coco(place):
-        near = around if images is not None or _images_in(around) else around.parent
-        return _of_coco(place, _images_in(near))
+        own = _images_in(around)
+        return _of_coco(place, own if own or images is not None else _images_of_coco(place))
     if around.is_file():
         return Pairs([_pair(around, place, names)])
     known = _images_in(around) if images is not None else _images_near(around)
@@ -196,6 +198,34 @@ def _images_near(folder: Path) -> list[Path]:
         for path in sorted(home.iterdir())
         if path.is_file() and path.suffix.lower() in SUFFIXES
     ]
+
+
+def _images_of_coco(file: Path) -> list[Path]:
+    """Images where COCO's layout has them: annotations/instances_val.json, images/ or val/.
+
+    Or in a folder that the file names; others beside are none of its business.
+    """
+    above = file.absolute().parent.parent
+    named = {part for name in image_names(file, "coco") for part in _parts(name)}
+    homes = [
+        home
+        for home in sorted(above.iterdir())
+        if home.is_dir() and (home.name.lower() in _HOMES or home.name in _words(file.stem) | named)
+    ]
+    direct = [path for path in sorted(above.iterdir()) if path.is_file()]
+    return [p for p in direct if p.suffix.lower() in SUFFIXES] + [
+        path for home in homes for path in _images_in(home)
+    ]
+
+
+def _parts(name: str) -> tuple[str, ...]:
+    """The folders in an image's name."""
+    return PurePosixPath(name.replace("\\", "/")).parts[:-1]
+
+
+def _words(stem: str) -> set[str]:
+    """The parts of a name such as instances_train2017."""
+    return {stem, *stem.replace("-", "_").split("_")}
 
 
 def _files_in(place: Path) -> list[Path]:
