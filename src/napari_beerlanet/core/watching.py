@@ -23,6 +23,7 @@ from .dataset import Dataset
 from .detector import Detector
 from .device import describe_device
 from .network import StainDetectionModel
+from .pace import Pace
 from .progress import Cancelled, Report, tell
 from .runfiles import RunFolder
 from .sizes import describe_sizes
@@ -59,15 +60,13 @@ class Keeper:
     ) -> None:
         self.folder, self.info, self.sample = folder, info, sample
         self.tell, self.report, self.rows = tell_event, report, rows or []
-        self.first_batch = self.epoch_began = time.monotonic()
-        self.done = 0
+        self.epoch_began = time.monotonic()
+        self.pace = Pace()
         self.so_far = (0, 1, "")
 
     def batch(self, trainer: StainTrainer) -> None:
         """Tell of a batch, and stop where that is asked for."""
-        self.done += 1
-        if self.done == 1:  # it comes late, as much is loaded before it
-            self.first_batch = time.monotonic()
+        self.pace.batch(trainer.epoch)
         event = {"event": "batch", **self._where(trainer), "losses": _losses(trainer)}
         if _is_first():
             self.tell(event)
@@ -133,14 +132,14 @@ class Keeper:
 
     def _where(self, trainer: StainTrainer) -> Event:
         batches = len(trainer.train_loader)
-        left = (trainer.epochs - trainer.epoch) * batches - trainer.batch_number
-        pace = (time.monotonic() - self.first_batch) / (self.done - 1) if self.done > 1 else None
+        epochs = trainer.epochs - trainer.epoch
+        left = self.pace.left(epochs * batches - trainer.batch_number, epochs)
         return {
             "epoch": trainer.epoch + 1,
             "epochs": trainer.epochs,
             "batch": trainer.batch_number,
             "batches": batches,
-            "eta_seconds": None if pace is None else round(pace * left, 1),
+            "eta_seconds": None if left is None else round(left, 1),
             "device": describe_device(trainer.device),
             "memory_mb": _memory(trainer.device),
         }
