@@ -107,6 +107,8 @@ def test_it_begins_with_what_the_panels_are_set_to(viewer, opened, images, until
     find.form.take_size(33)
     stains.form.iterations.set_value(12)
     stains.form.lam.set_value(0.5)
+    assert stains.study_settings()["leave_out"] == (), "what is no slide is fitted whole"
+    stains.form.slide.offer([(9000, 9000)])
     stains.form.slide.kinds["glass"].setChecked(True)
     pressed = [b for b in find.findChildren(QPushButton) if b.text().startswith("Run on folder")]
     pressed[0].click()

@@ -17,6 +17,7 @@ from napari_beerlanet.ui.tasks import Task
 
 _SOON = 300  # milliseconds after the last key
 _LINES = 3
+_WHAT = "Folders, files, or patterns such as slides/*.svs; one per line."
 RESULTS = "-results"
 """Added to the name of the images' folder for that of the results, unless another is chosen."""
 
@@ -41,8 +42,7 @@ class Places(QWidget):
 
     def _make(self) -> None:
         self.images = QTextEdit()
-        self.images.setPlaceholderText("Folders, files, or patterns such as slides/*.svs")
-        self.images.setToolTip("Folders, files, or patterns such as slides/*.svs; one per line.")
+        self.images.setToolTip(_WHAT)
         self.images.setLineWrapMode(QTextEdit.LineWrapMode.NoWrap)
         self.images.setTabChangesFocus(True)
         self.images.setAcceptRichText(False)
@@ -51,7 +51,7 @@ class Places(QWidget):
         self.files = button("Add files …", "Add images one by one.", self._ask_files)
         self.recursive = QCheckBox("and folders in it")
         self.recursive.setToolTip("Look into the folders within folders, too.")
-        self.counted, self.bar = hint(), RunBar(self._task, quiet=True)
+        self.counted, self.bar = hint(_WHAT), RunBar(self._task, quiet=True)
         self.out = QLineEdit()
         self.out.setPlaceholderText("A folder; it is made if it is not there")
         self.out.setToolTip(
@@ -138,9 +138,8 @@ class Places(QWidget):
 
     def _counted(self, result: tuple[int, str]) -> None:
         self.found, missing = result
-        words = f"{self.found:,} image{'s' * (self.found != 1)}" if self.given else ""
+        words = f"{self.found:,} image{'s' * (self.found != 1)}" if self.given else _WHAT
         self.counted.setText(f"{words}; not found: {missing}" if missing else words)
-        self.counted.setVisible(bool(self.counted.text()))
         self.changed.emit()
 
 

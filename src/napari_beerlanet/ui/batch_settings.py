@@ -24,14 +24,14 @@ def finding_settings(model: str, form: DetectForm) -> dict[str, Any]:
 
 def stain_settings(form: DecomposeForm) -> dict[str, Any]:
     """How stains are taken apart, by the names of `StudySettings`."""
-    set_ = form.settings()
+    set_, slide = form.settings(), form.slide
     return {
         "components": "auto" if set_.counted else set_.components,
         "iterations": set_.iterations,
         "lam": set_.lam,
         "gamma": set_.gamma,
         "spectra": None if set_.spectra is None else set_.spectra.tolist(),
-        "leave_out": form.slide.choice.leave_out,
+        "leave_out": () if slide.left_out.isHidden() else slide.choice.leave_out,
     }
 
 
