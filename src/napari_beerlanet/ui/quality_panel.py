@@ -75,6 +75,7 @@ class QualityPanel(QWidget):
         self.suspects = QListWidget()
         self.suspects.setToolTip("The most doubtful first. Click one to go there.")
         self.suspects.setMinimumHeight(120)
+        self.suspects.setMaximumHeight(240)
         self.suspects.currentRowChanged.connect(self._suspect)
         layout.addWidget(self.suspects)
         self.mend = button(
@@ -121,6 +122,7 @@ class QualityPanel(QWidget):
         self.plot.hideButtons()
         self.plot.setMenuEnabled(False)
         self.plot.setMinimumHeight(170)
+        self.plot.setMaximumHeight(260)
         self.plot.addLegend(offset=(10, -10), labelTextSize="8pt")
         return self.plot
 
@@ -175,7 +177,7 @@ class QualityPanel(QWidget):
         self.notes.setText(" ".join(notes))
         self.plot.clear()
         for k, (name, curve) in enumerate(found.curves.items()):
-            if len(curve.recall):
+            if curve.recall.any():
                 pen = pg.mkPen(colours[k % len(colours)] if colours else "w", width=2)
                 plain = " ".join(html.escape(name).split())
                 thin = _thinned(len(curve.recall))
@@ -200,7 +202,7 @@ class QualityPanel(QWidget):
             box.setText(f"{kind} {count:,}")
         rows = [verdict.mean, *(score for score in verdict.scores if score.count or score.shown)]
         _fill(self.scores, _HEADS, [_cells(score) for score in rows])
-        points = [c.point(threshold) for c in self._assessment.curves.values() if len(c.recall)]
+        points = [c.point(threshold) for c in self._assessment.curves.values() if c.recall.any()]
         self._dots.setData([x for x, _ in points], [y for _, y in points])
         self._matrix(verdict)
 
