@@ -317,7 +317,7 @@ def test_where_tiles_are_kept(tmp_path, monkeypatch):
 
 
 def test_looking_for_earlier_results_does_not_load_torch():
-    """A viewer looks in one thread while another loads the model; two that import torch crash."""
+    """A viewer looks when an image is chosen, while another thread may be loading the model."""
     code = "import sys, napari_beerlanet.core.tilefile as f; f.peek(f.Path('a')); "
     code += "print('torch' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from . import kernels
 from .decomposition import Decomposition
 from .lazy import Part, read
+from .palette import Palette, palette_of
 from .threads import slices
 
 _CACHE = 256 << 20  # bytes of densities that are kept: the layers of one view share them
@@ -51,6 +52,11 @@ class DensityTable:
             known = self._learn(flat)
         return out.reshape(-1, *pixels.shape[:2])
 
+    def know(self, palette: Palette) -> None:
+        """Take up all colours of a palette at once, which is sooner done than block by block."""
+        if self._eight_bits and len(palette):
+            self._take_up(palette)
+
     def _look_up(
         self,
         flat: npt.NDArray[np.uint8],
@@ -67,9 +73,9 @@ class DensityTable:
 
     def _learn(self, flat: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.uint32], Planes]:
         """Take up the colours that are new; rows once given stay, so others look up meanwhile."""
-        from .palette import palette_of
+        return self._take_up(palette_of(np.ascontiguousarray(flat[:, :3])))
 
-        colours = palette_of(np.ascontiguousarray(flat[:, :3]))
+    def _take_up(self, colours: Palette) -> tuple[npt.NDArray[np.uint32], Planes]:
         with self._lock:
             codes, table = self._known
             rows = self._index[colours.codes]

@@ -72,6 +72,8 @@ def density_data(fitted: Fitted) -> list[Data]:
 def _slide_data(fitted: Fitted, seen: SlideColours) -> list[Data]:
     """Look-ups at every level; what a look at the whole needs is worked out here and now."""
     lazy = DensityLevels(seen.levels, fitted.decomposition)
+    if seen.palette is not None:
+        lazy.table.know(seen.palette)
     coarsest = len(seen.levels) - 1
     height, width = seen.levels[coarsest].shape[:2]
     high, wide = lazy.chunk(coarsest)

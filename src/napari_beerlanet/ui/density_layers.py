@@ -12,6 +12,7 @@ from qtpy.QtCore import QTimer
 from napari_beerlanet.ui.component_layer import ComponentLayer, Limits, Look, component_name
 from napari_beerlanet.ui.density_arrays import Data
 from napari_beerlanet.ui.fitting import Fitted
+from napari_beerlanet.ui.gl_guard import guard_software_opengl
 from napari_beerlanet.ui.stain_maps import forget_unused
 
 _TIDY_AFTER = 1500  # milliseconds without a change, until empty layers go
@@ -34,6 +35,7 @@ class DensityLayers:
         seen: Callable[[], None] = lambda: None,
     ) -> None:
         """`seen` is called when other layers are visible than before."""
+        guard_software_opengl(viewer)  # components that are no longer needed are removed
         self._viewer, self.source, self.look, self._seen = viewer, source, look, seen
         self._ours: dict[int, ComponentLayer] = {}
         self._unwanted: set[int] = set()
