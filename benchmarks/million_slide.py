@@ -106,3 +106,11 @@ def levels(side: int, found: Detections, where: npt.NDArray[np.float32]) -> list
     index = SpatialIndex(found.xyxy)
     made = [Slide(where, index, side, step) for step in (1, 2, 4, 8, 16, 32, 64)]
     return [da.from_array(level, chunks=(512, 512, 3), asarray=True) for level in made]
+
+
+def plain(side: int) -> list[Any]:
+    """A pyramid of one colour that costs nothing to read."""
+    return [
+        np.broadcast_to(np.uint8([226, 190, 210]), (side // step, side // step, 3))
+        for step in (1, 4, 16, 64)
+    ]

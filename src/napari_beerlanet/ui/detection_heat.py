@@ -28,6 +28,7 @@ FROM = 10_000
 
 _FADED = 8.0  # times as many boxes in view as can be drawn: only the density is left
 _OPACITY = 0.7
+_WHILE = 1000  # milliseconds between pictures while boxes come
 _ANEW = 1.5  # times as many boxes as before: the scale of opacity is found again
 
 
@@ -52,6 +53,10 @@ class _Asked(NamedTuple):
             return False
         return np.array_equal(self.colours, other.colours)
 
+    def grown_from(self, other: _Asked) -> bool:
+        """Whether boxes have come to those of the other."""
+        return self.choice is other.choice and len(self.mask) > len(other.mask)
+
 
 class HeatLayer:
     """The image layer of the density of one `DetectionLayer`, made when it is first needed.
@@ -68,6 +73,11 @@ class HeatLayer:
         self.refused = False
         self._task = Task()
         self._asked: _Asked | None = None
+        self._begun: _Asked | None = None
+        self._later = QTimer()
+        self._later.setSingleShot(True)
+        self._later.setInterval(_WHILE)
+        self._later.timeout.connect(self._begin_late)
         self._has: BoxChoice | None = None
         self._full: tuple[BoxChoice | None, int, float | None] = (None, 0, None)
         self._fade, self._base, self._ours = 0.0, _OPACITY, False
@@ -93,9 +103,31 @@ class HeatLayer:
             return
         self._asked = asked
         if not self._task.running:  # a slider that moves must not keep it from ever being done
+            self._begin_newest()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a picture is being made, or soon will be."""
+        return self._task.running or self._later.isActive()
+
+    def _begin_newest(self) -> None:
+        """Make the picture that was asked for last; of boxes that just come, in a while."""
+        asked, had = self._asked, self._begun
+        if asked is None or (had is not None and asked.same(had)):
+            return
+        if self.layer is not None and had is not None and asked.grown_from(had):
+            if not self._later.isActive():
+                self._later.start()
+        else:
             self._begin(asked)
 
+    def _begin_late(self) -> None:
+        if self._asked is not None and not self._task.running:
+            self._begin(self._asked)
+
     def _begin(self, asked: _Asked) -> None:
+        self._begun = asked
+        self._later.stop()
         store, shape, full = asked.choice.store, self._shape, self._scale_of(asked.choice)
         mask, colours, xyxy, labels = asked.mask, asked.colours, store.xyxy, store.labels
 
@@ -111,8 +143,7 @@ class HeatLayer:
             self._full = asked.choice, len(asked.choice.store), full
         if not self.refused and self._asked is not None and self._asked.choice is asked.choice:
             self._put(asked, grid, picture)
-        if self._asked is not None and not asked.same(self._asked):
-            self._begin(self._asked)
+        self._begin_newest()
 
     def fade(self, by: float) -> None:
         """Show as much of it, from 0, nothing, to 1."""
@@ -123,6 +154,7 @@ class HeatLayer:
     def close(self) -> None:
         """Take the layer away, and make no further picture."""
         self._task.close()
+        self._later.stop()
         self._shapes.events.visible.disconnect(self._go_along)
         self._viewer.layers.events.removed.disconnect(self._removed)
         layer, self.layer, self.refused = self.layer, None, True
@@ -185,6 +217,7 @@ class HeatLayer:
         if self.layer is not None and event.value is self.layer:
             self.layer, self.refused = None, True
             self._task.cancel()
+            self._later.stop()
             self._ready()
 
 

@@ -9,7 +9,7 @@ Edges are equally thin at any zoom. Labels appear when few boxes are in view.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,28 +18,19 @@ from psygnal import Signal
 from qtpy.QtCore import QTimer
 
 from napari_beerlanet.core.boxes import Detections
-from napari_beerlanet.ui.detection_choice import BoxChoice
 from napari_beerlanet.ui.detection_drawing import Drawing
 from napari_beerlanet.ui.detection_hand import UserHand
 from napari_beerlanet.ui.detection_heat import FROM
 from napari_beerlanet.ui.detection_look import Look
 from napari_beerlanet.ui.detection_planes import Index, Planes
-from napari_beerlanet.ui.detection_shown import make_layer, nothing
+from napari_beerlanet.ui.detection_readback import ReadBack
+from napari_beerlanet.ui.detection_shown import make_layer
 from napari_beerlanet.ui.detection_store import BoxStore, Chosen, Rows
 from napari_beerlanet.ui.gl_guard import guard_software_opengl
 
 _PAUSE = 60  # milliseconds between changes of what is shown, while the view moves
 
 _living: set[DetectionLayer] = set()  # napari holds listeners weakly; they live with their layers
-
-
-class ReadBack(NamedTuple):
-    """What a layer stands for, hidden boxes left out: boxes (n, 4) in pixels, labels, table."""
-
-    xyxy: npt.NDArray[np.float32]
-    labels: npt.NDArray[np.int64]
-    names: list[str]
-    features: dict[str, npt.NDArray[Any]]
 
 
 class DetectionLayer:
@@ -75,15 +66,13 @@ class DetectionLayer:
         text: bool = False,
     ) -> None:
         self.viewer = viewer
-        self._chosen: Chosen = confidence
-        self._confidence = confidence
         guard_software_opengl(viewer)
         self.layer = make_layer(viewer, source)
         look = Look(colours, detections.names)
         self._drawing = Drawing(viewer, source, self.layer, look, again=self._draw)
         self._drawing.text = text
         self._shown = self._drawing.shown
-        self._planes = Planes(viewer, self.layer)
+        self._planes = Planes(viewer, self.layer, confidence)
         self._hand = UserHand(self._shown, self.changed.emit, self._picked)
         self._timer = QTimer()
         self._timer.setSingleShot(True)
@@ -97,8 +86,6 @@ class DetectionLayer:
     def _appear(self) -> None:
         if self.alive:
             self.layer.visible = True
-
-    # --- what there is ----------------------------------------------------------------------------
 
     @property
     def alive(self) -> bool:
@@ -141,7 +128,7 @@ class DetectionLayer:
     @property
     def confidence(self) -> float:
         """The last threshold by which boxes were chosen."""
-        return self._confidence
+        return self._planes.confidence
 
     @property
     def edited(self) -> bool:
@@ -155,19 +142,12 @@ class DetectionLayer:
         choice = self._planes.current
         if choice is None:
             return None
-        return choice.store, choice.mask(self._chosen_for(choice))
+        return choice.store, choice.mask(self._planes.chosen)
 
     def read_back(self) -> ReadBack:
         """What is chosen in the plane that is shown, with the user's edits."""
         self._take_over(anyway=True)
-        found = self.passing()
-        if found is None:
-            return ReadBack(*nothing(), [], {})
-        store, mask = found
-        rows = np.flatnonzero(mask)
-        return ReadBack(
-            store.xyxy[rows], store.labels[rows], list(store.names), store.features(rows)
-        )
+        return ReadBack.of(self.passing())
 
     # --- boxes that come --------------------------------------------------------------------------
 
@@ -176,7 +156,7 @@ class DetectionLayer:
     ) -> None:
         """Make these the boxes of a plane, whatever it had before, and show them."""
         if confidence is not None:
-            self._chosen = self._confidence = confidence
+            self._planes.choose(confidence)
         self._planes.put(detections, index)
         self._fill()
 
@@ -226,9 +206,7 @@ class DetectionLayer:
         """Show boxes of at least this confidence, or of a mask over all candidates."""
         if self.alive:
             self._take_over()
-            self._chosen = chosen
-            if np.ndim(chosen) == 0:
-                self._confidence = float(chosen)
+            self._planes.choose(chosen)
             self._draw()
 
     def set_text(self, shown: bool) -> None:
@@ -256,10 +234,11 @@ class DetectionLayer:
         they stay as they were. `labels` (n,) places in `names`.
         """
         store = self.store
-        if not self.alive or store is None or len(status) != store.original:
+        status = np.asarray(status)
+        if not self.alive or store is None or not store.fits(status):
             return
         self._take_over()
-        store.decide(np.asarray(status), states, np.asarray(labels), names)
+        store.decide(status, states, np.asarray(labels), names)
         self._hand.edited |= bool(store.reviewed.any())
         self._draw()  # at once: what the layer's table says must not be taken for the user's
 
@@ -268,17 +247,11 @@ class DetectionLayer:
         if self.alive:
             self.viewer.layers.remove(self.layer)
 
-    def _chosen_for(self, choice: BoxChoice | None) -> Chosen:
-        fits = choice is None or choice.store.fits(self._chosen)
-        return self._chosen if fits else self._confidence
-
     def _draw(self) -> None:
         """Put what is to be seen into the layer."""
         if self.alive:
-            choice = self._planes.current
-            self.told.emit(self._drawing.draw(choice, self._chosen_for(choice)))
-
-    # --- what happens meanwhile -------------------------------------------------------------------
+            planes = self._planes
+            self.told.emit(self._drawing.draw(planes.current, planes.chosen))
 
     def _listen(self, on: bool) -> None:
         camera, layers = self.viewer.scene.camera.events, self.viewer.layers.events
@@ -304,8 +277,7 @@ class DetectionLayer:
             self._timer.start()  # the user is drawing
             return
         self._take_over()
-        choice = self._planes.current
-        words = self._drawing.follow(choice, self._chosen_for(choice))
+        words = self._drawing.follow(self._planes.current, self._planes.chosen)
         if words is not None:
             self.told.emit(words)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 from napari.layers import Shapes
 
 from napari_beerlanet.core.boxes import Detections
 from napari_beerlanet.ui.detection_choice import BoxChoice
 from napari_beerlanet.ui.detection_edits import rows_at, settled
-from napari_beerlanet.ui.detection_store import BoxStore
+from napari_beerlanet.ui.detection_store import BoxStore, Chosen
 from napari_beerlanet.ui.detection_view import plane_of
 
 Index = tuple[int, ...]
@@ -18,16 +19,33 @@ Index = tuple[int, ...]
 
 
 class Planes:
-    """One `BoxChoice` for each plane on which something was run."""
+    """One `BoxChoice` for each plane on which something was run, and what is chosen of them.
 
-    def __init__(self, viewer: Any, layer: Shapes) -> None:
+    `confidence` is the last threshold by which boxes were chosen.
+    """
+
+    def __init__(self, viewer: Any, layer: Shapes, confidence: float) -> None:
         self._viewer, self._layer = viewer, layer
+        self.choose(confidence)
         self._choices: dict[Index, BoxChoice] = {}
 
     @property
     def current(self) -> BoxChoice | None:
         """Of the plane that is shown, None where nothing was run."""
         return self._choices.get(plane_of(self._layer, self._viewer))
+
+    @property
+    def chosen(self) -> Chosen:
+        """Of the plane that is shown; the last threshold where a mask is not of its boxes."""
+        choice = self.current
+        fits = choice is None or choice.store.fits(self._chosen)
+        return self._chosen if fits else self.confidence
+
+    def choose(self, chosen: Chosen) -> None:
+        """Choose boxes of at least this confidence, or of a mask over the model's."""
+        self._chosen: Chosen = chosen
+        if np.ndim(chosen) == 0:
+            self.confidence = float(chosen)
 
     @property
     def stores(self) -> dict[Index, BoxStore]:

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from napari.layers import Image, Shapes
 
 from napari_beerlanet.ui import detection_shapes
@@ -139,8 +138,3 @@ class Shown:
         """Whether the user is drawing or moving a box."""
         layer: Any = self.layer
         return bool(getattr(layer, "_is_moving", False) or getattr(layer, "_is_creating", False))
-
-
-def nothing() -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-    """No boxes and no labels."""
-    return _NO_BOXES, np.empty(0, np.int64)
