@@ -95,7 +95,9 @@ def test_the_window_answers_while_four_megapixels_are_worked_on(
     assert max(longest.values()) < 5  # generous: the machine may be shared
 
 
-@pytest.mark.parametrize("panel", [STAINS, CELLS, "Annotate", "Fine-tune", "Review detections"])
+@pytest.mark.parametrize(
+    "panel", [STAINS, CELLS, "Annotate", "Fine-tune", "Review detections", "Run on folder"]
+)
 def test_every_control_has_a_tooltip_and_the_panel_fits_a_narrow_dock(
     make_napari_viewer, qtbot, panel, smear
 ):
@@ -161,7 +163,7 @@ from napari_beerlanet.sample_data import blood_smear
 viewer.add_image(blood_smear((240, 320), cell_diameter=50).image)
 _, stains = viewer.window.add_plugin_dock_widget("napari-beerlanet", "Stain decomposition")
 _, cells = viewer.window.add_plugin_dock_widget("napari-beerlanet", "Find cells", tabify=True)
-for name in ("Annotate", "Fine-tune", "Review detections"):
+for name in ("Annotate", "Fine-tune", "Review detections", "Run on folder"):
     viewer.window.add_plugin_dock_widget("napari-beerlanet", name, tabify=True)
 
 def until(what):
