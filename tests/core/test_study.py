@@ -101,7 +101,18 @@ def test_objects_are_found_and_measured(tmp_path):
     report = (tmp_path / "out" / "smear.report.html").read_text()
     assert f"{row['objects']:,}" in report
     assert file_hash(tmp_path / "smear.png") in report
+    assert row["warnings"] == ""
     assert row["per mm2 RBC"] == pytest.approx(row["count RBC"] / row["tissue_mm2"])
+
+
+def test_an_image_unlike_the_training_is_told(tmp_path):
+    Image.fromarray(255 - blood_smear((200, 260), seed=1).image).save(tmp_path / "inverted.png")
+    settings = {"model": "blood-cells", "iterations": 3, "previews": False, "decompose": False}
+    done = run_study(tmp_path / "inverted.png", tmp_path / "out", settings, workers=0)
+    (row,) = done.rows
+    assert "light" in row["warnings"]
+    report = (tmp_path / "out" / "inverted.report.html").read_text()
+    assert row["warnings"].split(".")[0] in report.replace("&#x27;", "'")
 
 
 def test_only_what_is_asked_for(tmp_path):

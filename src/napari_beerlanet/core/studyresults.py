@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,17 @@ class ImageResult:
     stains: SlideDecomposition | None = None
     found: Detections | None = None
     model: Mapping[str, Any] | None = None
+
+    @cached_property
+    def warnings(self) -> list[str]:
+        """In what the image is unlike those that the model was trained on."""
+        from .familiar import unlike_training
+
+        if self.found is None or not self.model:
+            return []
+        everything = self.found.candidates or self.found
+        stain = self.found.report.get("stain")
+        return unlike_training(self.model, stain, self.slide.pixel_size, everything.scores)
 
 
 def write_image(out: Path, name: str, result: ImageResult) -> list[Path]:
@@ -102,6 +114,7 @@ def _subject(result: ImageResult, found: Detections, small: Any) -> Any:
         hashes={"the image file": result.sha256, "the checkpoint": settings.model_sha256},
         settings={"Overlap (IoU) of doubles": settings.iou},
         facts={"Image file": slide.path.name},
+        notes=result.warnings,
     )
 
 
@@ -129,6 +142,7 @@ def table_row(name: str, result: ImageResult) -> dict[str, Any]:
         row |= _stains_row(result.stains, mm2)
     if result.found is not None:
         row |= _found_row(result.found, row.get("tissue_mm2", mm2))
+        row["warnings"] = " ".join(result.warnings)
     return row
 
 
