@@ -246,6 +246,28 @@ def test_the_layer_is_removed_under_the_panel(opened, until):
     panel.accept()
 
 
+def test_each_plane_of_a_stack_has_its_own_review(make_napari_viewer, until):
+    viewer = make_napari_viewer()
+    stack = viewer.add_image(np.stack([PICTURE, 255 - PICTURE]), name="stack", rgb=True)
+    viewer.dims.set_point(0, 0)
+    shower = DetectionLayer(viewer, stack, some(10), class_colours(2), index=(0,), confidence=0.0)
+    shower.put(some(25), (1,))
+    session(viewer).put_result(stack, some(10), shower)
+    panel = ReviewWidget(viewer)
+    viewer.window.add_dock_widget(panel)
+    until(lambda: panel.keeper.path is not None and len(panel.rows) == 10)
+    panel.next()
+    panel.accept()
+    viewer.dims.set_point(0, 1)
+    until(lambda: len(panel.rows) == 25 and panel.keeper.path is not None)
+    assert panel.review.progress()[0] == 0
+    panel.next()
+    panel.reject()
+    viewer.dims.set_point(0, 0)
+    until(lambda: len(panel.rows) == 10 and panel.review.progress()[0] == 1)
+    assert panel.review.state_of(0) == ACCEPTED
+
+
 # --- against annotations -------------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from qtpy.QtCore import QTimer
 from qtpy.QtWidgets import QComboBox, QLabel, QProgressBar, QTabWidget
 
 from napari_beerlanet.core.reviewing import Review
@@ -30,6 +31,7 @@ _EMPTY = (
     "Find cells first (Plugins › Find cells), or open a file of boxes; what was found is then "
     "reviewed here."
 )
+_PAUSE = 120  # milliseconds until another plane of a stack is reviewed
 _MANY = 50_000  # detections whose orders take long to find
 
 
@@ -47,6 +49,11 @@ class ReviewWidget(ReviewActions):
         session(self.viewer).detected.connect(self._look_for_targets)
         self.listen(self.viewer.layers.events.removed, self._look_for_targets)
         self.listen(self.viewer.layers.events.inserted, self._look_for_targets)
+        self._plane = QTimer(self)
+        self._plane.setSingleShot(True)
+        self._plane.setInterval(_PAUSE)
+        self._plane.timeout.connect(self._look_for_targets)
+        self.listen(self.viewer.dims.events.point, self._plane_moved)
         self._look_for_targets()
 
     def _build(self) -> None:
@@ -122,6 +129,10 @@ class ReviewWidget(ReviewActions):
         self.choice.blockSignals(was)
         if kept is None or self._targets[kept].found is not self.target.found:
             self._choose(self.choice.currentIndex())
+
+    def _plane_moved(self, event: Any = None) -> None:
+        """Another plane of a stack has other detections."""
+        self._plane.start()
 
     def _take(self, opened: Opened) -> None:
         """Review boxes that were opened from a file."""
