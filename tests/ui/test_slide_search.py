@@ -193,6 +193,16 @@ def test_first_where_the_user_looks_also_if_that_moves(opened, gate, until):
     assert any(tile.y == tile.x == 0 for tile in gate.tiles[1:4])
 
 
+def test_a_slide_unlike_the_training_is_told_while_it_runs(opened, gate, until, model, monkeypatch):
+    monkeypatch.setitem(model.info, "pixel_size", 0.1)
+    _, panel, layer = opened()
+    layer.scale, layer.units = (1.0, 1.0), ("um", "um")
+    panel.find()
+    at_tile(panel, gate, until, 1)
+    until(lambda: "in training" in panel.counts.warnings.text())
+    assert panel.work.running
+
+
 def test_the_view_alone_may_be_searched(opened, until, whole):
     viewer, panel, _ = opened()
     viewer.camera.zoom = 0.6

@@ -104,14 +104,20 @@ def search(order: Order, feed: Feed, report: Report) -> Result:
 
 
 def _go_through(run: Any, order: Order, feed: Feed, report: Report | None) -> None:
+    from napari_beerlanet.core.familiar import unlike_training
+
     names = run.model.classes
     wanted = [k for k in run.tiles if _touches(run.plan.tiles[k], order.windows)]
-    before = run.detections(0.0) if run.resumed else Detections.empty(names)
-    earlier = _inside(before, order.windows)
+    earlier = _inside(run.detections(), order.windows)
+    # A search may take long: in what the slide is unlike those of the training is said at once.
+    stain = earlier.report.get("stain")
+    facts = earlier.report | {"warnings": unlike_training(run.model.info, stain, order.pixel_size)}
+    earlier = replace(earlier, report=facts)
+    if earlier.candidates is not None:
+        earlier = replace(earlier, candidates=replace(earlier.candidates, report=facts))
     feed.total, feed.done = len(wanted), run.done_of(wanted)
     colours = run.model.info.get("colours")
     feed.put(Begun(names, colours, earlier, feed.done, feed.total, run.changed))
-    facts = {"model": run.model.info.get("name", "")}
     with closing(run.steps(lambda: feed.focus, wanted)) as steps:
         _tell_tile(feed, report)
         for step in steps:

@@ -7,7 +7,6 @@ from typing import Any
 from napari.layers import Image
 from qtpy.QtCore import QObject, QTimer, Signal
 
-from napari_beerlanet.core.boxes import Detections
 from napari_beerlanet.ui.detect_work import Order, Result
 from napari_beerlanet.ui.detection_layer import DetectionLayer
 from napari_beerlanet.ui.planes import canvas_corners
@@ -42,6 +41,11 @@ class SlideSearch(QObject):
     def running(self) -> bool:
         """Whether it is a slide that the task is searching."""
         return self._order is not None
+
+    @property
+    def total(self) -> int:
+        """Tiles of the last search, 0 as long as they are not known."""
+        return self._feed.total
 
     @property
     def left(self) -> int:
@@ -103,7 +107,7 @@ class SlideSearch(QObject):
         if there and begun.done and self._fed == fed and shower is self.shower:
             return  # its boxes are there already, with what the user did to them
         self._fed = fed
-        first = begun.earlier if begun.done else Detections.empty(begun.names)
+        first = begun.earlier
         if there and not shower.edited:
             shower.take_colours(begun.colours, begun.names)
             shower.put(first, index, self._confidence)

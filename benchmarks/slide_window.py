@@ -1,0 +1,184 @@
+"""A slide in a real window: how soon stains come, how long the window does not answer, panning.
+
+`python benchmarks/slide_window.py --side 20480` writes a synthetic smear as a zarr pyramid once to
+a cache folder, opens it in napari and prints figures: by the clock, and in processor time of the
+process or of the window's thread, which other programs disturb less. Without a display, run it
+under `xvfb-run -a -s "-screen 0 1400x900x24"`.
+"""
+
+import argparse
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+
+FIELD = 2048
+SCALE = 0.25  # micrometres of a pixel
+
+
+def make_pyramid(path: Path, side: int) -> None:
+    """Fields of blood cells with noise of their own in the middle, glass about them."""
+    from napari_beerlanet.sample_data import blood_smear
+
+    unfinished = path.with_suffix(".partial")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    group, levels = zarr.create_group(unfinished), []
+    while side >> len(levels) >= 640:
+        n = side >> len(levels)
+        name, shape = str(len(levels)), (n, n, 3)
+        levels.append(group.create_array(name, shape=shape, chunks=(512, 512, 3), dtype=np.uint8))
+    fields = [blood_smear((FIELD, FIELD), seed=seed).image for seed in range(3)]
+    rng, count = np.random.default_rng(0), side // FIELD
+    for row, column in np.ndindex(count, count):
+        far = np.hypot(row - (count - 1) / 2, column - (count - 1) / 2)
+        glass = np.full((FIELD, FIELD, 3), 243, np.uint8)
+        field = rng.choice(fields) if far < 0.38 * count else glass
+        noise = rng.integers(-2, 3, field.shape, np.int8)
+        tile = np.clip(field.astype(np.int16) + noise, 0, 255).astype(np.uint8)
+        for k, level in enumerate(levels):
+            s = FIELD >> k
+            small = tile.reshape(s, 1 << k, s, 1 << k, 3).mean((1, 3)).astype(np.uint8)
+            level[row * s : (row + 1) * s, column * s : (column + 1) * s] = small
+    unfinished.rename(path)
+
+
+class Window:
+    """A viewer that is watched: the longest time between two ticks of a timer, clock and thread."""
+
+    def __init__(self) -> None:
+        import napari
+        from qtpy.QtCore import QTimer
+
+        self.viewer = napari.Viewer(show=True)
+        self.viewer.window.resize(1380, 860)
+        self._timer = QTimer()
+        self._timer.setInterval(10)
+        self._timer.timeout.connect(self._tick)
+        self._timer.start()
+        self.begin()
+
+    def begin(self) -> None:
+        self._longest = self._busiest = 0.0
+        self._last = time.perf_counter(), time.thread_time()
+
+    def _tick(self) -> None:
+        clock, busy = time.perf_counter(), time.thread_time()
+        self._longest = max(self._longest, clock - self._last[0])
+        self._busiest = max(self._busiest, busy - self._last[1])
+        self._last = clock, busy
+
+    def say(self, what: str) -> None:
+        longest, busiest = 1e3 * self._longest, 1e3 * self._busiest
+        print(f"{what}: longest stall {longest:.0f} ms, {busiest:.0f} ms of processor time")
+        self.begin()
+
+    def until(self, condition: Callable[[], bool], patience: float = 900) -> None:
+        from qtpy.QtWidgets import QApplication
+
+        ends = time.monotonic() + patience
+        while not condition():
+            QApplication.processEvents()
+            time.sleep(0.005)
+            if time.monotonic() > ends:
+                raise SystemExit("took too long")
+
+    def wait(self, seconds: float) -> None:
+        ends = time.monotonic() + seconds
+        self.until(lambda: time.monotonic() > ends)
+
+    def pan(self, what: str) -> None:
+        took = []
+        for _ in range(12):
+            before, camera = time.thread_time(), self.viewer.camera
+            camera.center = tuple(np.array(camera.center) + np.array([0, 30, 40]) * SCALE)
+            self.wait(0.05)
+            took.append(1e3 * (time.thread_time() - before))
+        print(
+            f"a step of panning, {what}: median {np.median(took):.0f} ms, most {max(took):.0f} ms"
+        )
+
+
+def stains(window: Window, layer: Any) -> None:
+    from napari_beerlanet.ui.decompose_widget import DecomposeWidget
+
+    panel = DecomposeWidget(window.viewer)
+    window.viewer.window.add_dock_widget(panel)
+    window.wait(1)
+    window.begin()
+    clock, busy = time.perf_counter(), time.process_time()
+
+    def took(what: str) -> None:
+        seconds, processor = time.perf_counter() - clock, time.process_time() - busy
+        print(f"{what} after {seconds:.1f} s, {processor:.1f} s of processor time")
+
+    panel.run()
+    window.until(lambda: panel.fitted is not None)
+    took("preview")
+    window.until(lambda: panel.layers.settled)
+    window.say("preview")
+    window.until(lambda: panel.live.idle and panel.layers.settled)
+    took(panel.bar.text)
+    window.say("all of it")
+    panel.form.looks.buttons()[1].click()
+    window.viewer.camera.zoom *= 6
+    window.wait(1)
+    window.pan("all stains over each other")
+    panel.form.looks.buttons()[0].click()
+    window.wait(1)
+    window.pan("one stain over the slide")
+    for made in panel.layers.layers.values():
+        made.visible = False
+    layer.visible = True
+    window.wait(1)
+    window.pan("the slide alone")
+    window.viewer.window.remove_dock_widget(panel)
+
+
+def search(window: Window, tiles: int) -> None:
+    from napari_beerlanet.ui.detect_widget import DetectWidget
+
+    panel = DetectWidget(window.viewer)
+    window.viewer.window.add_dock_widget(panel)
+    window.until(lambda: not panel.model.task.running)
+    panel.form.size_auto.setChecked(False)
+    panel.form.size.setValue(60)
+    window.begin()
+    panel.find()
+    window.until(
+        lambda: not panel.work.running or panel.slide.left <= panel.slide.total - tiles > 0
+    )
+    print(panel.runbar.bar.format(), panel.counts.tally.counts if panel.counts.tally else "")
+    window.say(f"a search, {tiles} tiles")
+    panel.work.cancel()
+    window.until(lambda: not panel.work.running)
+    print(panel.runbar.text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--side", type=int, default=20_480, help="pixels, a multiple of 2048")
+    parser.add_argument("--tiles", type=int, default=6, help="of the search that is watched")
+    parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "beerlanet")
+    asked = parser.parse_args()
+    asked.cache.mkdir(parents=True, exist_ok=True)
+    path = asked.cache / f"smear-{asked.side}.zarr"
+    if not path.exists():
+        make_pyramid(path, asked.side)
+    group = zarr.open_group(path, mode="r")
+    levels = [group[name] for name in sorted(group.array_keys())]
+    window = Window()
+    place = {"scale": (SCALE, SCALE), "units": ("um", "um")}
+    layer = window.viewer.add_image(levels, rgb=True, multiscale=True, name="slide", **place)
+    window.wait(1)
+    stains(window, layer)
+    search(window, asked.tiles)
+    window.viewer.close()
+
+
+if __name__ == "__main__":
+    main()
