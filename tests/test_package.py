@@ -156,6 +156,7 @@ ORDER = [
     "plan",
     "recipe",
     "projectruns",
+    "pace",
     "watching",
     "preparing",
     "outlook",
