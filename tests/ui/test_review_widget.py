@@ -6,6 +6,7 @@ from qtpy.QtCore import Qt
 
 from napari_beerlanet.core.boxes import Detections
 from napari_beerlanet.core.colours import class_colours
+from napari_beerlanet.core.decompose import decompose
 from napari_beerlanet.core.reviewing import ACCEPTED, REJECTED, UNREVIEWED
 from napari_beerlanet.ui.detection_layer import DetectionLayer
 from napari_beerlanet.ui.detection_shapes import corners_of
@@ -438,6 +439,19 @@ def test_a_report_is_written_with_review_and_annotations(compared, until, tmp_pa
     assert f"2 of {len(panel.rows)} reviewed." in text
     assert "Rejected by the reviewer (1)" in text
     assert str(path) in panel.out.bar.text
+
+
+def test_a_report_shows_the_stains_that_were_taken_apart_already(
+    opened, until, tmp_path, monkeypatch
+):
+    viewer, panel, _ = opened()
+    stains = decompose(PICTURE, components=2, iterations=5, lam=1e-3, gamma=0.1)
+    session(viewer).decompositions[viewer.layers["smear"]] = stains
+    monkeypatch.setattr("napari_beerlanet.ui.review_out.decompose", None)
+    path = tmp_path / "report.html"
+    panel.out.write(path)
+    until(lambda: path.exists() and not panel.out.task.running)
+    assert "<h2>Stains</h2>" in path.read_text()
 
 
 def test_nothing_accepted_is_told(opened, monkeypatch):
