@@ -76,7 +76,7 @@ class Slide:
         glass, pink = np.array([243, 240, 243.0]), np.array([226, 172, 205.0])
         picture = glass + np.sqrt(much)[..., None] * (pink - glass)
         if self._step <= 16 and rows.size and columns.size:
-            (self._nuclei if self._step <= 2 else self._dots)(picture, rows, columns)
+            (self._nuclei if self._step <= 4 else self._dots)(picture, rows, columns)
         return np.clip(picture, 0, 255).astype(np.uint8)[..., key[2]]
 
     def _dots(self, picture: Any, rows: Any, columns: Any) -> None:
@@ -112,5 +112,5 @@ def plain(side: int) -> list[Any]:
     """A pyramid of one colour that costs nothing to read."""
     return [
         np.broadcast_to(np.uint8([226, 190, 210]), (side // step, side // step, 3))
-        for step in (1, 4, 16, 64)
+        for step in (1, 2, 4, 8, 16, 32, 64)
     ]
