@@ -22,3 +22,5 @@ class CanvasWords:
             return
         overlay.visible = bool(words)
         self._said = overlay.text = words
+        if words:  # napari puts it in its place only one drawing later
+            overlay.events.position.emit(overlay.position)
