@@ -11,6 +11,7 @@ import pytest
 from discs import boxes_of, disc_detector, draw, scattered
 from napari_beerlanet.core import lazypixels, tilefile, tilelog
 from napari_beerlanet.core.boxes import matches
+from napari_beerlanet.core.files import FileError
 from napari_beerlanet.core.lazypixels import LazyPixels
 from napari_beerlanet.core.palette import palette_of
 from napari_beerlanet.core.progress import Cancelled
@@ -268,6 +269,21 @@ def test_results_of_something_else_are_not_gone_on_with(model, image, tmp_path, 
     results.write_text("words\n")
     with SlideDetection(model, lazy(image), results=results, **SETTINGS) as run:
         assert not run.finished
+
+
+def test_two_searches_do_not_write_to_one_file(model, image, whole, tmp_path):
+    results = tmp_path / "a.tiles"
+    with SlideDetection(model, lazy(image), results=results, **SETTINGS) as run:
+        steps = run.steps()
+        next(steps)
+        for other in ({}, {"tile": 300}):
+            with pytest.raises(FileError, match=r"a\.tiles: another search writes to it"):
+                SlideDetection(model, lazy(image), results=results, **{**SETTINGS, **other})
+        for _ in steps:
+            pass
+        same(run.detections(densities=True), whole)
+    with SlideDetection(model, lazy(image), results=results, **SETTINGS) as run:
+        assert run.finished
 
 
 def test_cancelling_keeps_what_is_done(model, image, tmp_path):

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from .columns import MapChain
 from .files import FileError, atomic_path
+from .locks import is_locked, try_lock
 from .runner import Found
 from .stainfit import StainFit
 from .tilefile import ARRAYS, KIND, TILE, VERSION, framed, header_of, records
@@ -38,7 +39,9 @@ class TileLog:
 
     @classmethod
     def create(cls, path: Path, header: Mapping[str, Any], arrays: Arrays) -> TileLog:
-        """Begin a file; one that is there is replaced."""
+        """Begin a file; one that is there is replaced, unless another search writes to it."""
+        if is_locked(path):
+            raise FileError(_taken(path))
         content = {"kind": KIND, "version": VERSION, **header}
         buffer = io.BytesIO()
         np.savez(buffer, allow_pickle=False, **arrays)
@@ -46,7 +49,7 @@ class TileLog:
             file.write(json.dumps(content).encode() + b"\n")
             file.write(framed(ARRAYS, 0, buffer.getvalue()))
         log = cls(path, content, arrays)
-        log._file = path.open("ab")
+        log._file = _held(path, "ab")
         return log
 
     @classmethod
@@ -72,7 +75,7 @@ class TileLog:
                 log.tiles[tile] = _found(payload)
         if not log.arrays:
             return None
-        log._file = path.open("r+b")
+        log._file = _held(path, "r+b")
         log._file.truncate(end)
         log._file.seek(end)
         return log
@@ -93,6 +96,19 @@ class TileLog:
             os.fsync(self._file.fileno())
             self._file.close()
             self._file = None
+
+
+def _held(path: Path, mode: str) -> IO[bytes]:
+    """The file, open, and locked as long as it is, where the system knows locks."""
+    file: IO[Any] = path.open(mode)
+    if try_lock(file) == "taken":
+        file.close()
+        raise FileError(_taken(path))
+    return file
+
+
+def _taken(path: Path) -> str:
+    return f"{path}: another search writes to it; stop that one, or wait until it is done."
 
 
 def _found(payload: bytes) -> Found:
