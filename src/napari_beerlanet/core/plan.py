@@ -15,7 +15,8 @@ LENGTHS = {"quick": 0.4, "normal": 1.0, "thorough": 2.5}
 MANY = 100
 """From so many fields on they take the parent's place: its batch statistics and its weights."""
 
-_STEPS_OF_ONE, _GROWTH = 36, 0.35  # steps for n fields: 36 n^0.35, so 1: 36, 5: 63, 50: 142
+_STEPS, _GROWTH = 36, 0.35  # for n fields 36 n^0.35, so 5: 63, 50: 142
+_MOST_OF_ONE = 20  # times the number of fields: what a field does not show is forgotten with it
 _FEWER_OF_MANY = 0.55  # many fields need fewer for each to be seen some times
 _MOST_STEPS = 600
 _STEPS_PER_EPOCH = 6  # at least: after each epoch come validation and writing
@@ -58,8 +59,8 @@ def small_data_defaults(
 ) -> Plan:
     """How to train a trained model further on so many annotated fields."""
     few = fields < MANY
-    steps = _STEPS_OF_ONE * fields**_GROWTH * (1 if few else _FEWER_OF_MANY)
-    steps = round(min(steps, _MOST_STEPS) * LENGTHS[length])
+    normal = _STEPS * fields**_GROWTH * (1 if few else _FEWER_OF_MANY)
+    steps = round(min(normal, _MOST_OF_ONE * fields, _MOST_STEPS) * LENGTHS[length])
     repeats = -(-_STEPS_PER_EPOCH * batch // fields) if fields < _STEPS_PER_EPOCH * batch else 1
     epochs = max(round(steps / -(-fields * repeats // batch)), 2 if length == "quick" else 3)
     optimizer, rate = (_FEW if few else _MANY)[scope]
