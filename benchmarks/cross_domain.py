@@ -111,7 +111,7 @@ def build(front, seed, options, dataset):
     model.names = dict(enumerate(NAMES))
     model.load(weights, verbose=False)
     if front is not None:
-        model.fit_mix(training_sample(dataset, options.size))
+        model.fit_mix([one.pixels for one in training_sample(dataset, options.size)])
     return model
 
 

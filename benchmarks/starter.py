@@ -4,6 +4,10 @@
 
 Writes OUT/blood-cells.safetensors and OUT/report.json. Nothing is chosen by what is reported: it
 is the last epoch, whatever its numbers. The recipe was chosen with `cross_domain.py`.
+
+    python benchmarks/starter.py --out starter --densities-of blood-cells
+
+Writes the same weights again, with the densities of all training boxes in the description.
 """
 
 import argparse
@@ -14,6 +18,9 @@ import torch
 from smears import write_bccd, write_other_lab
 
 import napari_beerlanet as nb
+from napari_beerlanet.core.dataset import read_dataset
+from napari_beerlanet.core.preparing import training_sample
+from napari_beerlanet.core.watching import seen_in
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 COLOURS = ["#e6194b", "#4363d8", "#ffc800"]
@@ -27,11 +34,17 @@ def main():
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--shared", type=Path, default=SHARED)
+    parser.add_argument("--densities-of", metavar="MODEL", help="only describe this one anew")
     parser.add_argument("--out", type=Path, default=Path("starter"))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     out = options.out.resolve()
     bccd = write_bccd(options.shared, out / "bccd", together=True)
+    if options.densities_of:
+        model = nb.load_checkpoint(options.densities_of, device="cpu")
+        tell_densities(model, bccd)
+        nb.save_checkpoint(model, out / "blood-cells.safetensors")
+        return
     other = write_other_lab(options.shared, out / "other-lab")
     nb.fine_tune(
         options.shared / "weights" / "yolov8n.pt",
@@ -48,12 +61,21 @@ def main():
         "BCCD test": measured(model, bccd, "test"),
         "other laboratory": measured(model, other, "val"),
     }
+    tell_densities(model, bccd)
     model.info.update(name="blood-cells", colours=COLOURS)
     model.info["training"]["command"] = "python benchmarks/starter.py"
     model.info["training"]["metrics"] = report
     nb.save_checkpoint(model, out / "blood-cells.safetensors")
     (out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
     print(json.dumps(report, indent=2))
+
+
+def tell_densities(model, data):
+    """Say how dense each class is in all training images, not only in those of a run's sample."""
+    dataset = read_dataset(data)
+    sample = training_sample(dataset, model.info["image_size"], len(dataset.splits["train"]))
+    seen = seen_in(model.network, sample, {"classes": model.classes})
+    model.info["densities_seen"] = seen["densities_seen"]
 
 
 def measured(model, data, split):

@@ -100,6 +100,7 @@ ORDER = [
     "yolo",
     "augment",
     "network",
+    "classstain",
     "reviewing",
     "reviewfiles",
     "stainfit",

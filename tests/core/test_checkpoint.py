@@ -53,6 +53,7 @@ def tiny_model(seed=0, **front):
     known = {
         "object_sizes": {"a": {"low": 8.0, "median": 11.5, "high": 20.0, "count": 40}},
         "stain_seen": {"background": {"mean": [-0.1] * 3, "sd": [0.01] * 3}, "spectra": [[0.5]]},
+        "densities_seen": {"Zelle ß": {"mean": [0.1, 0.2, 0.0], "sd": [0.05, 0, 0.1], "count": 7}},
         "pixel_size": 0.25,
         "training": RECORD,
     }
@@ -454,6 +455,7 @@ def test_future_version(whole, tmp_path):
     assert "update" in sentence
 
 
+SEEN = {"mean": [0.1] * 3, "sd": [0.1] * 3, "count": 9}
 BAD = {
     "format": [None, 0, "1", True],
     "name": ["", 3, "x" * 201],
@@ -470,6 +472,19 @@ BAD = {
     "pixel_size": [0, -1.0, "0.25"],
     "object_sizes": [[], {"b": {}}, {"a": {}}, {"a": {"low": 1, "median": 0, "high": 2}}],
     "stain_seen": [[], {}, {"background": {"mean": [1, 2], "sd": [1, 2, 3]}, "spectra": []}],
+    "densities_seen": [
+        [],
+        {"b": SEEN},
+        {"a": [SEEN]},
+        {"a": {**SEEN, "mean": [0.1] * 2}},
+        {"a": {**SEEN, "mean": [0.1] * 4}},
+        {"a": {**SEEN, "mean": 0.1}},
+        {"a": {**SEEN, "mean": ["0.1"] * 3}},
+        {"a": {**SEEN, "sd": [0.1, None, 0.1]}},
+        {"a": {**SEEN, "sd": [0.1, -0.1, 0.1]}},
+        {"a": {**SEEN, "count": 0}},
+        {"a": {"mean": [0.1] * 3, "sd": [0.1] * 3}},
+    ],
     "training": ["yesterday", []],
     "notes": ["text", [1]],
     "model_yaml": [None, [], {}, {"nc": 2}, "yolov8n.yaml"],
@@ -481,6 +496,25 @@ def test_entry_that_does_not_fit(whole, tmp_path, key, value):
     refused(tmp_path / "a.safetensors", changed(whole, {key: value}))
 
 
+def test_wrong_densities_are_named(whole, tmp_path):
+    data = changed(whole, {"densities_seen": {"a": {**SEEN, "mean": [0.1] * 2}}})
+    assert "densities_seen must be none, or mean" in refused(tmp_path / "a.safetensors", data)
+    (tmp_path / "b.safetensors").write_bytes(changed(whole, {"densities_seen": {"a": SEEN}}))
+    assert load_checkpoint(tmp_path / "b.safetensors", "cpu").info["densities_seen"] == {"a": SEEN}
+
+
+def test_an_older_checkpoint_tells_no_densities(model, whole, tmp_path):
+    path = tmp_path / "old.safetensors"
+    path.write_bytes(changed(whole, also=lambda info, _: info.pop("densities_seen")))
+    old = load_checkpoint(path, "cpu")
+    assert "densities_seen" not in old.info
+    image = np.random.default_rng(0).integers(0, 255, (96, 96, 3), np.uint8)
+    columns, more = (m.detect(image, 0.0).candidates.columns for m in (old, model))
+    assert set(more) - set(columns) == {"unlike training"}
+    save_checkpoint(old, path)
+    assert "densities_seen" not in load_checkpoint(path, "cpu").info
+
+
 def test_deeply_nested_record(whole, tmp_path):
     deep: list = []
     for _ in range(200):
@@ -489,7 +523,7 @@ def test_deeply_nested_record(whole, tmp_path):
     assert "nested too deeply" in sentence
 
 
-@pytest.mark.parametrize("key", sorted(BAD.keys() - {"notes", "format"}))
+@pytest.mark.parametrize("key", sorted(BAD.keys() - {"notes", "format", "densities_seen"}))
 def test_entry_that_is_missing(whole, tmp_path, key):
     data = changed(whole, also=lambda info, _: info.pop(key))
     assert f"lacks {key}" in refused(tmp_path / "a.safetensors", data)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from napari_beerlanet.core.boxes import Detections
+from napari_beerlanet.core.classstain import describe_densities, unlike_seen
 from napari_beerlanet.core.files import FileError
 from napari_beerlanet.core.reviewfiles import image_key, load_review, save_review
 from napari_beerlanet.core.reviewing import ACCEPTED, ORDERS, REJECTED, UNREVIEWED, Filter, Review
@@ -157,6 +158,37 @@ def test_the_odd_one_is_the_most_unusual():
     found = some()
     found.columns["OD 2 mean"][12] = 5
     assert Review(found).ordered(np.ones(30, bool), "unusual")[0] == 12
+
+
+def test_the_one_least_like_the_training_comes_first_and_unknown_classes_last():
+    found = some()
+    seen = {
+        "RBC": {"mean": [1.0, 2.0], "sd": [0.1, 0.1], "count": 50},
+        "WBC": {"mean": [1.0, 2.0], "sd": [0.1, 0.0], "count": 50},
+    }
+    labels = np.arange(30) % 3
+    means = np.tile([1.1, 2.0], (30, 1))
+    means[7] = 1.3, 2.0  # a WBC, 3 standard deviations
+    means[9] = 1.0, 2.45  # an RBC, 4.5 of them
+    means[10] = 1.0, 2.02  # a WBC, 4 times the least that a standard deviation counts as
+    far = unlike_seen(seen, means, labels, NAMES)
+    np.testing.assert_allclose(far[[9, 10, 7, 0]], [4.5, 4, 3, 1], rtol=1e-5)
+    assert (np.isnan(far) == (labels == 2)).all()
+    columns = {"unlike training": far}
+    review = Review(Detections(found.xyxy, labels, found.scores, NAMES, columns, (400, 600)))
+    order = review.ordered(np.ones(30, bool), "unlike training")
+    values = review.column("unlike training")[order]
+    np.testing.assert_allclose(values[:4], [4.5, 4, 3, 1], rtol=1e-5)
+    assert np.isnan(values[20:]).all()
+    assert review.tells_training
+    assert not Review(found).tells_training
+
+
+def test_few_boxes_tell_no_spread():
+    labels = np.array([0] * 5 + [1] * 4)
+    means = np.arange(9.0)[:, None] * [1, 2]
+    told = describe_densities(means, labels, NAMES)
+    assert told == {"RBC": {"mean": [2, 4], "sd": [1.414214, 2.828427], "count": 5}}
 
 
 def test_the_next_one_to_look_at_goes_round():

@@ -11,22 +11,26 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from napari_beerlanet.core import several
 from napari_beerlanet.core.checkpoint import checkpoint_hash, load_checkpoint, save_checkpoint
+from napari_beerlanet.core.classstain import Sampled
 from napari_beerlanet.core.dataset import data_hash, read_dataset
 from napari_beerlanet.core.detector import Detector
 from napari_beerlanet.core.files import FileError
 from napari_beerlanet.core.labels import DataError
 from napari_beerlanet.core.network import StainDetectionModel
 from napari_beerlanet.core.plan import Plan, patience, small_data_defaults
-from napari_beerlanet.core.preparing import settle
+from napari_beerlanet.core.preparing import settle, training_sample
 from napari_beerlanet.core.progress import Cancelled
 from napari_beerlanet.core.recipe import Recipe
 from napari_beerlanet.core.runfiles import RunFolder
+from napari_beerlanet.core.stainfit import fit_stain
 from napari_beerlanet.core.train import fine_tune
+from napari_beerlanet.core.watching import seen_in
 from napari_beerlanet.core.weights import describe
 from tinydata import MODEL, NAMES, write_smears
 
@@ -137,6 +141,34 @@ def test_checkpoint_tells_where_it_comes_from(whole, start, data):
     assert 4 < sizes["low"] < sizes["median"] < sizes["high"] < 40
     background = detector.info["stain_seen"]["background"]["mean"]
     assert all(-0.5 < value < 0 for value in background)
+
+
+def test_checkpoint_tells_how_dense_its_classes_were(whole, data):
+    """Against each pixel's densities, averaged box by box."""
+    network, info = whole[1].network, whole[1].info
+    sample = training_sample(read_dataset(data), 64)
+    means = [
+        fit_stain(network, one.pixels).planes(one.pixels)[:, y1:y2, x1:x2].mean((1, 2))
+        for one in sample
+        for (x1, y1, x2, y2), label in zip(one.xyxy.round().astype(int), one.labels, strict=True)
+        if label == 0
+    ]
+    told = info["densities_seen"]["RBC"]
+    assert told["count"] == len(means) == sum((one.labels == 0).sum() for one in sample) >= 5
+    np.testing.assert_allclose(told["mean"], np.mean(means, 0), rtol=1e-2, atol=1e-4)
+    np.testing.assert_allclose(told["sd"], np.std(means, 0), rtol=3e-2, atol=1e-4)
+    assert sum(told["mean"]) > 0.02
+
+
+def test_a_class_without_boxes_keeps_what_its_parent_tells(whole, data):
+    network = whole[1].network
+    sample = training_sample(read_dataset(data), 64)
+    others = [Sampled(s.pixels, s.xyxy[s.labels > 0], s.labels[s.labels > 0]) for s in sample]
+    before = {"RBC": {"mean": [0.5] * 8, "sd": [0.1] * 8, "count": 99}}
+    info = {"classes": list(NAMES), "densities_seen": before}
+    assert seen_in(network, others, info)["densities_seen"]["RBC"] == before["RBC"]
+    assert seen_in(network, sample, info)["densities_seen"]["RBC"] != before["RBC"]
+    assert "RBC" not in seen_in(network, others, {"classes": list(NAMES)})["densities_seen"]
 
 
 def test_best_is_returned(whole):

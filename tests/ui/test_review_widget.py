@@ -5,9 +5,11 @@ import pytest
 from qtpy.QtCore import Qt
 
 from napari_beerlanet.core.boxes import Detections
+from napari_beerlanet.core.checkpoint import load_checkpoint
 from napari_beerlanet.core.colours import class_colours
 from napari_beerlanet.core.decompose import decompose
-from napari_beerlanet.core.reviewing import ACCEPTED, REJECTED, UNREVIEWED
+from napari_beerlanet.core.reviewing import ACCEPTED, ORDERS, REJECTED, UNREVIEWED, Review
+from napari_beerlanet.sample_data import blood_smear
 from napari_beerlanet.ui.detection_layer import DetectionLayer
 from napari_beerlanet.ui.detection_shapes import corners_of
 from napari_beerlanet.ui.review_keeper import folder
@@ -34,11 +36,11 @@ def some(n=40):
 def opened(make_napari_viewer, until):
     """Open the panel on detections of one picture; every call is another day."""
 
-    def open_(found=None):
+    def open_(found=None, picture=PICTURE):
         viewer = make_napari_viewer()
-        source = viewer.add_image(PICTURE, name="smear", scale=(0.5, 0.5))
+        source = viewer.add_image(picture, name="smear", scale=(0.5, 0.5))
         found = (some() if found is None else found).above(0.25)
-        shower = DetectionLayer(viewer, source, found, class_colours(2))
+        shower = DetectionLayer(viewer, source, found, class_colours(len(found.names)))
         shower.show(0.25)
         session(viewer).put_result(source, found, shower)
         panel = ReviewWidget(viewer)
@@ -177,6 +179,41 @@ def test_what_is_filtered_out_disappears_from_canvas_and_table(opened, until):
     shown = shower.layer.features["confidence"]
     assert shown.min() >= 0.5
     assert shown.max() <= 0.8
+
+
+def test_the_cell_with_foreign_colours_is_the_least_like_the_training(opened, until):
+    field = blood_smear((320, 400), seed=1)
+    image, model = field.image.copy(), load_checkpoint("blood-cells", device="cpu")
+    box = np.array([295, 82, 382, 168])  # of a red cell
+    part = image[box[1] : box[3], box[0] : box[2]]
+    part[:] = part[..., [1, 0, 2]]  # green and red change places
+    _, panel, _ = opened(model.detect(image, object_size=90), image)
+    assert panel.rows[0] == 0
+    panel.filter.order.setCurrentText("unlike training")
+    until(lambda: panel.rows[0] != 0)
+    centre = panel.review.column("x")[panel.rows[0]], panel.review.column("y")[panel.rows[0]]
+    np.testing.assert_allclose(centre, (box[:2] + box[2:]) / 2, atol=12)
+    told = [float(text) for text in texts(panel, "unlike training")]
+    assert told == sorted(told, reverse=True)
+    assert told[0] > 4
+
+
+def test_without_the_trainings_densities_their_order_is_not_offered(opened):
+    _, panel, _ = opened()
+    place = ORDERS.index("unlike training")
+    item = panel.filter.order.model().item(place)
+    assert not item.isEnabled()
+    assert item.toolTip().startswith("Not known for these boxes: find cells again")
+    found = some()
+    told = Detections(
+        found.xyxy, found.labels, found.scores, NAMES, {"unlike training": found.scores}, (400, 600)
+    )
+    panel.filter.use(Review(told))
+    assert item.isEnabled()
+    assert "in training" in item.toolTip()
+    panel.filter.order.setCurrentIndex(place)
+    panel.filter.use(Review(found))
+    assert panel.filter.chosen_order == "unusual"
 
 
 def test_with_a_state_chosen_decided_ones_leave(opened, until):

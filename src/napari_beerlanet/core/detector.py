@@ -67,7 +67,8 @@ class Detector:
         pixel_size
             Micrometres per pixel, or (y, x).
         densities
-            Add columns "OD k mean" and "OD k sum" (over a box's pixels) for every component.
+            Add columns "OD k mean" and "OD k sum" (over a box's pixels) for every component and,
+            where the model has them of its training, "unlike training" (see `unlike_seen`).
         batch
             Tiles at a time; halved where memory does not suffice.
         """
@@ -85,7 +86,7 @@ class Detector:
             image_shape=pixels.shape[:2],
             pixel_size=size,
             report=run.facts(),
-            columns=run.columns(found.xyxy) if densities else {},
+            columns=run.columns(found) if densities else {},
         )
         tell(report, 1, 1, "done")
         return result.above(confidence)

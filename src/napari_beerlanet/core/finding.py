@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import sizes, tiling
+from .classstain import UNLIKE, unlike_seen
 from .device import describe_device
 from .familiar import sample, stain_facts
 from .measure import Coloured, densities_in_boxes
@@ -214,20 +215,23 @@ class ImageRun:
             self.fit = fits["whole"]
         return self.fit
 
-    def columns(self, xyxy: npt.NDArray[np.float32]) -> dict[str, npt.NDArray[np.float32]]:
-        """Densities in boxes, by column name."""
+    def columns(self, found: Found) -> dict[str, npt.NDArray[np.float32]]:
+        """Densities in boxes, by column name, and how unlike the training's they are if known."""
         tell(self.report, 9, 10, "measuring densities")
         fit, r = self.whole_fit, self.runner.network.stain.components
 
         def read(rows: slice, columns: slice) -> Coloured:
             return fit.look_up(_opaque(self.pixels[rows, columns]))
 
-        mean, total = densities_in_boxes(read, self.shape, r, xyxy)
-        return {
+        mean, total = densities_in_boxes(read, self.shape, r, found.xyxy)
+        columns = {
             f"OD {k + 1} {what}": values[:, k]
             for k in range(r)
             for what, values in (("mean", mean), ("sum", total))
         }
+        if seen := self.info.get("densities_seen"):
+            columns[UNLIKE] = unlike_seen(seen, mean, found.labels, self.info["classes"])
+        return columns
 
     def facts(self) -> dict[str, Any]:
         """How the detections came about."""

@@ -74,6 +74,11 @@ def check_info(info: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(f"{len(info['colours'])} colours for {len(classes)} classes")
     if not info["object_sizes"].keys() <= set(classes):
         raise ValueError("object_sizes names classes that the model does not have")
+    if not _densities_seen(info.get("densities_seen"), classes, info["components"]):
+        raise ValueError(
+            "densities_seen must be none, or mean, sd (one number for each component) and count "
+            "by class"
+        )
     layout = check_layout(info["model_yaml"])
     if layout["nc"] != len(classes):
         raise ValueError(f"{len(classes)} classes for a network of {layout['nc']}")
@@ -195,6 +200,31 @@ def _stain_seen(value: Any) -> bool:
         isinstance(background, dict)
         and all(_three(background.get(k)) for k in ("mean", "sd"))
         and isinstance(value.get("spectra"), list)
+    )
+
+
+def _densities_seen(value: Any, classes: list[str], components: int) -> bool:
+    """Whether it is as `classstain.describe_densities` writes it; older files have none."""
+    if value is None:
+        return True
+    return (
+        isinstance(value, dict)
+        and value.keys() <= set(classes)
+        and all(_class_densities(entry, components) for entry in value.values())
+    )
+
+
+def _class_densities(value: Any, components: int) -> bool:
+    return (
+        isinstance(value, dict)
+        and all(_densities(value.get(key), components) for key in ("mean", "sd"))
+        and _whole(value.get("count"), 1, 1 << 53)
+    )
+
+
+def _densities(value: Any, count: int) -> bool:
+    return (
+        isinstance(value, list) and len(value) == count and all(_number(v, 0, 1e9) for v in value)
     )
 
 

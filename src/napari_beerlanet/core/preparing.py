@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from .checkpoint import checkpoint_hash, load_checkpoint
+from .classstain import Sampled
 from .dataset import Dataset, check_dataset, data_hash, read_dataset
 from .detector import Detector
-from .labels import DataError
+from .labels import DataError, Item
 from .loader import read_bgr
 from .network import StainDetectionModel
 from .plan import Plan, small_data_defaults
@@ -41,7 +41,7 @@ class Prepared:
     dataset: Dataset
     network: StainDetectionModel
     info: dict[str, Any]
-    sample: list[npt.NDArray[np.uint8]]
+    sample: list[Sampled]
     notes: list[str]
 
     def train(
@@ -151,7 +151,7 @@ def build_network(
     names: list[str],
     image_size: int,
     recipe: Recipe,
-    sample: list[npt.NDArray[np.uint8]],
+    sample: list[Sampled],
 ) -> StainDetectionModel:
     """A copy of the parent's network, for other classes with a new head and what fits of it."""
     network: StainDetectionModel
@@ -168,7 +168,7 @@ def build_network(
     network.names = dict(enumerate(names))
     if is_fresh(parent):
         network.stain.reference_pixels = float(image_size**2)
-        network.fit_mix(sample)
+        network.fit_mix([one.pixels for one in sample])
     return network
 
 
@@ -193,19 +193,22 @@ def _with_classes(
     return network
 
 
-def training_sample(dataset: Dataset, image_size: int) -> list[npt.NDArray[np.uint8]]:
-    """Some training images (h, w, 3) RGB, none larger than `image_size`, evenly over the set."""
+def training_sample(dataset: Dataset, image_size: int, most: int = _SAMPLE) -> list[Sampled]:
+    """At most so many training images, RGB, none larger than `image_size`, evenly over the set."""
     items = dataset.splits["train"]
-    chosen = np.unique(np.linspace(0, len(items) - 1, min(_SAMPLE, len(items))).round())
-    images = []
-    for k in chosen:
-        image = read_bgr(items[int(k)].image)[..., ::-1]
-        scale = image_size / max(image.shape[:2])
-        if scale < 1:
-            size = [max(round(side * scale), 1) for side in image.shape[1::-1]]
-            image = cv2.resize(image, size, interpolation=cv2.INTER_AREA)
-        images.append(np.ascontiguousarray(image))
-    return images
+    chosen = np.unique(np.linspace(0, len(items) - 1, min(most, len(items))).round())
+    return [_sampled(items[int(k)], image_size) for k in chosen]
+
+
+def _sampled(item: Item, image_size: int) -> Sampled:
+    image = read_bgr(item.image)[..., ::-1]
+    scale = image_size / max(image.shape[:2])
+    if scale < 1:
+        size = [max(round(side * scale), 1) for side in image.shape[1::-1]]
+        image = cv2.resize(image, size, interpolation=cv2.INTER_AREA)
+    centre, half = item.cxcywh[:, :2], item.cxcywh[:, 2:] / 2
+    xyxy = np.hstack([centre - half, centre + half]) * (image.shape[1::-1] * 2)
+    return Sampled(np.ascontiguousarray(image), xyxy.astype(np.float32), item.labels)
 
 
 def header(
@@ -224,6 +227,7 @@ def header(
     }
     if parent.classes == dataset.names:
         known["colours"] = parent.info["colours"]
+        known["densities_seen"] = parent.info.get("densities_seen")
     return describe(network, name, dataset.names, image_size, **known)
 
 

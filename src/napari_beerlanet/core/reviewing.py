@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from .boxes import Detections
+from .classstain import UNLIKE
 from .sorting import stable_order
 
 Rows = npt.NDArray[np.int64]
@@ -21,15 +22,11 @@ Mask = npt.NDArray[np.bool_]
 
 UNREVIEWED, ACCEPTED, REJECTED = "unreviewed", "accepted", "rejected"
 STATES = (UNREVIEWED, ACCEPTED, REJECTED)
-Order = Literal["confidence", "least confident", "uncertain", "unusual", "position", "shuffled"]
-ORDERS: tuple[Order, ...] = (
-    "confidence",
-    "least confident",
-    "uncertain",
-    "unusual",
-    "position",
+Order = Literal[
+    "confidence", "least confident", "uncertain", "unusual", "unlike training", "position",
     "shuffled",
-)
+]  # fmt: skip
+ORDERS: tuple[Order, ...] = get_args(Order)
 _STEPS = 1000  # that can be undone
 _OWN = ("id", "class", "confidence", "status", "area", "width", "height", "x", "y")
 
@@ -215,8 +212,9 @@ class Review:
         """The rows of a mask in an order for looking through.
 
         "uncertain": the nearest to the threshold first. "unusual": the densities least like those
-        of their class first. "position": line by line, as one reads. "shuffled": an unbiased
-        sample.
+        of their class first. "unlike training": the densities farthest from those of their class in
+        training first, which the model tells (see `tells_training`). "position": line by line, as
+        one reads. "shuffled": an unbiased sample.
         """
         if order not in ORDERS:
             raise ValueError(f"The order is one of {', '.join(ORDERS)}, not {order!r}.")
@@ -239,6 +237,7 @@ class Review:
             make: dict[str, Callable[[], Rows]] = {
                 "least confident": lambda: stable_order(self.found.scores),
                 "unusual": lambda: stable_order(-self.unusual()),
+                "unlike training": lambda: stable_order(-self._unlike_training()),
                 "position": self._reading_order,
                 "shuffled": lambda: np.argsort(np.random.default_rng(seed).permutation(len(self))),
             }
@@ -267,6 +266,18 @@ class Review:
                 if spread > 0:
                     far[mine] += (off / spread) ** 2
         return np.sqrt(far)
+
+    @property
+    def tells_training(self) -> bool:
+        """Whether the detections say how unlike the training's their densities are."""
+        return UNLIKE in self.numeric and bool(np.isfinite(self.found.columns[UNLIKE]).any())
+
+    def _unlike_training(self) -> npt.NDArray[np.float64]:
+        """(n,) standard deviations, -1 where they are not known."""
+        if not self.tells_training:
+            return np.zeros(len(self))
+        far = np.asarray(self.found.columns[UNLIKE], np.float64)
+        return np.where(np.isnan(far), -1.0, far)
 
     def progress(self, mask: Mask | None = None) -> tuple[int, int]:
         """How many are reviewed, of how many."""

@@ -184,7 +184,7 @@ class SlideDetection:
             image_shape=self._run.shape,
             pixel_size=self.pixel_size,
             report=facts,
-            columns=self._run.columns(found.xyxy) if densities else {},
+            columns=self._run.columns(found) if densities else {},
         )
         return result.above(confidence)
 

@@ -19,15 +19,17 @@ from napari_beerlanet import __version__
 
 from . import yolo
 from .checkpoint import save_checkpoint
+from .classstain import Sampled, describe_densities
 from .dataset import Dataset
 from .detector import Detector
 from .device import describe_device
+from .measure import densities_in_boxes
 from .network import StainDetectionModel
 from .pace import Pace
 from .progress import Cancelled, Report, tell
 from .runfiles import RunFolder
 from .sizes import describe_sizes
-from .stainfit import fit_stain
+from .stainfit import StainFit, fit_stain
 from .trainer import StainTrainer
 
 Event = dict[str, Any]
@@ -44,7 +46,8 @@ class Keeper:
     info
         The checkpoints' header, but for what changes from epoch to epoch.
     sample
-        Images (h, w, 3) uint8 of the training data, which tell what stains the front end has seen.
+        Images of the training data with their boxes, which tell what stains the front end has seen
+        and how dense they are in each class.
     rows
         results.csv so far.
     """
@@ -53,7 +56,7 @@ class Keeper:
         self,
         folder: RunFolder,
         info: dict[str, Any],
-        sample: Sequence[npt.NDArray[np.uint8]],
+        sample: Sequence[Sampled],
         tell_event: Callable[[Event], None],
         report: Report | None = None,
         rows: list[dict[str, float]] | None = None,
@@ -152,10 +155,8 @@ class Keeper:
             "epochs": trainer.epoch + 1,
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
         }
-        seen = stain_seen(network, self.sample)
-        return Detector(
-            network, {**self.info, "stain_seen": seen, "training": training}, trainer.device
-        )
+        info = {**self.info, **seen_in(network, self.sample, self.info), "training": training}
+        return Detector(network, info, trainer.device)
 
 
 def object_sizes(dataset: Dataset, image_size: int) -> dict[str, Any]:
@@ -169,11 +170,32 @@ def object_sizes(dataset: Dataset, image_size: int) -> dict[str, Any]:
     return describe_sizes(np.concatenate(boxes), np.concatenate(labels), dataset.names)
 
 
-def stain_seen(
-    network: StainDetectionModel, images: Sequence[npt.NDArray[np.uint8]]
+def seen_in(
+    network: StainDetectionModel, sample: Sequence[Sampled], info: dict[str, Any]
 ) -> dict[str, Any]:
-    """Background light x₀ (mean and spread) and mean spectra (3, r) that images (h, w, 3) show."""
-    fits = [fit_stain(network, image) for image in images]
+    """The header's entries on what a front end sees in training images, `stain_seen` and …
+
+    … `densities_seen`, which keeps what `info` has of classes that the sample hardly shows.
+    """
+    fits = [fit_stain(network, one.pixels) for one in sample]
+    means = [_densities(fit, one) for fit, one in zip(fits, sample, strict=True)]
+    labels = np.concatenate([one.labels for one in sample])
+    here = describe_densities(np.concatenate(means), labels, info["classes"])
+    return {
+        "stain_seen": stain_seen(fits),
+        "densities_seen": {**(info.get("densities_seen") or {}), **here},
+    }
+
+
+def _densities(fit: StainFit, one: Sampled) -> npt.NDArray[np.float32]:
+    """(n, r) mean densities of each component in an image's boxes, as `detect` measures them."""
+    rows, table = fit.look_up(one.pixels)
+    shape, r = one.pixels.shape[:2], table.shape[1]
+    return densities_in_boxes(lambda y, x: (rows[y, x], table), shape, r, one.xyxy)[0]
+
+
+def stain_seen(fits: Sequence[StainFit]) -> dict[str, Any]:
+    """Background light x₀ (mean and spread) and mean spectra (3, r) of images."""
     x0, S = np.array([fit.background for fit in fits]), np.array([fit.spectra for fit in fits])
     background = {"mean": _plain(x0.mean(0)), "sd": _plain(x0.std(0))}
     return {"background": background, "spectra": _plain(S.mean(0))}

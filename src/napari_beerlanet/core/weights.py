@@ -88,6 +88,7 @@ def describe(
         "pixel_size": None,
         "object_sizes": {},
         "stain_seen": None,
+        "densities_seen": None,
         "training": None,
         **known,
     }

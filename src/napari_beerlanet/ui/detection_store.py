@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from napari_beerlanet.core.boxes import Detections
+from napari_beerlanet.core.classstain import UNLIKE
 from napari_beerlanet.core.growing import GrowingArray
 
 FOUND, EDITED, ADDED = "found", "edited", "added"
@@ -68,7 +69,7 @@ class BoxStore:
         self._more = {
             name: GrowingArray(values)
             for name, values in everything.columns.items()
-            if name.endswith(" mean")
+            if name.endswith(" mean") or name == UNLIKE
         }
         self._found: Detections | None = detections
         self._own = False

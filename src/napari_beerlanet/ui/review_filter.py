@@ -9,6 +9,7 @@ from qtpy.QtCore import Qt, QTimer, Signal
 from qtpy.QtWidgets import QComboBox, QLineEdit, QVBoxLayout, QWidget
 from superqt import QLabeledDoubleRangeSlider
 
+from napari_beerlanet.core.classstain import UNLIKE
 from napari_beerlanet.core.reviewing import ORDERS, STATES, Filter, Order, Review
 from napari_beerlanet.ui.controls import button, form, hint, row
 
@@ -19,9 +20,13 @@ _ORDER_HINTS = {
     "least confident": "The most doubtful first.",
     "uncertain": "Those nearest to the threshold first: they change the count.",
     "unusual": "Those whose stain is least like the rest of their class first.",
+    "unlike training": "Those whose stain is farthest from that of their class in training first.",
     "position": "Line by line, as one reads.",
     "shuffled": "At random, always in the same way: for an unbiased sample.",
 }
+_NOT_TOLD = (
+    "Not known for these boxes: find cells again, with a model that tells its training's densities."
+)
 
 
 class ReviewFilter(QWidget):
@@ -55,8 +60,7 @@ class ReviewFilter(QWidget):
         self.others = hint()
         self.others.hide()
         self.order = _box("In which order to go through them.", list(ORDERS))
-        for place, order in enumerate(ORDERS):
-            self.order.setItemData(place, _ORDER_HINTS[order], Qt.ItemDataRole.ToolTipRole)
+        self._offer_orders(told=False)
         clear = button("Clear", "Show everything again.", self.clear)
         lines = form()
         lines.addRow("Show", row(self.classes, self.states, clear, stretch=0))
@@ -87,10 +91,21 @@ class ReviewFilter(QWidget):
         self._ranges = {name: r for name, r in self._ranges.items() if name in self._extents}
         _refill(self.column, [_NO_RANGE, *self._extents])
         self._take_column()
+        self._offer_orders(review.tells_training)
         if confidence is not None:
             self.confidence.setValue((confidence, 1.0))
         self.blockSignals(False)
         self._tell()
+
+    def _offer_orders(self, told: bool) -> None:
+        """All orders; the one by the training only where it is `told`, else with the reason."""
+        model: Any = self.order.model()
+        for place, order in enumerate(ORDERS):
+            known = told or order != UNLIKE
+            model.item(place).setEnabled(known)
+            model.item(place).setToolTip(_ORDER_HINTS[order] if known else _NOT_TOLD)
+        if not told and self.chosen_order == UNLIKE:
+            self.order.setCurrentIndex(ORDERS.index("unusual"))
 
     def update_classes(self, names: list[str]) -> None:
         """Offer these classes; the choice stays where it can."""
