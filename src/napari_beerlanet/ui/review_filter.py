@@ -60,6 +60,7 @@ class ReviewFilter(QWidget):
         self.others = hint()
         self.others.hide()
         self.order = _box("In which order to go through them.", list(ORDERS))
+        self.order.setMinimumContentsLength(max(map(len, ORDERS)))
         self._offer_orders(told=False)
         clear = button("Clear", "Show everything again.", self.clear)
         lines = form()

@@ -144,7 +144,8 @@ class ReviewTable(QTableView):
         for header in (self.horizontalHeader(), self.verticalHeader()):
             header.setSelectionModel(QItemSelectionModel(model, header))  # or it asks every row
         for column, name in enumerate(model.names):
-            self.setColumnWidth(column, 92 if name in ("class", "status", "confidence") else 76)
+            wide = name in ("class", "status", "confidence")
+            self.setColumnWidth(column, 92 if wide else max(76, 8 * len(name)))
 
     @property
     def rows(self) -> Rows:
