@@ -14,6 +14,7 @@ import psutil
 import pytest
 from PIL import Image
 
+from napari_beerlanet.core import study
 from napari_beerlanet.core.device import spread_device
 from napari_beerlanet.core.files import FileError
 from napari_beerlanet.core.progress import Cancelled
@@ -145,7 +146,7 @@ def test_a_scheduler_is_killed_and_another_goes_on(images, right, tmp_path):
     assert second.rows == right
 
 
-def test_a_cluster_and_what_goes_wrong_with_slides(images, tmp_path):
+def test_a_cluster_and_what_goes_wrong_with_slides(images, tmp_path, monkeypatch):
     """Unreadable, vanished, and a full disk, by workers of a cluster object."""
     distributed = pytest.importorskip("distributed")
     folder = tmp_path / "images"
@@ -156,10 +157,14 @@ def test_a_cluster_and_what_goes_wrong_with_slides(images, tmp_path):
     ) as cluster:
         last = min(folder.glob("*.png"), key=lambda path: path.stat().st_size)
 
-        def vanish(entry):
-            last.unlink(missing_ok=True)
+        def vanish_then_go(*given):  # it was listed, and no worker has it yet
+            last.unlink()
+            go_through(*given)
 
-        done = run_study(folder, tmp_path / "out", QUICK, scheduler=cluster, ended=vanish)
+        go_through = study._go_through
+        with monkeypatch.context() as patched:
+            patched.setattr(study, "_go_through", vanish_then_go)
+            done = run_study(folder, tmp_path / "out", QUICK, scheduler=cluster)
         assert (done.count("done"), done.count("failed")) == (COUNT - 1, 2)
         assert {os.path.basename(path) for path in done.failures} == {"broken.svs", last.name}
         assert set(pd.read_csv(tmp_path / "out" / "failures.csv")["error"].str[-1]) == {"."}

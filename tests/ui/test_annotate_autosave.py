@@ -54,7 +54,7 @@ def draw(panel, *boxes):
 
 
 def files(folder: Path) -> list[dict]:
-    return [json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))]
+    return [json.loads(file.read_text()) for file in sorted(folder.glob("[!.]*.json"))]
 
 
 def drafts(panel) -> list[dict]:

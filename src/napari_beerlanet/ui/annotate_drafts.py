@@ -79,7 +79,7 @@ class Drafts:
 
     def sources(self) -> Iterable[Source]:
         """All images with drafts; what cannot be read is passed over."""
-        for file in sorted(self.folder.glob("*.json")):
+        for file in sorted(self.folder.glob("[!.]*.json")):
             with suppress(FileError, KeyError, TypeError, ValueError, OSError):
                 yield Source.read(read_annotation_file(file)["source"])
 
