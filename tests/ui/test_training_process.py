@@ -260,6 +260,7 @@ def test_many_kills_at_random_moments(begin, until, qtbot):
         run = begin(resume=folder)
     assert reached == sorted(reached), "a kill has cost a finished epoch"
     assert reached[-1] > 0
+    until(lambda: "batch" in kinds(run) or bool(run.ends))  # it has put the folder in order
     run.stop()
     until(lambda: bool(run.ends))
     assert run.ends[0].state in (State.STOPPED, State.FINISHED)
