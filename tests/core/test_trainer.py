@@ -155,9 +155,10 @@ def test_weights_are_averaged_over_the_steps_that_are_asked_for(data, tmp_path):
         torch.testing.assert_close(mean, past + (now - past) / 3)
 
 
-def test_averaged_weights_stay_part_of_the_way_to_the_parent(data, tmp_path):
+@pytest.mark.parametrize("steps", [1, 3])
+def test_averaged_weights_stay_part_of_the_way_to_the_parent(data, tmp_path, steps):
     """As if the plain average had been taken and then moved back along the straight line."""
-    settings = {"epochs": 2, "nbs": 2, "optimizer": "AdamW", "lr0": 0.01, "average": 3}
+    settings = {"epochs": 2, "nbs": 2, "optimizer": "AdamW", "lr0": 0.01, "average": steps}
     plain, before = trained(data, tmp_path / "plain", **settings)
     held, _ = trained(data, tmp_path / "held", share=0.25, **settings)
     for name, learned in plain.ema.ema.state_dict().items():

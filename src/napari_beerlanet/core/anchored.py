@@ -39,8 +39,8 @@ class AnchoredAverage(ModelEMA):  # type: ignore[misc]
         """Take in the weights after a step."""
         self.updates += 1
         past = 1 - 1 / min(self.updates + 1, self.steps)
-        learned = (1 - past) * self.share
-        back = 1 - past / (1 - learned)  # so that `past` stays of the average, and p has the rest
+        back = (1 - past) * (1 - self.share)
+        learned = (1 - past) * self.share / (1 - back)  # so that `past` stays of the average
         weights = unwrapped(model).state_dict()
         for name, value in self._averaged().items():
-            value.lerp_(self.parent[name], back).lerp_(weights[name], learned)
+            value.lerp_(weights[name], learned).lerp_(self.parent[name], back)
