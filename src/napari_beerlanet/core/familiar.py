@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
+    from .boxes import Detections
     from .stainfit import StainFit
 
 _SAMPLE = 1 << 17  # pixels that stand for an image
@@ -52,6 +53,14 @@ def stain_facts(fit: StainFit, pixels: npt.NDArray[np.uint8]) -> dict[str, Any]:
         "share": _plain(share),
         "optical_density": _plain(od),
     }
+
+
+def warnings_on(
+    info: Mapping[str, Any], found: Detections, pixel_size: tuple[float, float] | None = None
+) -> list[str]:
+    """`unlike_training` by what the model `info` found in an image."""
+    everything = found if found.candidates is None else found.candidates
+    return unlike_training(info, found.report.get("stain"), pixel_size, everything.scores)
 
 
 def unlike_training(

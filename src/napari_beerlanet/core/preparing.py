@@ -15,6 +15,7 @@ from .checkpoint import checkpoint_hash, load_checkpoint
 from .classstain import Sampled
 from .dataset import Dataset, check_dataset, data_hash, read_dataset
 from .detector import Detector
+from .geometry import from_centres
 from .labels import DataError, Item
 from .loader import read_bgr
 from .network import StainDetectionModel
@@ -206,9 +207,8 @@ def _sampled(item: Item, image_size: int) -> Sampled:
     if scale < 1:
         size = [max(round(side * scale), 1) for side in image.shape[1::-1]]
         image = cv2.resize(image, size, interpolation=cv2.INTER_AREA)
-    centre, half = item.cxcywh[:, :2], item.cxcywh[:, 2:] / 2
-    xyxy = np.hstack([centre - half, centre + half]) * (image.shape[1::-1] * 2)
-    return Sampled(np.ascontiguousarray(image), xyxy.astype(np.float32), item.labels)
+    xyxy = from_centres(item.cxcywh, image.shape[:2]).astype(np.float32)
+    return Sampled(np.ascontiguousarray(image), xyxy, item.labels)
 
 
 def header(

@@ -36,13 +36,11 @@ class ImageResult:
     @cached_property
     def warnings(self) -> list[str]:
         """In what the image is unlike those that the model was trained on."""
-        from .familiar import unlike_training
+        from .familiar import warnings_on
 
         if self.found is None or not self.model:
             return []
-        everything = self.found.candidates or self.found
-        stain = self.found.report.get("stain")
-        return unlike_training(self.model, stain, self.slide.pixel_size, everything.scores)
+        return warnings_on(self.model, self.found, self.slide.pixel_size)
 
 
 def write_image(out: Path, name: str, result: ImageResult) -> list[Path]:

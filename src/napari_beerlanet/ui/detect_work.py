@@ -76,6 +76,7 @@ def load(key: str, device: str, report: Report) -> Any:
 
 def carry_out(order: Order, report: Report) -> Result:
     """Load the model, unless it is loaded, find objects, and look whether the image is usual."""
+    from napari_beerlanet.core.familiar import warnings_on
     from napari_beerlanet.core.parts import detect_parts
     from napari_beerlanet.ui.detection_mesh import fast
 
@@ -97,7 +98,7 @@ def carry_out(order: Order, report: Report) -> Result:
     stains = stains_of(model, order, within(report, end, 0.98)) if order.densities else None
     tell(report, 98, 100, "preparing the layer")
     fast()  # what drawing needs is compiled here, not while the window waits
-    warnings = warnings_of(model, order, found)
+    warnings = warnings_on(model.info, found, order.pixel_size)
     found = replace(found, report=found.report | {"warnings": warnings})
     return Result(order, model, found, warnings, time.monotonic() - began, stains)
 
@@ -130,12 +131,3 @@ def stains_of(model: Any, order: Order, report: Report | None) -> tuple[Fitted, 
     limit = shared_limit(decomposition)
     fitted = Fitted(decomposition, Settings(), target, limit, seen=seen)
     return fitted, density_data(fitted)
-
-
-def warnings_of(model: Any, order: Order, found: Detections) -> list[str]:
-    """In what the image is unlike those that the model was trained on, in sentences."""
-    from napari_beerlanet.core.familiar import unlike_training
-
-    candidates = found.candidates if found.candidates is not None else found
-    stain = found.report.get("stain")
-    return unlike_training(model.info, stain, order.pixel_size, candidates.scores)

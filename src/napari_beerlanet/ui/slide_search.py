@@ -19,7 +19,7 @@ import numpy.typing as npt
 from napari_beerlanet.core.boxes import Detections
 from napari_beerlanet.core.files import still_there
 from napari_beerlanet.core.progress import Report, tell, within
-from napari_beerlanet.ui.detect_work import Order, Result, model_for, stains_of, warnings_of
+from napari_beerlanet.ui.detect_work import Order, Result, model_for, stains_of
 from napari_beerlanet.ui.planes import LARGE, Window
 
 _READY = 0.15  # of the progress: model, colours and cell size
@@ -75,6 +75,7 @@ class Feed:
 
 def search(order: Order, feed: Feed, report: Report) -> Result:
     """Find objects in a slide, first where the feed's focus is, and tell of them as they come."""
+    from napari_beerlanet.core.familiar import warnings_on
     from napari_beerlanet.core.slidedetect import SlideDetection
     from napari_beerlanet.ui.detection_mesh import fast
 
@@ -97,7 +98,7 @@ def search(order: Order, feed: Feed, report: Report) -> Result:
         tell(report, 97, 100, "putting the tiles together")
         small = math.prod(order.plane.shape) <= LARGE
         found = _inside(run.detections(densities=small), order.windows)
-    warnings = warnings_of(model, order, found)
+    warnings = warnings_on(model.info, found, order.pixel_size)
     found = replace(found, report=found.report | {"warnings": warnings})
     stains = stains_of(model, order, within(report, 0.97, 1.0)) if order.densities else None
     return Result(order, model, found, warnings, time.monotonic() - began, stains)
