@@ -14,11 +14,12 @@ demo: $(VENV)/.ready  ## decompose a sample smear into stains; the pictures go t
 	$(BIN)/napari-beerlanet demo --out demo
 
 test: lint  ## lint, types, manifest, then the tests
-	sh scripts/with-display.sh $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+	PYTHONDONTWRITEBYTECODE= sh scripts/with-display.sh $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --durations 50
 
-lint: $(VENV)/.ready  ## ruff, mypy (strict on core), npe2 validate
+lint: $(VENV)/.ready  ## ruff, import contracts, mypy, npe2 validate
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/lint-imports
 	$(BIN)/mypy
 	$(BIN)/npe2 validate --imports src/napari_beerlanet/napari.yaml
 
@@ -33,8 +34,8 @@ clean:  ## remove .venv, caches and everything the commands wrote
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist site demo
 	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
-# __init__.py, too, because the installed version number comes from it.
-$(VENV)/.ready: pyproject.toml src/napari_beerlanet/__init__.py scripts/environment.sh scripts/system-libraries.sh
+# _version.py, too, because the installed version number comes from it.
+$(VENV)/.ready: pyproject.toml src/napari_beerlanet/_version.py scripts/environment.sh scripts/system-libraries.sh
 	@sh scripts/system-libraries.sh $(PYTHON)
 	@sh scripts/environment.sh $(PYTHON) $(VENV) all,test
 	@touch $@

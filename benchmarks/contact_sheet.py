@@ -17,8 +17,8 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 import napari_beerlanet as nb
-from napari_beerlanet.core.drawing import GREY, thumbnail, tinted, write
-from napari_beerlanet.core.files import read_image
+from napari_beerlanet.core.figures.drawing import GREY, draw_text, thumbnail, tint
+from napari_beerlanet.core.images.files import read_image
 
 FOLDERS = ("he", "slide", "malaria/images", "bccd/JPEGImages", "other-lab/images")
 SHOWN = (
@@ -42,7 +42,7 @@ def row(path: Path, caption: str) -> Image.Image:
     found = nb.decompose(pixels, iterations="converge")
     sheet = Image.new("RGB", ((1 + STAINS) * (TILE[0] + GAP), TILE[1] + CAPTION + GAP), "white")
     draw = ImageDraw.Draw(sheet)
-    write(draw, (0, CAPTION // 2), caption, 18)
+    draw_text(draw, (0, CAPTION // 2), caption, 18)
     sheet.paste(
         Image.fromarray(_crop(thumbnail(pixels[..., :3], _size(pixels))).astype(np.uint8)),
         (0, CAPTION),
@@ -53,10 +53,10 @@ def row(path: Path, caption: str) -> Image.Image:
         density = _crop(thumbnail(found.densities[i], _size(pixels))) / most
         x = place * (TILE[0] + GAP)
         sheet.paste(
-            Image.fromarray(tinted(density, found.colours[i].astype(np.float32))), (x, CAPTION)
+            Image.fromarray(tint(density, found.colours[i].astype(np.float32))), (x, CAPTION)
         )
         spectrum = " ".join(f"{v:.2f}" for v in found.spectra[:, i])
-        write(draw, (x, CAPTION // 2), f"{found.share[i]:.0%}  ({spectrum})", 15, GREY)
+        draw_text(draw, (x, CAPTION // 2), f"{found.share[i]:.0%}  ({spectrum})", 15, GREY)
     return sheet
 
 

@@ -8,18 +8,21 @@ is never trained on. Prints a table and writes it to OUT/cross_domain.md.
 """
 
 import argparse
+import copy
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from smears import NAMES, write_bccd, write_other_lab
 
-from napari_beerlanet.core.augment import StainJitter
-from napari_beerlanet.core.dataset import read_dataset
-from napari_beerlanet.core.network import StainDetectionModel
-from napari_beerlanet.core.preparing import training_sample
-from napari_beerlanet.core.trainer import StainTrainer, validate
-from napari_beerlanet.core.yolo import DetectionModel, read_pt
+from napari_beerlanet.core.checkpoints.checkpoint import load_checkpoint
+from napari_beerlanet.core.detection.network import StainDetectionModel
+from napari_beerlanet.core.detection.ultralytics_api import DetectionModel, DetectionValidator
+from napari_beerlanet.core.formats.dataset import Dataset, read_dataset
+from napari_beerlanet.core.training.setup import training_sample
+from napari_beerlanet.core.training.trainer.data import StainJitter
+from napari_beerlanet.core.training.trainer.trainer import StainTrainer
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 # name: settings of the front end (None: plain YOLO), stain jitter (None: hue, saturation, value)
@@ -80,6 +83,30 @@ def one_row(name, seed, options, out, bccd, other):
     return line([name, str(seed), f"{minutes:.1f}", *(f"{x:.3f}" for x in numbers)])
 
 
+def validate(model, data, *, imgsz, folder, split="val", batch=16):
+    """Ultralytics' box metrics (`map50`, `map`, `ap50`, `maps`, …) of a model on one split.
+
+    The validator runs as in training, where it neither looks for the data in the network nor
+    writes a cache beside it.
+    """
+    dataset = read_dataset(data)
+    trainer = StainTrainer(
+        {"model": "none.pt", "data": str(data), "split": split, "imgsz": imgsz, "cache": False}
+        | {"device": str(next(model.parameters()).device), "save_dir": str(folder)},
+        dataset=Dataset(dataset.path, dataset.names, {"train": [], split: dataset.splits[split]}),
+    )
+    trainer.model = copy.deepcopy(model).eval()
+    trainer.model.loss = lambda batch, found: (None, {})
+    trainer.ema = SimpleNamespace(ema=trainer.model)
+    trainer.stopper = SimpleNamespace(possible_stop=False)
+    trainer.amp, trainer.epoch, trainer.loss_items = False, 0, {}
+    trainer.test_loader = trainer.get_dataloader(trainer.data[split], batch, rank=-1, mode="val")
+    validator = DetectionValidator(trainer.test_loader, folder, copy.copy(trainer.args), {})
+    with torch.no_grad():
+        validator(trainer=trainer)
+    return validator.metrics.box
+
+
 def train(name, seed, options, out, data):
     """The averaged weights after the last epoch."""
     front, jitter = VARIANTS[name]
@@ -103,7 +130,7 @@ def train(name, seed, options, out, data):
 
 def build(front, seed, options, dataset):
     """A network with the COCO weights; its front end starts from the training images' colours."""
-    weights = read_pt(options.shared / "weights" / "yolov8n.pt")
+    weights = load_checkpoint(options.shared / "weights" / "yolov8n.pt", "cpu").network
     torch.manual_seed(seed)
     kind = {} if front is None else {"imgsz": options.size, **front}
     maker = DetectionModel if front is None else StainDetectionModel

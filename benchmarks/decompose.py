@@ -21,9 +21,9 @@ import torch
 from PIL import Image
 
 import napari_beerlanet as nb
-from napari_beerlanet.core.spectra import default_spectra
-from napari_beerlanet.core.threads import thread_count
-from napari_beerlanet.sample_data import blood_smear
+from napari_beerlanet.core.common.threads import thread_count
+from napari_beerlanet.core.stains.solver.spectra import default_spectra
+from napari_beerlanet.samples import blood_smear
 
 R, K, LAM, GAMMA = 8, 10, 0.1, 0.1
 SIZES = ((480, 640), (1024, 1024), (3360, 3840))

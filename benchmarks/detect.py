@@ -18,11 +18,11 @@ import torch
 from PIL import Image
 
 import napari_beerlanet as nb
-from napari_beerlanet.core import yolo  # keeps Ultralytics offline and quiet
-from napari_beerlanet.core.boxes import iou
-from napari_beerlanet.core.sizes import largest_size, typical_size
-from napari_beerlanet.core.stainfit import fit_stain
-from napari_beerlanet.sample_data import blood_smear
+from napari_beerlanet.core.boxes.geometry import iou
+from napari_beerlanet.core.detection import ultralytics_api  # keeps Ultralytics offline and quiet
+from napari_beerlanet.core.detection.scale_search import largest_size, typical_size
+from napari_beerlanet.core.detection.stain_fit import fit_stain
+from napari_beerlanet.samples import blood_smear
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 TILE = 640
@@ -36,7 +36,7 @@ def main():
     parser.add_argument("--shared", type=Path, default=SHARED)
     options = parser.parse_args()
     model = nb.load_checkpoint(options.model, device="cpu")
-    print(f"{torch.get_num_threads()} threads, {yolo.__version__=}")
+    print(f"{torch.get_num_threads()} threads, {ultralytics_api.__version__=}")
     field_table(model, options)
     if options.side:
         slide_table(model, options)
@@ -45,7 +45,11 @@ def main():
 def field_table(model, options):
     image = field(options.shared)
     weights = options.shared / "weights" / "yolov8n.pt"
-    plain = yolo.YOLO(str(weights)) if weights.exists() else yolo.YOLO("yolov8n.yaml")
+    plain = (
+        ultralytics_api.YOLO(str(weights))
+        if weights.exists()
+        else ultralytics_api.YOLO("yolov8n.yaml")
+    )
     bgr = np.ascontiguousarray(image[..., ::-1])
     ways = {
         'YOLO("yolov8n.pt").predict': lambda: plain.predict(bgr, verbose=False, device="cpu"),
@@ -109,11 +113,11 @@ def with_fit(model, image):
     """A copy of the network that decomposes as the whole image is."""
     network, fit = copy.deepcopy(model.network), fit_stain(model.network, image)
 
-    def see(images):
+    def apply_front_end(images):
         tiles = (images * 255).round().byte().permute(0, 2, 3, 1).contiguous().numpy()
-        return fit.see(model.network, tiles)
+        return fit.mix_tiles(model.network, tiles)
 
-    network.see = see
+    network.apply_front_end = apply_front_end
     return network
 
 
@@ -122,7 +126,7 @@ def sliced(network, image, overlap):
     from sahi import AutoDetectionModel
     from sahi.predict import get_sliced_prediction
 
-    plain = yolo.YOLO("yolov8n.yaml")
+    plain = ultralytics_api.YOLO("yolov8n.yaml")
     plain.model = network
     plain.overrides.update(imgsz=TILE, iou=0.7)
     wrapped = AutoDetectionModel.from_pretrained(

@@ -18,7 +18,7 @@ import torch
 from smears import NAMES, write_bccd, write_other_lab
 
 import napari_beerlanet as nb
-from napari_beerlanet.core.dataset import Dataset, read_dataset
+from napari_beerlanet.core.formats.dataset import Dataset, read_dataset
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 PARENT = "blood-cells"

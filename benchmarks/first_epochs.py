@@ -15,9 +15,9 @@ from cross_domain import build, line, parse
 from matplotlib import pyplot as plt
 from smears import write_bccd
 
-from napari_beerlanet.core.augment import StainJitter
-from napari_beerlanet.core.dataset import read_dataset
-from napari_beerlanet.core.trainer import StainTrainer
+from napari_beerlanet.core.formats.dataset import read_dataset
+from napari_beerlanet.core.training.trainer.data import StainJitter
+from napari_beerlanet.core.training.trainer.trainer import StainTrainer
 
 _NONE = StainJitter(share=0.0)
 # name: settings of the front end (None: plain YOLO), stain jitter, colour and style in the picture

@@ -25,13 +25,13 @@ from million_slide import NAMES, levels, plain, tissue
 from qtpy.QtCore import QTimer
 from qtpy.QtWidgets import QApplication
 
-from napari_beerlanet.core.boxes import Detections
-from napari_beerlanet.ui import detection_mesh
-from napari_beerlanet.ui.detect_widget import DetectWidget
-from napari_beerlanet.ui.detection_layer import DetectionLayer
-from napari_beerlanet.ui.gl_guard import guard_software_opengl
-from napari_beerlanet.ui.review_widget import ReviewWidget
-from napari_beerlanet.ui.session import session
+from napari_beerlanet.core.boxes.detections import Detections
+from napari_beerlanet.ui.common.session import get_session
+from napari_beerlanet.ui.detect.widget import DetectWidget
+from napari_beerlanet.ui.detections.detection_layer import DetectionLayer
+from napari_beerlanet.ui.review.widget import ReviewWidget
+from napari_beerlanet.ui.viewer import fast_shapes
+from napari_beerlanet.ui.viewer.layers import guard_software_opengl
 
 SIDE = 100_000
 
@@ -48,21 +48,21 @@ class Watch:
     def _tick(self) -> None:
         now = time.perf_counter(), time.thread_time()
         self._wall = max(self._wall, now[0] - self._last[0])
-        self._own = max(self._own, now[1] - self._last[1])
+        self._writable = max(self._writable, now[1] - self._last[1])
         self._last = now
 
     @contextmanager
     def row(self, what: str) -> Any:
         """Measure one line of the table."""
         process(0.3)
-        self._wall = self._own = 0.0
+        self._wall = self._writable = 0.0
         start = time.perf_counter()
         self._last = start, time.thread_time()
         self._timer.start()
         yield
         self._tick()
         self._timer.stop()
-        self.rows.append((what, time.perf_counter() - start, self._wall, self._own))
+        self.rows.append((what, time.perf_counter() - start, self._wall, self._writable))
         seen, wall, own = (1e3 * v for v in self.rows[-1][1:])
         print(f"{what:52s} {seen:8.0f} ms   {wall:6.0f} ms   {own:6.0f} ms", flush=True)
 
@@ -84,7 +84,7 @@ def until(condition: Callable[[], bool], most: float = 60) -> None:
 
 
 def settled(made: DetectionLayer) -> bool:
-    return not made._drawing.heat.waiting and not made._timer.isActive()
+    return not made._renderer.density.waiting and not made._throttler._hasPendingEmission
 
 
 def pan(watch: Watch, viewer: Any, made: DetectionLayer, what: str, zoom: float) -> None:
@@ -140,7 +140,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=1_000_000)
     parser.add_argument("--pictures", type=Path, help="folder for three screenshots")
     args = parser.parse_args()
-    detection_mesh.fast()
+    fast_shapes.fast_shapes_supported()
     start = time.process_time()
     found, where = tissue(SIDE, args.count)
     candidates = found.above(0.25)
@@ -161,11 +161,11 @@ def main() -> None:
         viewer.layers.remove(layer)
     with watch.row(f"add {args.count:,} detections"):
         made = DetectionLayer(viewer, source, candidates)
-        until(lambda: made._drawing.heat.layer is not None and settled(made))
+        until(lambda: made._renderer.density.layer is not None and settled(made))
     if args.pictures:
         pictures(viewer, args.pictures)
     else:
-        session(viewer).put_result(source, candidates, made)
+        get_session(viewer).set_detections(source, candidates, made)
         measure(watch, viewer, made)
     viewer.close()
 
@@ -185,7 +185,7 @@ def measure(watch: Watch, viewer: Any, made: DetectionLayer) -> None:
         viewer.scene.camera.zoom, viewer.scene.camera.center = zoom, (SIDE / 2, SIDE / 2)
         for confidence in (0.5, 0.8, 0.25):
             with watch.row(f"confidence {confidence}, {name}"):
-                made.show(confidence)
+                made.set_filter(confidence)
                 until(lambda: settled(made))
     edits(made, viewer)
     review(watch, viewer)
@@ -222,7 +222,7 @@ def counts(watch: Watch, viewer: Any, made: DetectionLayer) -> None:
     for confidence in (0.7, 0.4):
         before = panel.counts.table.text()
         with watch.row(f"slider of Find cells to {confidence}, with counts"):
-            panel.form.confidence.slider.setValue(round(100 * confidence))
+            panel.form.confidence_slider.value = round(confidence, 2)
             until(lambda before=before: panel.counts.table.text() != before and settled(made))
 
 
@@ -248,7 +248,7 @@ def review(watch: Watch, viewer: Any) -> None:
         with watch.row(what):
             act()
             process(0.05)  # the filter waits for 30 ms whether more comes
-            until(lambda: not panel.filter._soon.isActive())
+            until(lambda: not panel.filter._changed_debounced._hasPendingEmission)
 
 
 if __name__ == "__main__":

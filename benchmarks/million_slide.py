@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import ndimage
 
-from napari_beerlanet.core.boxes import Detections
-from napari_beerlanet.core.spatial import SpatialIndex
+from napari_beerlanet.core.boxes.detections import Detections
+from napari_beerlanet.core.boxes.spatial_index import Bounds, DynamicSpatialIndex, SpatialIndex
 
 NAMES = ["epithelium", "lymphocyte", "stroma", "mitosis"]
 _SIDES = np.array([46.0, 28.0, 38.0, 52.0])  # pixels
@@ -76,13 +76,19 @@ class Slide:
         glass, pink = np.array([243, 240, 243.0]), np.array([226, 172, 205.0])
         picture = glass + np.sqrt(much)[..., None] * (pink - glass)
         if self._step <= 16 and rows.size and columns.size:
-            (self._nuclei if self._step <= 4 else self._dots)(picture, rows, columns)
+            (self._nuclei if self._step <= 4 else self._threshold_dots)(picture, rows, columns)
         return np.clip(picture, 0, 255).astype(np.uint8)[..., key[2]]
 
-    def _dots(self, picture: Any, rows: Any, columns: Any) -> None:
+    def _boxes_in(self, window: Bounds) -> npt.NDArray[np.float32]:
+        dynamic = DynamicSpatialIndex()
+        dynamic.use_grid(self._index)
+        boxes = self._index.xyxy
+        return boxes[dynamic.query(window, boxes, np.zeros(len(boxes), bool))]
+
+    def _threshold_dots(self, picture: Any, rows: Any, columns: Any) -> None:
         """A dark spot in the middle of each box."""
         window = (columns[0], rows[0], columns[-1] + 1, rows[-1] + 1)
-        boxes = self._index.xyxy[self._index.query(window)]
+        boxes = self._boxes_in(window)
         x = np.clip(np.searchsorted(columns, boxes[:, ::2].mean(axis=1)), 0, len(columns) - 2)
         y = np.clip(np.searchsorted(rows, boxes[:, 1::2].mean(axis=1)), 0, len(rows) - 2)
         for down, right in ((0, 0), (0, 1), (1, 0), (1, 1)):
@@ -91,7 +97,7 @@ class Slide:
     def _nuclei(self, picture: Any, rows: Any, columns: Any) -> None:
         """Dark ellipses where the boxes are."""
         window = (columns[0], rows[0], columns[-1] + 1, rows[-1] + 1)
-        for x1, y1, x2, y2 in self._index.xyxy[self._index.query(window)]:
+        for x1, y1, x2, y2 in self._boxes_in(window):
             top, bottom = np.searchsorted(rows, (y1, y2))
             left, right = np.searchsorted(columns, (x1, x2))
             v = (rows[top:bottom] - (y1 + y2) / 2) / max((y2 - y1) * 0.4, 1)

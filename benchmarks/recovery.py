@@ -33,8 +33,8 @@ from torch_staintools.functional.stain_extraction.vahadane import (
 from torch_staintools.functional.tissue_mask import get_tissue_mask
 
 import napari_beerlanet as nb
-from napari_beerlanet.core.sweeps import solve_columns
-from napari_beerlanet.sample_data import SampleField, blood_smear, he_field
+from napari_beerlanet.core.stains.solver.converged_kernels import solve_columns
+from napari_beerlanet.samples import SampleField, blood_smear, he_field
 
 CONFIG.ENABLE_COMPILE = False  # compiling takes longer than the whole benchmark
 FIELDS: dict[str, Callable[[int, float], SampleField]] = {

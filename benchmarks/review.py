@@ -20,12 +20,12 @@ import numpy as np
 from qtpy.QtCore import QEvent, QEventLoop, QTimer
 from qtpy.QtWidgets import QApplication
 
-from napari_beerlanet.core.boxes import Detections
-from napari_beerlanet.core.colours import class_colours
-from napari_beerlanet.ui.detection_layer import DetectionLayer
-from napari_beerlanet.ui.detection_shapes import corners_of
-from napari_beerlanet.ui.review_widget import ReviewWidget
-from napari_beerlanet.ui.session import session
+from napari_beerlanet.core.boxes.classes import class_colours
+from napari_beerlanet.core.boxes.detections import Detections
+from napari_beerlanet.ui.common.session import get_session
+from napari_beerlanet.ui.detections.detection_layer import DetectionLayer
+from napari_beerlanet.ui.review.widget import ReviewWidget
+from napari_beerlanet.ui.viewer.box_shapes import corners_from_boxes
 
 NAMES = ["RBC", "WBC", "Platelets"]
 
@@ -107,7 +107,7 @@ def measure(options):
     source = viewer.add_image(image, name="slide")
     found = found.above(0.25)
     shower = DetectionLayer(viewer, source, found, class_colours(3))
-    session(viewer).put_result(source, found, shower)
+    get_session(viewer).set_detections(source, found, shower)
     spin(1)
     panel = None
     rows = []
@@ -123,7 +123,7 @@ def measure(options):
         panel = ReviewWidget(viewer)
         viewer.window.add_dock_widget(panel, name="Review")
 
-    note("open the panel", [open_panel], lambda: panel and panel.keeper.path and len(panel.rows))
+    note("open the panel", [open_panel], lambda: panel and panel.autosave.path and len(panel.rows))
     steps = range(options.repeats)
     note(
         "confidence slider",
@@ -133,7 +133,7 @@ def measure(options):
     panel.filter.classes.setCurrentIndex(0)
     note(
         "density range",
-        [lambda k=k: panel.filter.choose_range("OD 1 mean", 0.2 + k / 50, 0.8) for k in steps],
+        [lambda k=k: panel.filter.set_range("OD 1 mean", 0.2 + k / 50, 0.8) for k in steps],
     )
     note("text", [lambda k=k: panel.filter.text.setText("RBC"[: k % 3 + 1]) for k in steps])
     panel.filter.clear()
@@ -172,20 +172,20 @@ def measure(options):
     panel.tabs.setCurrentIndex(0)
     spin(0.5)
     some = np.random.default_rng(1).choice(len(panel.review), options.annotations, replace=False)
-    names = np.array(NAMES, object)[panel.review.found.labels[some]]
+    names = np.array(NAMES, object)[panel.review.detections.labels[some]]
     viewer.add_shapes(
-        list(corners_of(panel.review.found.xyxy[some])),
+        list(corners_from_boxes(panel.review.detections.xyxy[some])),
         shape_type="rectangle",
         name="truth",
         features={"class": names},
     )
     spin(1)
     panel.tabs.setCurrentIndex(3)
-    truth = panel.against.panel.truth
+    truth = panel.annotation_tab.metrics.annotation_choice
     note(
         "compare with annotations",
         [lambda: truth.setCurrentText("truth")],
-        lambda: panel.against.panel.verdict is not None,
+        lambda: panel.annotation_tab.metrics.matches is not None,
     )
     note(
         "confidence slider, compared",

@@ -30,7 +30,7 @@ BYTES = 3  # of a pixel, at worst
 
 def make_slide(path: Path, gigapixels: float) -> None:
     """Fields of tissue with noise of their own, shifted light, and glass about them."""
-    from napari_beerlanet.sample_data import he_field
+    from napari_beerlanet.samples import he_field
 
     side = round((gigapixels * 1e9) ** 0.5 / FIELD) * FIELD or FIELD
     fields = [he_field((FIELD, FIELD), seed=seed).image for seed in range(4)]
@@ -61,16 +61,17 @@ def timed(work: Callable[[], T]) -> tuple[float, float, T]:
 
 def read_all(path: Path) -> None:
     """Read and decompress every chunk, with as many threads as the decomposition has."""
-    from napari_beerlanet.core.lazy import in_threads, parts_of, read
+    from napari_beerlanet.core.common.threads import map_threads
+    from napari_beerlanet.core.images.pyramid import chunk_aligned_regions, read_region
 
     array = zarr.open_array(path, mode="r")
-    for _ in in_threads(lambda part: read(array, part).shape, parts_of(array)):
+    for _ in map_threads(lambda part: read_region(array, part).shape, chunk_aligned_regions(array)):
         pass
 
 
 def decompose(path: Path, iterations: str) -> tuple[int, int]:
     """Stains and distinct colours."""
-    from napari_beerlanet.core.stream import decompose_slide
+    from napari_beerlanet.core.stains.slide import decompose_slide
 
     steps = iterations if iterations == "converge" else int(iterations)
     found = decompose_slide(zarr.open_array(path, mode="r"), iterations=steps)
@@ -79,7 +80,7 @@ def decompose(path: Path, iterations: str) -> tuple[int, int]:
 
 def measure(path: Path, repeats: int, iterations: str) -> dict[str, float]:
     """In a process of its own, so that its peak memory is that of this slide."""
-    from napari_beerlanet.core.stream import decompose_slide
+    from napari_beerlanet.core.stains.slide import decompose_slide
 
     rng = np.random.default_rng(0)
     small = rng.integers(0, 255, (512, 512, 3), np.uint8)

@@ -23,7 +23,7 @@ SCALE = 0.25  # micrometres of a pixel
 
 def make_pyramid(path: Path, side: int) -> None:
     """Fields of blood cells with noise of their own in the middle, glass about them."""
-    from napari_beerlanet.sample_data import blood_smear
+    from napari_beerlanet.samples import blood_smear
 
     unfinished = path.with_suffix(".partial")
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -63,17 +63,17 @@ class Window:
         self.begin()
 
     def begin(self) -> None:
-        self._longest = self._busiest = 0.0
+        self._max_size = self._busiest = 0.0
         self._last = time.perf_counter(), time.thread_time()
 
     def _tick(self) -> None:
         clock, busy = time.perf_counter(), time.thread_time()
-        self._longest = max(self._longest, clock - self._last[0])
+        self._max_size = max(self._max_size, clock - self._last[0])
         self._busiest = max(self._busiest, busy - self._last[1])
         self._last = clock, busy
 
     def say(self, what: str) -> None:
-        longest, busiest = 1e3 * self._longest, 1e3 * self._busiest
+        longest, busiest = 1e3 * self._max_size, 1e3 * self._busiest
         print(f"{what}: longest stall {longest:.0f} ms, {busiest:.0f} ms of processor time")
         self.begin()
 
@@ -104,7 +104,7 @@ class Window:
 
 
 def stains(window: Window, layer: Any) -> None:
-    from napari_beerlanet.ui.decompose_widget import DecomposeWidget
+    from napari_beerlanet.ui.stains.widget import DecomposeWidget
 
     panel = DecomposeWidget(window.viewer)
     window.viewer.window.add_dock_widget(panel)
@@ -119,16 +119,16 @@ def stains(window: Window, layer: Any) -> None:
     panel.run()
     window.until(lambda: panel.fitted is not None)
     took("preview")
-    window.until(lambda: panel.layers.settled)
+    window.until(lambda: panel.layers.complete)
     window.say("preview")
-    window.until(lambda: panel.live.idle and panel.layers.settled)
+    window.until(lambda: panel.live.idle and panel.layers.complete)
     took(panel.bar.text)
     window.say("all of it")
-    panel.form.looks.buttons()[1].click()
+    panel.form.blending_buttons.buttons()[1].click()
     window.viewer.camera.zoom *= 6
     window.wait(1)
     window.pan("all stains over each other")
-    panel.form.looks.buttons()[0].click()
+    panel.form.blending_buttons.buttons()[0].click()
     window.wait(1)
     window.pan("one stain over the slide")
     for made in panel.layers.layers.values():
@@ -140,23 +140,28 @@ def stains(window: Window, layer: Any) -> None:
 
 
 def search(window: Window, tiles: int) -> None:
-    from napari_beerlanet.ui.detect_widget import DetectWidget
+    from napari_beerlanet.ui.detect.widget import DetectWidget
 
     panel = DetectWidget(window.viewer)
     window.viewer.window.add_dock_widget(panel)
     window.until(lambda: not panel.model.task.running)
-    panel.form.size_auto.setChecked(False)
-    panel.form.size.setValue(60)
+    panel.form.size_auto.value = False
+    panel.form.cell_size.value = 60
     window.begin()
     panel.find()
     window.until(
-        lambda: not panel.work.running or panel.slide.left <= panel.slide.total - tiles > 0
+        lambda: (
+            not panel.detect_task.running or panel.slide.remaining <= panel.slide.total - tiles > 0
+        )
     )
-    print(panel.runbar.bar.format(), panel.counts.tally.counts if panel.counts.tally else "")
+    print(
+        panel.progress_bar.bar.format(),
+        panel.counts.class_counts.counts if panel.counts.class_counts else "",
+    )
     window.say(f"a search, {tiles} tiles")
-    panel.work.cancel()
-    window.until(lambda: not panel.work.running)
-    print(panel.runbar.text)
+    panel.detect_task.cancel()
+    window.until(lambda: not panel.detect_task.running)
+    print(panel.progress_bar.text)
 
 
 def main() -> None:

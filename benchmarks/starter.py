@@ -18,9 +18,9 @@ import torch
 from smears import write_bccd, write_other_lab
 
 import napari_beerlanet as nb
-from napari_beerlanet.core.dataset import read_dataset
-from napari_beerlanet.core.preparing import training_sample
-from napari_beerlanet.core.watching import seen_in
+from napari_beerlanet.core.formats.dataset import read_dataset
+from napari_beerlanet.core.training.monitor import describe_training_domain
+from napari_beerlanet.core.training.setup import training_sample
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 COLOURS = ["#e6194b", "#4363d8", "#ffc800"]
@@ -74,7 +74,7 @@ def tell_densities(model, data):
     """Say how dense each class is in all training images, not only in those of a run's sample."""
     dataset = read_dataset(data)
     sample = training_sample(dataset, model.info["image_size"], len(dataset.splits["train"]))
-    seen = seen_in(model.network, sample, {"classes": model.classes})
+    seen = describe_training_domain(model.network, sample, {"classes": model.classes})
     model.info["densities_seen"] = seen["densities_seen"]
 
 

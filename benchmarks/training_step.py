@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from decompose import mosaic
 
-from napari_beerlanet.core.network import StainDetectionModel
-from napari_beerlanet.core.threads import thread_count
+from napari_beerlanet.core.common.threads import thread_count
+from napari_beerlanet.core.detection.network import StainDetectionModel
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
@@ -36,10 +36,10 @@ def main():
     model.args = SimpleNamespace(box=7.5, cls=0.5, dfl=1.5)
     model = model.train().to(memory_format=torch.channels_last)
     batch = batch_of(options)
-    see, best = model.see, {}
+    front_end, best = model.apply_front_end, {}
     for turn in range(options.repeats + 1):
-        for name, front in (("plain YOLOv8n", lambda x: x), ("with the front end", see)):
-            model.see = front
+        for name, apply in (("plain YOLOv8n", lambda x: x), ("with the front end", front_end)):
+            model.apply_front_end = apply
             took = timed(lambda: step(model, batch))
             if turn:  # the first one compiles
                 best[name] = np.minimum(best.get(name, np.inf), took)

@@ -1,5 +1,6 @@
-"""What every test shares: a Qt that needs no display, the shared data, patient hypothesis."""
+"""What every test shares: one thread per worker, long files first, a Qt that needs no display."""
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -12,9 +13,59 @@ ROOT = Path(__file__).resolve().parents[1]
 if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
     os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
 
+# Workers share the cores among themselves: threads of torch would only wait for each other, and
+# those of OpenMP do that busily. Processes that a test starts inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # The first example may compile a kernel, and the machine may be busy: time proves nothing here.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first, then those with windows, so that workers end together.
+
+    `--no-loadscope-reorder` keeps this order among workers.
+    """
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+
+    def share(mark: str, path: Path) -> float:
+        marked = sum(item.get_closest_marker(mark) is not None for item in files[path])
+        return marked / len(files[path])
+
+    rank = {path: (-share("slow", path), -share("window", path)) for path in files}
+    items.sort(key=lambda item: rank[item.path])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One worker more than cores, as many tests wait for processes, threads or timers."""
+    return min((os.cpu_count() or 1) + 1, 4)
+
+
+_modules_frozen = 0
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Keep what imports have made out of garbage collections.
+
+    napari collects several times per viewer and Ultralytics after every epoch, each time through
+    all of torch. What a test makes is collected as ever.
+    """
+    global _modules_frozen
+    if len(sys.modules) > _modules_frozen + 20:
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
+        _modules_frozen = len(sys.modules)
+
+
+def pytest_sessionfinish() -> None:
+    """At its end Python frees what libraries have made, and some complain if it cannot."""
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from scipy import ndimage
 
-from napari_beerlanet.core.detector import Detector
-from napari_beerlanet.core.network import PADDING, StainDetectionModel
+from napari_beerlanet.core.detection.detector import Detector
+from napari_beerlanet.core.detection.network import PADDING, StainDetectionModel
 from tinydata import MODEL, NAMES
 
 SIZES = {
@@ -40,9 +40,9 @@ class DiscNetwork(StainDetectionModel):
     judge = staticmethod(always)
     looks = 0
 
-    def find(self, seen):
+    def predict_mixed(self, mixed):
         self.looks += 1
-        found = [self._spots(image) for image in seen.float().cpu().numpy()]
+        found = [self._spots(image) for image in mixed.float().cpu().numpy()]
         out = torch.zeros(len(found), 4 + len(NAMES), max(_ROOM, *(len(f) for f in found), 0))
         for row, spots in enumerate(found):
             for k, (x1, y1, x2, y2) in enumerate(spots):

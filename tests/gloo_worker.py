@@ -10,8 +10,8 @@ import sys
 import torch
 from torch import distributed, nn
 
-from napari_beerlanet.core import several
-from napari_beerlanet.core.trainer import StainTrainer
+from napari_beerlanet.core.training.distributed import main
+from napari_beerlanet.core.training.trainer.trainer import StainTrainer
 
 COUNT = int(os.environ["WORLD_SIZE"])
 reduce, construct = distributed.reduce, StainTrainer.__init__
@@ -28,7 +28,7 @@ def mean(tensor, dst, op):
     tensor /= COUNT
 
 
-def with_several(self, *args, **kwargs):
+def with_world_size(self, *args, **kwargs):
     construct(self, *args, **kwargs)
     self.world_size = COUNT
 
@@ -43,8 +43,8 @@ def compare(self):
 
 nn.parallel.DistributedDataParallel = OnCpu
 distributed.reduce = mean
-StainTrainer.__init__ = with_several
+StainTrainer.__init__ = with_world_size
 StainTrainer.final_eval = compare
 StainTrainer._setup_ddp = lambda self: distributed.init_process_group("gloo")
 torch.set_num_threads(1)
-sys.exit(several.main(sys.argv[1]))
+sys.exit(main(sys.argv[1]))

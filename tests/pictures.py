@@ -4,7 +4,7 @@ from functools import cache
 
 import numpy as np
 
-from napari_beerlanet.sample_data import blood_smear, he_field
+from napari_beerlanet.samples import blood_smear, he_field
 
 
 @cache

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import numpy as np
 
-from napari_beerlanet.core.annotations import Annotations
-from napari_beerlanet.core.project import Project
-from napari_beerlanet.core.regions import Region
-from napari_beerlanet.core.sources import Source
-from napari_beerlanet.sample_data import blood_smear
+from napari_beerlanet.core.boxes.annotations import Annotations
+from napari_beerlanet.core.boxes.regions import Region
+from napari_beerlanet.core.project.image_source import ImageSource
+from napari_beerlanet.core.project.project import Project
+from napari_beerlanet.samples import blood_smear
 
 NAMES = ["RBC", "WBC", "Platelets"]
 
@@ -16,12 +16,12 @@ NAMES = ["RBC", "WBC", "Platelets"]
 def smear(seed: int, shape=(96, 128), name: str = "", path: str | None = None, regions=None):
     """Source, pixels and annotations of a field; all of it is annotated by default."""
     field = blood_smear(shape, seed=seed, cell_diameter=30, white_cells=0.2)
-    source = Source.of(field.image, name or f"smear {seed}.png", path, (0.1, 0.1))
+    source = ImageSource.from_image(field.image, name or f"smear {seed}.png", path, (0.1, 0.1))
     annotations = Annotations(
         field.boxes.astype(np.float64),
         field.labels,
         list(NAMES),
-        regions=(Region.whole(shape),) if regions is None else tuple(regions),
+        regions=(Region.whole_image(shape),) if regions is None else tuple(regions),
         image_shape=shape,
     )
     return source, field.image, annotations

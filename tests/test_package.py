@@ -1,4 +1,4 @@
-"""The package from outside: what importing it loads, which way its imports point, its manifest."""
+"""The package from outside: what importing it loads, its rooms and names, its manifest."""
 
 import ast
 import importlib
@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from importlib.metadata import entry_points, version
 from pathlib import Path
@@ -16,155 +17,13 @@ import pytest
 import napari_beerlanet as nb
 
 PACKAGE = "napari_beerlanet"
-CORE = f"{PACKAGE}.core"
 SOURCE = Path(nb.__file__).parent
-CORE_FILES = sorted((SOURCE / "core").glob("*.py"))
+FILES = sorted(SOURCE.rglob("*.py"))
 
 VIEWER = {"qtpy", "napari", "magicgui", "superqt", "PyQt5", "PyQt6", "PySide2", "PySide6"}
 HEAVY = {"torch", "numba"}
 
-# Data walks in at the top and out at the bottom: a module imports only from those before it.
-ORDER = [
-    "progress",
-    "wording",
-    "sorting",
-    "growing",
-    "device",
-    "threads",
-    "kernels",
-    "steps",
-    "sweeps",
-    "images",
-    "lazy",
-    "overviews",
-    "tissue",
-    "tiff",
-    "files",
-    "slides",
-    "inputs",
-    "stamps",
-    "drawing",
-    "geometry",
-    "heatmap",
-    "spatial",
-    "liveindex",
-    "nms",
-    "matching",
-    "boxes",
-    "regions",
-    "annotations",
-    "history",
-    "comparing",
-    "averages",
-    "verdict",
-    "quality",
-    "suspects",
-    "assessment",
-    "split",
-    "locks",
-    "journal",
-    "sources",
-    "projectfiles",
-    "projectfolder",
-    "annotationfiles",
-    "projectstate",
-    "projectopen",
-    "palette",
-    "stacks",
-    "counting",
-    "colourcount",
-    "mosaic",
-    "spectra",
-    "columns",
-    "beerlanet",
-    "adjoint",
-    "autograd",
-    "layer",
-    "descent",
-    "converge",
-    "auto",
-    "solve",
-    "decomposition",
-    "decompose",
-    "lookup",
-    "slidecolours",
-    "stream",
-    "results",
-    "preview",
-    "batch",
-    "colours",
-    "architecture",
-    "shapes",
-    "pickled",
-    "header",
-    "yolo",
-    "augment",
-    "network",
-    "classstain",
-    "reviewing",
-    "reviewfiles",
-    "stainfit",
-    "lazypixels",
-    "familiar",
-    "tiling",
-    "sizes",
-    "cropsize",
-    "crops",
-    "adding",
-    "project",
-    "measure",
-    "runner",
-    "tilefile",
-    "tilelog",
-    "tilequeue",
-    "finding",
-    "detector",
-    "slidedetect",
-    "parts",
-    "weights",
-    "checkpoint",
-    "formats",
-    "overlay",
-    "report_html",
-    "report_charts",
-    "report_pictures",
-    "report_subject",
-    "report_found",
-    "report_measured",
-    "report",
-    "manifest",
-    "studysettings",
-    "studyresults",
-    "studyimage",
-    "processes",
-    "cluster",
-    "studytables",
-    "studywatch",
-    "study",
-    "studycommand",
-    "detectfiles",
-    "labels",
-    "dataset",
-    "foreign",
-    "importing",
-    "evaluate",
-    "loader",
-    "repeatable",
-    "anchored",
-    "trainer",
-    "runfiles",
-    "runs",
-    "plan",
-    "recipe",
-    "projectruns",
-    "pace",
-    "watching",
-    "preparing",
-    "outlook",
-    "training",
-    "several",
-    "train",
-]
+MAX_MODULES, MAX_IN_A_FOLDER = 215, 13
 
 
 def loaded_after(code: str) -> set[str]:
@@ -175,18 +34,17 @@ def loaded_after(code: str) -> set[str]:
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 
-def imported_modules(file: Path) -> Iterator[str]:
-    """Every module that ``file``, one of core's, imports anywhere, as an absolute dotted name."""
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = CORE.split(".")[: 3 - node.level] if node.level else []
-            module = ".".join([*base, *filter(None, [node.module])])
-            if module in (PACKAGE, CORE):  # `from . import palette` names the module last
-                yield from (f"{module}.{alias.name}" for alias in node.names)
-            else:
-                yield module
+def module_name(file: Path) -> str:
+    """The dotted name of one of our files."""
+    parts = file.relative_to(SOURCE).with_suffix("").parts
+    return ".".join([PACKAGE, *parts]).removesuffix(".__init__")
+
+
+def public_classes(file: Path) -> Iterator[str]:
+    """Names of the classes that a file defines at its top level, without private ones."""
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield node.name
 
 
 # --- importing the package -----------------------------------------------------------------------
@@ -213,41 +71,68 @@ def test_unknown_attribute_is_an_attribute_error():
 
 
 def test_decompose_stays_a_function_after_its_module_is_imported():
-    importlib.import_module(f"{CORE}.decompose")
+    module = importlib.import_module(f"{PACKAGE}.core.stains.decompose")
     assert callable(nb.decompose)
-    assert nb.decompose is importlib.import_module(f"{CORE}.decompose").decompose
+    assert nb.decompose is module.decompose
 
 
-# --- the direction of imports --------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("file", CORE_FILES, ids=lambda file: file.stem)
-def test_core_never_names_the_viewer(file):
-    viewer = {name for name in imported_modules(file) if name.split(".")[0] in VIEWER}
-    assert not viewer, f"core/{file.name} imports {sorted(viewer)}"
+# --- the house: see docs/architecture.md; import-linter checks the layers, in `make lint` --------
 
 
 def test_core_never_loads_the_viewer():
+    files = [*(SOURCE / "core").rglob("*.py"), *(SOURCE / "samples").rglob("*.py")]
     code = "import importlib\n" + "\n".join(
-        f"importlib.import_module({CORE + '.' + file.stem!r})"
-        for file in CORE_FILES
-        if file.stem != "__init__"
+        f"importlib.import_module({module_name(file)!r})" for file in sorted(files)
     )
     viewer = loaded_after(code) & VIEWER
     assert not viewer, f"importing all of core loads {sorted(viewer)}"
 
 
-@pytest.mark.parametrize("file", CORE_FILES, ids=lambda file: file.stem)
-def test_core_imports_only_from_the_lines_above(file):
-    above = ORDER[: ORDER.index(file.stem)] if file.stem != "__init__" else []
-    allowed = {f"{CORE}.{name}" for name in above} | {f"{PACKAGE}.__version__"}
-    ours = {name for name in imported_modules(file) if name.split(".")[0] == PACKAGE}
-    assert ours <= allowed, f"core/{file.name} may not import {sorted(ours - allowed)}"
+def test_no_public_class_name_is_used_twice():
+    homes: dict[str, list[str]] = defaultdict(list)
+    for file in FILES:
+        for name in public_classes(file):
+            homes[name].append(module_name(file))
+    twice = {name: where for name, where in homes.items() if len(where) > 1}
+    assert not twice, f"name each class after what only it is: {twice}"
 
 
-def test_every_core_module_has_its_place_in_the_order():
-    placeless = {file.stem for file in CORE_FILES} - {"__init__", *ORDER}
-    assert not placeless, f"give {sorted(placeless)} a place in ORDER, see DESIGN.md"
+def test_the_package_stays_small_enough_to_know():
+    modules = [file for file in FILES if len(ast.parse(file.read_text(encoding="utf-8")).body) > 1]
+    assert len(modules) < MAX_MODULES, "merge a module with the one that imports it"
+
+
+def test_no_folder_is_crowded():
+    counts = Counter(file.parent for file in FILES if file.name != "__init__.py")
+    crowded = {str(k.relative_to(SOURCE)): n for k, n in counts.items() if n > MAX_IN_A_FOLDER}
+    assert not crowded, f"more than {MAX_IN_A_FOLDER} modules in {crowded}"
+
+
+def test_every_room_says_what_it_is():
+    for folder in {file.parent for file in FILES}:
+        text = (folder / "__init__.py").read_text(encoding="utf-8")
+        assert ast.get_docstring(ast.parse(text)), f"{folder}/__init__.py has no docstring"
+
+
+def test_the_architecture_page_names_every_room(root):
+    page = (root / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rooms = {str(f.parent.relative_to(SOURCE)) for f in FILES if f.parent != SOURCE}
+    missing = {room for room in rooms if f"`{room}/`" not in page}
+    assert not missing, f"docs/architecture.md does not mention {sorted(missing)}"
+
+
+def test_the_architecture_page_names_what_is_there(root):
+    page = (root / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"\b((?:core|ui|cli|samples)/[\w/]+\.py)\b", page))
+    assert len(named) > 50
+    gone = {name for name in named if not (SOURCE / name).is_file()}
+    assert not gone, f"docs/architecture.md names {sorted(gone)}"
+    walks = "".join(re.findall(r"```.*?```", page, re.DOTALL))
+    words = set(re.findall(r"\b(?:[A-Z][a-z]+){2,}\b|\b[a-z]+(?:_[a-z]+)+\b(?!\.py)", walks))
+    source = "\n".join(file.read_text(encoding="utf-8") for file in FILES)
+    unknown = {word for word in words if not re.search(rf"(def|class) {word}\b", source)}
+    files = {file.stem for file in FILES} | {file.parent.name for file in FILES}
+    assert not unknown - files, f"docs/architecture.md names {sorted(unknown - files)}"
 
 
 # --- what is shipped -----------------------------------------------------------------------------

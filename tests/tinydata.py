@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from napari_beerlanet.sample_data import blood_smear
+from napari_beerlanet.samples import blood_smear
 
 NAMES = ("RBC", "WBC", "Platelets")
 MODEL = {

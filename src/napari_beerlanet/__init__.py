@@ -9,21 +9,22 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from napari_beerlanet.core.boxes import Detections
-    from napari_beerlanet.core.checkpoint import load_checkpoint, save_checkpoint
-    from napari_beerlanet.core.decompose import Decomposition, decompose
-    from napari_beerlanet.core.detector import Detector
-    from napari_beerlanet.core.evaluate import evaluate
-    from napari_beerlanet.core.layer import BeerLaNet
-    from napari_beerlanet.core.palette import Palette
-    from napari_beerlanet.core.slidedetect import detect_slide
-    from napari_beerlanet.core.slides import open_slide
-    from napari_beerlanet.core.stream import decompose_slide
-    from napari_beerlanet.core.study import run_study
-    from napari_beerlanet.core.train import fine_tune
+from napari_beerlanet._version import __version__
 
-__version__ = "0.1.0"
+if TYPE_CHECKING:
+    from napari_beerlanet.core.batch.study import run_study
+    from napari_beerlanet.core.boxes.detections import Detections
+    from napari_beerlanet.core.checkpoints.checkpoint import load_checkpoint, save_checkpoint
+    from napari_beerlanet.core.detection.detector import Detector
+    from napari_beerlanet.core.detection.slide_detector import detect_slide
+    from napari_beerlanet.core.evaluation.dataset import evaluate
+    from napari_beerlanet.core.images.slide import open_slide
+    from napari_beerlanet.core.stains.decompose import decompose
+    from napari_beerlanet.core.stains.decomposition import Decomposition
+    from napari_beerlanet.core.stains.layer import BeerLaNet
+    from napari_beerlanet.core.stains.palette import Palette
+    from napari_beerlanet.core.stains.slide import decompose_slide
+    from napari_beerlanet.core.training.fine_tune import fine_tune
 
 __all__ = [
     "BeerLaNet",
@@ -44,20 +45,20 @@ __all__ = [
 ]
 
 _HOME = {
-    "BeerLaNet": "core.layer",
-    "Decomposition": "core.decompose",
-    "Detections": "core.boxes",
-    "Detector": "core.detector",
-    "Palette": "core.palette",
-    "decompose": "core.decompose",
-    "decompose_slide": "core.stream",
-    "detect_slide": "core.slidedetect",
-    "evaluate": "core.evaluate",
-    "fine_tune": "core.train",
-    "load_checkpoint": "core.checkpoint",
-    "open_slide": "core.slides",
-    "run_study": "core.study",
-    "save_checkpoint": "core.checkpoint",
+    "BeerLaNet": "core.stains.layer",
+    "Decomposition": "core.stains.decomposition",
+    "Detections": "core.boxes.detections",
+    "Detector": "core.detection.detector",
+    "Palette": "core.stains.palette",
+    "decompose": "core.stains.decompose",
+    "decompose_slide": "core.stains.slide",
+    "detect_slide": "core.detection.slide_detector",
+    "evaluate": "core.evaluation.dataset",
+    "fine_tune": "core.training.fine_tune",
+    "load_checkpoint": "core.checkpoints.checkpoint",
+    "open_slide": "core.images.slide",
+    "run_study": "core.batch.study",
+    "save_checkpoint": "core.checkpoints.checkpoint",
 }
 
 

@@ -3,14 +3,16 @@
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
+from npe2 import PluginManifest
 from qtpy.QtCore import QTimer
 
-from napari_beerlanet.sample_data import blood_smear
+from napari_beerlanet.samples import blood_smear
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -21,6 +23,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "window" in item.keywords:
             item.add_marker(skip)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def plugins_discovered_once() -> Iterator[None]:
+    """Manifests of plugins are read once, not for every viewer that napari's fixture makes."""
+    discover, found = PluginManifest.discover, []
+
+    def remembered(paths: Sequence[str] = ()) -> Iterator[Any]:
+        if paths:
+            yield from discover(paths)
+            return
+        if not found:
+            found.extend(discover())
+        for result in found:
+            manifest = result.manifest and result.manifest.model_copy(deep=True)
+            yield result._replace(manifest=manifest)
+
+    PluginManifest.discover = remembered
+    yield
+    PluginManifest.discover = discover
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +63,7 @@ def smear() -> np.ndarray:
 def until(qtbot) -> Callable[[Callable[[], bool]], None]:
     """Run the event loop until something is true; a busy machine gets time."""
 
-    def wait(condition: Callable[[], bool], timeout: int = 60_000) -> None:
+    def wait(condition: Callable[[], bool], timeout: int = 180_000) -> None:
         qtbot.waitUntil(condition, timeout=timeout)
 
     return wait
@@ -74,6 +96,27 @@ class Stalls:
 def stalls(qtbot) -> Stalls:
     """`with stalls.watched(): …` then `stalls.longest` in seconds."""
     return Stalls()
+
+
+@pytest.fixture
+def open_review(make_napari_viewer, until):
+    """Open the review panel on detections of one picture; every call is another day."""
+    from reviews import open_panel
+
+    return lambda *args, **options: open_panel(make_napari_viewer(), until, *args, **options)
+
+
+@pytest.fixture
+def compared_review(open_review, until):
+    """The review panel with its detections compared with annotations that differ in five boxes."""
+    from reviews import annotate, some
+
+    viewer, panel, detection_layer = open_review()
+    truth = annotate(viewer, some(), drop=(1, 2), move=(4,))
+    panel.tabs.setCurrentIndex(3)
+    panel.annotation_tab.metrics.annotation_choice.setCurrentText("truth")
+    until(lambda: panel.annotation_tab.metrics.matches is not None)
+    return viewer, panel, detection_layer, truth
 
 
 if sys.platform == "linux":

@@ -9,8 +9,8 @@ import pytest
 from qtpy.QtCore import Qt
 from qtpy.QtWidgets import QAbstractButton, QAbstractSlider, QComboBox, QLineEdit
 
-from napari_beerlanet.sample_data import blood_smear
-from napari_beerlanet.ui.tasks import Outcome
+from napari_beerlanet.samples import blood_smear
+from napari_beerlanet.ui.common.tasks import TaskOutcome
 
 pytestmark = [pytest.mark.window, pytest.mark.slow]
 
@@ -46,30 +46,30 @@ def test_open_decompose_slide_detect_filter_cancel(make_napari_viewer, qtbot, un
     until(lambda: stains.live.idle and not np.array_equal(densities(viewer)[0].data, before))
 
     _, cells = viewer.window.add_plugin_dock_widget(PLUGIN, CELLS, tabify=True)
-    until(lambda: cells.run.isEnabled())
-    click(qtbot, cells.run)
-    until(lambda: cells.result.shower is not None and not cells.work.running)
-    shower = cells.result.shower
+    until(lambda: cells.run_button.isEnabled())
+    click(qtbot, cells.run_button)
+    until(lambda: cells.result.detection_layer is not None and not cells.detect_task.running)
+    shower = cells.result.detection_layer
     found = shower.layer.nshapes
     assert found > 60
     assert sample in viewer.layers
     assert len(densities(viewer)) == 2
 
-    cells.form.confidence.slider.setValue(88)
+    cells.form.confidence_slider.value = 0.88
     until(lambda: 0 < shower.layer.nshapes < found)
-    cells.form.confidence.slider.setValue(25)
+    cells.form.confidence_slider.value = 0.25
     until(lambda: shower.layer.nshapes == found)
 
     outcomes = []
-    cells.work.ended.connect(outcomes.append)
+    cells.detect_task.ended.connect(outcomes.append)
     names = [layer.name for layer in viewer.layers]
-    click(qtbot, cells.run)
-    until(lambda: cells.runbar.cancel.isVisible())
-    click(qtbot, cells.runbar.cancel)
-    until(lambda: not cells.work.running)
-    assert outcomes == [Outcome.CANCELLED]
+    click(qtbot, cells.run_button)
+    until(lambda: cells.progress_bar.cancel.isVisible())
+    click(qtbot, cells.progress_bar.cancel)
+    until(lambda: not cells.detect_task.running)
+    assert outcomes == [TaskOutcome.CANCELLED]
     assert [layer.name for layer in viewer.layers] == names
-    assert cells.run.isEnabled()
+    assert cells.run_button.isEnabled()
 
 
 def test_the_window_answers_while_four_megapixels_are_worked_on(
@@ -79,7 +79,7 @@ def test_the_window_answers_while_four_megapixels_are_worked_on(
     viewer.add_image(blood_smear((2000, 2000), seed=5).image, name="large")
     _, stains = viewer.window.add_plugin_dock_widget(PLUGIN, STAINS)
     _, cells = viewer.window.add_plugin_dock_widget(PLUGIN, CELLS, tabify=True)
-    until(lambda: cells.run.isEnabled())
+    until(lambda: cells.run_button.isEnabled())
     longest = {}
     with stalls.watched():
         stains.run()
@@ -87,7 +87,7 @@ def test_the_window_answers_while_four_megapixels_are_worked_on(
     longest["decompose"], stalls.longest = stalls.longest, 0.0
     with stalls.watched():
         cells.find()
-        until(lambda: cells.result.shower is not None and not cells.work.running)
+        until(lambda: cells.result.detection_layer is not None and not cells.detect_task.running)
     longest["detect"] = stalls.longest
     for what, seconds in longest.items():
         record_property(f"longest stall: {what}", seconds)
@@ -134,9 +134,9 @@ def test_two_viewers_do_not_share_a_model(make_napari_viewer, until, smear):
         viewer.add_image(smear)
         panels.append(viewer.window.add_plugin_dock_widget(PLUGIN, CELLS)[1])
     for panel in panels:
-        until(lambda panel=panel: panel.run.isEnabled())
+        until(lambda panel=panel: panel.run_button.isEnabled())
         panel.find()
-    until(lambda: all(p.result.shower is not None for p in panels))
+    until(lambda: all(p.result.detection_layer is not None for p in panels))
     assert panels[0].session is not panels[1].session
     assert panels[0].session.model is not panels[1].session.model
     assert len(first.layers) == len(second.layers) == 2
@@ -149,17 +149,17 @@ import os, sys
 when = sys.argv[1]
 before = {k: v for k, v in os.environ.items() if k.startswith("QT_")}
 if when == "before":
-    import napari_beerlanet.core.yolo
+    import napari_beerlanet.core.detection.ultralytics_api
 import napari
 from qtpy.QtWidgets import QApplication
 viewer = napari.Viewer(show=True)
 if when == "after":
-    import napari_beerlanet.core.yolo
+    import napari_beerlanet.core.detection.ultralytics_api
 after = {k: v for k, v in os.environ.items() if k.startswith("QT_")}
 changed = {k for k in before.keys() | after.keys() if before.get(k) != after.get(k)}
 assert not changed - {"QT_API"}, changed
 import time
-from napari_beerlanet.sample_data import blood_smear
+from napari_beerlanet.samples import blood_smear
 viewer.add_image(blood_smear((240, 320), cell_diameter=50).image)
 _, stains = viewer.window.add_plugin_dock_widget("napari-beerlanet", "Stain decomposition")
 _, cells = viewer.window.add_plugin_dock_widget("napari-beerlanet", "Find cells", tabify=True)
@@ -175,11 +175,11 @@ def until(what):
 
 stains.run()
 until(lambda: stains.live.idle and stains.fitted is not None)
-until(lambda: cells.run.isEnabled())
+until(lambda: cells.run_button.isEnabled())
 cells.find()
-until(lambda: cells.result.shower is not None and not cells.work.running)
-cells.form.confidence.slider.setValue(60)
-until(lambda: cells.result.shower.confidence == 0.6)
+until(lambda: cells.result.detection_layer is not None and not cells.detect_task.running)
+cells.form.confidence_slider.value = 0.6
+until(lambda: cells.result.detection_layer.confidence == 0.6)
 import qtpy
 print("worked with", qtpy.API_NAME, len(viewer.layers))
 viewer.close()

@@ -1,4 +1,4 @@
-"""The demonstration in the viewer: a sample smear, taken apart, its cells found.
+"""The demonstration in the viewer: a sample smear, decomposed, its cells found.
 
     python -m napari_beerlanet.ui.demo [--pictures DIR]
 
@@ -18,28 +18,28 @@ import napari
 from qtpy.QtCore import QTimer
 from qtpy.QtWidgets import QApplication
 
-from napari_beerlanet.core.files import atomic_path
+from napari_beerlanet.core.common.storage import atomic_path
 
 PLUGIN = "napari-beerlanet"
 STAINS, CELLS = "Stain decomposition", "Find cells"
-_PATIENCE = 300.0  # seconds that each of the two steps may take
-_SIZE = (1400, 880)
+_STEP_TIMEOUT_S = 300.0  # for each of the two steps
+_WINDOW_SIZE = (1400, 880)
 
 
 class Demo:
     """The steps, one after the other, as a person would take them."""
 
-    def __init__(self, viewer: Any, pictures: Path | None, over: Callable[[int], None]) -> None:
-        self.viewer, self.pictures, self._over = viewer, pictures, over
+    def __init__(self, viewer: Any, pictures: Path | None, finished: Callable[[int], None]) -> None:
+        self.viewer, self.pictures, self._finished = viewer, pictures, finished
         self._until: Callable[[], bool] = lambda: True
         self._then: Callable[[], None] = lambda: None
-        self._began = 0.0
+        self._step_started = 0.0
         self._timer = QTimer()
         self._timer.setInterval(100)
-        self._timer.timeout.connect(self._look)
+        self._timer.timeout.connect(self._poll)
 
     def start(self) -> None:
-        """Open the sample and take it apart."""
+        """Open the sample and decompose it."""
         self.viewer.open_sample(PLUGIN, "blood_smear")
         self.stains = self._panel(STAINS)
         self.stains.run()
@@ -52,27 +52,27 @@ class Demo:
             layer.visible = False
         self.viewer.layers[0].visible = True
         self.cells.find()
-        self._wait(lambda: self.cells.result.shower is not None, self._end)
+        self._wait(lambda: self.cells.result.detection_layer is not None, self._end)
 
     def _end(self) -> None:
         self._picture("window-cells.png")
-        self._over(0)
+        self._finished(0)
 
     def _panel(self, name: str) -> Any:
         return self.viewer.window.add_plugin_dock_widget(PLUGIN, name, tabify=True)[1]
 
     def _wait(self, until: Callable[[], bool], then: Callable[[], None]) -> None:
-        self._until, self._then, self._began = until, then, time.monotonic()
+        self._until, self._then, self._step_started = until, then, time.monotonic()
         self._timer.start()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         if self._until():
             self._timer.stop()
             QTimer.singleShot(700, self._then)  # what was added is drawn by then
-        elif time.monotonic() - self._began > _PATIENCE:
+        elif time.monotonic() - self._step_started > _STEP_TIMEOUT_S:
             self._timer.stop()
-            print("The demonstration did not get on; the window stays.", file=sys.stderr)
-            self._over(1)
+            print("The demonstration has timed out; the window stays open.", file=sys.stderr)
+            self._finished(1)
 
     def _picture(self, name: str) -> None:
         if self.pictures is not None:
@@ -84,21 +84,21 @@ class Demo:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Show the demonstration; 0 if it went to its end."""
+    """Show the demonstration; 0 if it finished."""
     parser = argparse.ArgumentParser(prog="python -m napari_beerlanet.ui.demo")
     parser.add_argument("--pictures", type=Path, help="save the window here and close it")
     options = parser.parse_args(arguments)
     viewer = napari.Viewer(title="napari-beerlanet: demonstration")
-    viewer.window.resize(*_SIZE)
+    viewer.window.resize(*_WINDOW_SIZE)
     status = [0]
 
-    def over(code: int) -> None:
+    def finished(code: int) -> None:
         status[0] = code
         if options.pictures is not None:
             viewer.close()
-            QApplication.instance().quit()
+            QApplication.quit()
 
-    demo = Demo(viewer, options.pictures, over)
+    demo = Demo(viewer, options.pictures, finished)
     QTimer.singleShot(300, demo.start)
     napari.run()
     return status[0]

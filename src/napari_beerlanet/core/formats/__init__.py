@@ -12,21 +12,32 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..boxes import Detections
-from ..files import FileError
-from .coco import coco_names, read_coco, read_coco_images, write_coco
-from .geojson import UNCLASSIFIED, read_geojson, write_geojson
-from .shared import load_json
-from .table import csv_names, read_csv, write_csv
-from .voc import read_voc, voc_name, write_voc
-from .yolotext import CLASSES, read_yolo, write_classes, write_yolo, write_yolo_beside_classes
+from napari_beerlanet.core.boxes.detections import Detections
+from napari_beerlanet.core.common.storage import FileError
+from napari_beerlanet.core.formats.coco import (
+    coco_image_names,
+    read_coco,
+    read_coco_images,
+    write_coco,
+)
+from napari_beerlanet.core.formats.common import load_json
+from napari_beerlanet.core.formats.csv_table import csv_image_names, read_csv, write_csv
+from napari_beerlanet.core.formats.geojson import UNCLASSIFIED, read_geojson, write_geojson
+from napari_beerlanet.core.formats.voc import read_voc, voc_image_name, write_voc
+from napari_beerlanet.core.formats.yolo import (
+    CLASSES_FILE,
+    read_yolo,
+    write_classes,
+    write_yolo,
+    write_yolo_with_classes,
+)
 
 __all__ = [
-    "CLASSES",
+    "CLASSES_FILE",
     "FORMATS",
     "UNCLASSIFIED",
     "Format",
-    "format_of",
+    "detect_format",
     "image_names",
     "load_json",
     "read_coco",
@@ -43,7 +54,7 @@ __all__ = [
     "write_geojson",
     "write_voc",
     "write_yolo",
-    "write_yolo_beside_classes",
+    "write_yolo_with_classes",
 ]
 
 
@@ -77,7 +88,7 @@ def write_detections(
 
     `colours` ("#rrggbb" by class) are for formats that have colours.
     """
-    kind = _by_suffix(Path(path)) if format is None else _by_name(format)
+    kind = _format_by_suffix(Path(path)) if format is None else _check_format_name(format)
     if kind == "geojson":
         write_geojson(path, detections, image_name, colours=colours)
     else:
@@ -97,26 +108,26 @@ def read_detections(
     is needed for YOLO. `names` are the classes to sort into; another class is a `FileError`. With
     None they are the file's own. `image_name` chooses where a file is about several images.
     """
-    kind = format_of(path) if format is None else _by_name(format)
+    kind = detect_format(path) if format is None else _check_format_name(format)
     return FORMATS[kind].read(path, image_shape=image_shape, names=names, image_name=image_name)
 
 
-def format_of(path: str | os.PathLike[str]) -> str:
+def detect_format(path: str | os.PathLike[str]) -> str:
     """The format of a file that is there, by its ending and, of a .json, by its content."""
-    kind = _by_suffix(Path(path))
+    kind = _format_by_suffix(Path(path))
     return "geojson" if kind == "coco" and not _looks_like_coco(Path(path)) else kind
 
 
 def image_names(path: str | os.PathLike[str], format: str | None = None) -> list[str]:
     """Names of the images that a file says it is about; none where it has no place for that."""
-    kind = format_of(path) if format is None else _by_name(format)
+    kind = detect_format(path) if format is None else _check_format_name(format)
     if kind == "voc":
-        return [name for name in [voc_name(path)] if name]
-    names = {"coco": coco_names, "csv": csv_names}.get(kind)
+        return [name for name in [voc_image_name(path)] if name]
+    names = {"coco": coco_image_names, "csv": csv_image_names}.get(kind)
     return names(path) if names else []
 
 
-def _beginning(path: Path) -> str:
+def _first_text(path: Path) -> str:
     """Some text that a file begins with; mostly enough to see what it is."""
     if not path.is_file():
         return ""
@@ -127,23 +138,23 @@ def _beginning(path: Path) -> str:
         return ""  # reading all of it will say what is wrong
 
 
-def _by_name(name: str) -> str:
+def _check_format_name(name: str) -> str:
     if name.lower() not in FORMATS:
         raise ValueError(f"There is no format {name!r}; there are {', '.join(FORMATS)}.")
     return name.lower()
 
 
-def _by_suffix(path: Path) -> str:
+def _format_by_suffix(path: Path) -> str:
     for name, kind in FORMATS.items():
         if path.suffix.lower() == kind.suffix:
             return name
     endings = ", ".join(kind.suffix for kind in FORMATS.values())
-    raise FileError(f"{path}: its ending says no format of boxes; known are {endings}.")
+    raise FileError(f"{path}: not a known format of boxes ({endings}).")
 
 
 def _looks_like_coco(path: Path) -> bool:
     """QuPath writes its GeoJSON as .json, too, with or without a collection around the list."""
-    beginning = _beginning(path)
+    beginning = _first_text(path)
     if re.search(r'"type"\s*:\s*"Feature', beginning):
         return False
     if re.match(r'\s*\{\s*"(images|categories|annotations|info|licenses)"\s*:', beginning):

@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from ..boxes import Detections
-from ..files import FileError
-from .shared import (
+from napari_beerlanet.core.boxes.detections import Detections
+from napari_beerlanet.core.common.storage import FileError
+from napari_beerlanet.core.formats.common import (
     AnyPath,
-    Entry,
-    Rows,
-    Shape,
+    BoxRows,
+    DetectionRecord,
+    ImageShape,
     agreed_shape,
-    entries,
+    detection_records,
     load_json,
     parsing,
-    plain,
+    save_json,
     to_detections,
-    write_json,
+    to_plain,
 )
 
 
@@ -32,11 +32,13 @@ def write_coco(path: AnyPath, detections: Detections, image_name: str = "") -> N
     if detections.image_shape is not None:
         image["height"], image["width"] = map(int, detections.image_shape)
     categories = [{"id": i + 1, "name": name} for i, name in enumerate(detections.names)]
-    annotations = [_annotation(i, entry) for i, entry in enumerate(entries(detections), 1)]
-    write_json(path, {"images": [image], "categories": categories, "annotations": annotations})
+    annotations = [
+        _annotation(i, entry) for i, entry in enumerate(detection_records(detections), 1)
+    ]
+    save_json(path, {"images": [image], "categories": categories, "annotations": annotations})
 
 
-def _annotation(number: int, entry: Entry) -> dict[str, Any]:
+def _annotation(number: int, entry: DetectionRecord) -> dict[str, Any]:
     x1, y1, x2, y2 = entry.box
     width, height = round(x2 - x1, 3), round(y2 - y1, 3)
     return {
@@ -48,48 +50,48 @@ def _annotation(number: int, entry: Entry) -> dict[str, Any]:
 
 def read_coco(
     path: AnyPath,
-    image_shape: Shape | None = None,
+    image_shape: ImageShape | None = None,
     names: Sequence[str] | None = None,
     image_name: str = "",
 ) -> Detections:
     """Read the annotations of one image: the only one, or the one whose file is `image_name`."""
-    content = _load(path)
+    content = _load_coco(path)
     with parsing(path, "COCO JSON"):
         images = content["images"]
         if len(images) == 1:
-            return _read(path, content, images[0], names, image_shape)
+            return _read_image_annotations(path, content, images[0], names, image_shape)
         wanted = [image for image in images if image_name in _file_names(image)]
         if len(wanted) != 1:
             raise FileError(
                 f"{path}: about {len(images)} images, {len(wanted)} of them with the name "
                 f"{image_name!r}; say which is meant by its file name."
             )
-        return _read(path, content, wanted[0], names, image_shape)
+        return _read_image_annotations(path, content, wanted[0], names, image_shape)
 
 
 def read_coco_images(path: AnyPath, names: Sequence[str] | None = None) -> dict[str, Detections]:
     """All images of a file: their annotations by file name."""
-    content = _load(path)
+    content = _load_coco(path)
     with parsing(path, "COCO JSON"):
         mine: dict[Any, list[Any]] = defaultdict(list)
         for entry in content["annotations"]:
             mine[entry["image_id"]].append(entry)
         return {
-            image["file_name"]: _read(
+            image["file_name"]: _read_image_annotations(
                 path, {**content, "annotations": mine[image["id"]]}, image, names, None
             )
             for image in content["images"]
         }
 
 
-def coco_names(path: AnyPath) -> list[str]:
+def coco_image_names(path: AnyPath) -> list[str]:
     """The file names of the images that a file is about."""
-    content = _load(path)
+    content = _load_coco(path)
     with parsing(path, "COCO JSON"):
         return [str(image["file_name"]) for image in content["images"]]
 
 
-def _load(path: AnyPath) -> dict[str, Any]:
+def _load_coco(path: AnyPath) -> dict[str, Any]:
     content = load_json(path, "COCO JSON")
     if isinstance(content, list):
         raise FileError(f"{path}: a list without images and classes; whole COCO files are read.")
@@ -102,23 +104,23 @@ def _file_names(image: dict[str, Any]) -> tuple[str, str]:
     return image["file_name"], PurePosixPath(image["file_name"].replace("\\", "/")).name
 
 
-def _read(
+def _read_image_annotations(
     path: AnyPath,
     content: dict[str, Any],
     image: dict[str, Any],
     names: Sequence[str] | None,
-    given: Shape | None,
+    given: ImageShape | None,
 ) -> Detections:
     shape = agreed_shape(path, image.get("width"), image.get("height"), given)
     categories = {entry["id"]: str(entry["name"]) for entry in content["categories"]}
-    rows = Rows()
+    rows = BoxRows()
     for entry in content["annotations"]:
         if entry["image_id"] != image["id"]:
             continue
         if entry["category_id"] not in categories:
             raise FileError(f"{path}: there is no category {entry['category_id']!r}.")
         x, y, width, height = map(float, entry["bbox"])
-        extra = {name: plain(value) for name, value in (entry.get("attributes") or {}).items()}
+        extra = {name: to_plain(value) for name, value in (entry.get("attributes") or {}).items()}
         box = [x, y, x + width, y + height]
         rows.add(categories[entry["category_id"]], box, entry.get("score"), extra)
     return to_detections(path, rows, names, shape, list(categories.values()))

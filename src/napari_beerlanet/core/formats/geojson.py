@@ -8,18 +8,18 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..boxes import Detections
-from ..colours import class_colours, parse_colours
-from .shared import (
+from napari_beerlanet.core.boxes.classes import class_colours, parse_colours
+from napari_beerlanet.core.boxes.detections import Detections
+from napari_beerlanet.core.formats.common import (
     AnyPath,
-    Entry,
-    Rows,
-    Shape,
-    entries,
+    BoxRows,
+    DetectionRecord,
+    ImageShape,
+    detection_records,
     load_json,
     parsing,
+    save_json,
     to_detections,
-    write_json,
 )
 
 UNCLASSIFIED = "Unclassified"
@@ -40,16 +40,18 @@ def write_geojson(
     Without them they are those that were read with the detections, or else ours.
     Numbers are measurements in QuPath, and text is metadata. `image_name` has no place in it.
     """
-    shades = parse_colours(colours or _kept_colours(detections), len(detections.names))
+    shades = parse_colours(colours or _saved_colours(detections), len(detections.names))
     classes = [
         {"name": name, "color": list(shade)}
         for name, shade in zip(detections.names, shades, strict=True)
     ]
-    features = [_feature(entry, classes, object_type) for entry in entries(detections)]
-    write_json(path, {"type": "FeatureCollection", "features": features})
+    features = [_feature(entry, classes, object_type) for entry in detection_records(detections)]
+    save_json(path, {"type": "FeatureCollection", "features": features})
 
 
-def _feature(entry: Entry, classes: list[dict[str, Any]], object_type: str) -> dict[str, Any]:
+def _feature(
+    entry: DetectionRecord, classes: list[dict[str, Any]], object_type: str
+) -> dict[str, Any]:
     x1, y1, x2, y2 = entry.box
     ring = [[x1, y1], [x2, y1], [x2, y2], [x1, y2], [x1, y1]]
     numbers = {name: v for name, v in entry.extra.items() if not isinstance(v, (str, bool))}
@@ -66,7 +68,7 @@ def _feature(entry: Entry, classes: list[dict[str, Any]], object_type: str) -> d
 
 def read_geojson(
     path: AnyPath,
-    image_shape: Shape | None = None,
+    image_shape: ImageShape | None = None,
     names: Sequence[str] | None = None,
     image_name: str = "",
 ) -> Detections:
@@ -77,15 +79,15 @@ def read_geojson(
     """
     content = load_json(path, "GeoJSON")
     with parsing(path, "GeoJSON"):
-        rows = Rows()
+        rows = BoxRows()
         colours: dict[str, str] = {}
         for feature in _features(content):
-            _add(rows, feature)
+            _add_feature(rows, feature)
             colour = _colour((feature.get("properties") or {}).get("classification"))
             if colour:
                 colours.setdefault(rows.classes[-1], colour)
-        found = to_detections(path, rows, names, image_shape)
-        return replace(found, report={"colours": colours}) if colours else found
+        detections = to_detections(path, rows, names, image_shape)
+        return replace(detections, report={"colours": colours}) if colours else detections
 
 
 def _features(content: Any) -> Iterator[dict[str, Any]]:
@@ -100,18 +102,18 @@ def _features(content: Any) -> Iterator[dict[str, Any]]:
         yield from _features(properties.get("childObjects") or properties.get("children") or [])
 
 
-def _add(rows: Rows, feature: dict[str, Any]) -> None:
+def _add_feature(rows: BoxRows, feature: dict[str, Any]) -> None:
     properties = feature.get("properties") or {}
     measured = properties.get("measurements") or {}
     if isinstance(measured, list):
         measured = {entry["name"]: entry["value"] for entry in measured}
-    extra = {name: _number(value) for name, value in measured.items()}
+    extra = {name: _measurement(value) for name, value in measured.items()}
     confidence = extra.pop(_CONFIDENCE, None)
     extra |= {name: str(text) for name, text in (properties.get("metadata") or {}).items()}
-    rows.add(_class(properties), _bounds(feature["geometry"]), confidence, extra)
+    rows.add(_class_name(properties), _bounds(feature["geometry"]), confidence, extra)
 
 
-def _class(properties: dict[str, Any]) -> str:
+def _class_name(properties: dict[str, Any]) -> str:
     """A class is text, or an object with a name or, where QuPath derives one, several."""
     given = properties.get("classification")
     if isinstance(given, dict):
@@ -134,7 +136,7 @@ def _colour(given: Any) -> str:
     return "#" + "".join(f"{value:02x}" for value in values)
 
 
-def _kept_colours(detections: Detections) -> list[str] | None:
+def _saved_colours(detections: Detections) -> list[str] | None:
     """Colours that came with the detections, ours for classes without."""
     known = detections.report.get("colours")
     if not isinstance(known, dict):
@@ -143,7 +145,7 @@ def _kept_colours(detections: Detections) -> list[str] | None:
     return [str(known.get(n, ours[k])) for k, n in enumerate(detections.names)]
 
 
-def _number(value: Any) -> float | None:
+def _measurement(value: Any) -> float | None:
     return None if value is None else float(value)  # "NaN" is text in what QuPath writes
 
 

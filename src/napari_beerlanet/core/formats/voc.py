@@ -11,15 +11,15 @@ import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from typing import Any
 
-from ..boxes import Detections
-from .shared import (
+from napari_beerlanet.core.boxes.detections import Detections
+from napari_beerlanet.core.formats.common import (
     AnyPath,
-    Entry,
-    Rows,
-    Shape,
+    BoxRows,
+    DetectionRecord,
+    ImageShape,
     agreed_shape,
-    check_amount,
-    entries,
+    check_token_count,
+    detection_records,
     parse_value,
     parsing,
     read_bytes,
@@ -27,8 +27,8 @@ from .shared import (
     write_text,
 )
 
-_MOST_ATTRIBUTES = 1 << 20  # such files have none; many of one tag take for ever
-_BOX = ("xmin", "ymin", "xmax", "ymax")
+_MAX_ATTRIBUTES = 1 << 20  # such files have none; many of one tag take for ever
+_BOX_TAGS = ("xmin", "ymin", "xmax", "ymax")
 _NOT_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -39,13 +39,13 @@ def write_voc(path: AnyPath, detections: Detections, image_name: str = "") -> No
     pass over.
     """
     root = ET.Element("annotation")
-    _add(root, "filename", _NOT_XML.sub("?", image_name))
+    _add_element(root, "filename", _NOT_XML.sub("?", image_name))
     if detections.image_shape is not None:
         size = ET.SubElement(root, "size")
         height, width = detections.image_shape
         for name, number in (("width", width), ("height", height), ("depth", 3)):
-            _add(size, name, int(number))
-    for entry in entries(detections):
+            _add_element(size, name, int(number))
+    for entry in detection_records(detections):
         _add_object(root, entry)
     ET.indent(root)
     # Parsers make a line feed of a carriage return that is not written as a reference.
@@ -55,42 +55,42 @@ def write_voc(path: AnyPath, detections: Detections, image_name: str = "") -> No
 
 def read_voc(
     path: AnyPath,
-    image_shape: Shape | None = None,
+    image_shape: ImageShape | None = None,
     names: Sequence[str] | None = None,
     image_name: str = "",
 ) -> Detections:
     """Read the objects of one image."""
-    content = _content(path)
+    content = _read_checked(path)
     with parsing(path, "Pascal VOC XML"):
-        root = _parse(content)
+        root = _parse_xml(content)
         if root.tag != "annotation":
             raise ValueError(f"it is about <{root.tag}>, not <annotation>")
         width, height = (int(float(root.findtext(f"size/{s}") or 0)) for s in ("width", "height"))
         shape = agreed_shape(path, width, height, image_shape)
-        rows = Rows()
+        rows = BoxRows()
         for entry in root.iter("object"):
-            box = [float(_text(entry, f"bndbox/{side}")) for side in _BOX]
+            box = [float(_required_text(entry, f"bndbox/{side}")) for side in _BOX_TAGS]
             confidence = entry.findtext("confidence")
             extra = {
-                _text(attribute, "name"): parse_value(_text(attribute, "value"))
+                _required_text(attribute, "name"): parse_value(_required_text(attribute, "value"))
                 for attribute in entry.iterfind("attributes/attribute")
             }
             score = float(confidence) if confidence else None
-            rows.add(_text(entry, "name"), box, score, extra)
+            rows.add(_required_text(entry, "name"), box, score, extra)
         return to_detections(path, rows, names, shape)
 
 
-def voc_name(path: AnyPath) -> str:
+def voc_image_name(path: AnyPath) -> str:
     """The name of the image that a file is about, "" where it does not say."""
-    content = _content(path)
+    content = _read_checked(path)
     with parsing(path, "Pascal VOC XML"):
-        return _parse(content).findtext("filename") or ""
+        return _parse_xml(content).findtext("filename") or ""
 
 
-def _content(path: AnyPath) -> bytes:
+def _read_checked(path: AnyPath) -> bytes:
     content = read_bytes(path)
-    check_amount(path, content, [b"<"])
-    check_amount(path, content, [b"="], _MOST_ATTRIBUTES)
+    check_token_count(path, content, [b"<"])
+    check_token_count(path, content, [b"="], _MAX_ATTRIBUTES)
     return content
 
 
@@ -101,21 +101,21 @@ class _WithoutDoctype(ET.TreeBuilder):
         raise ValueError("it declares a document type, which such files do not need")
 
 
-def _parse(content: bytes) -> ET.Element:
+def _parse_xml(content: bytes) -> ET.Element:
     try:
         return ET.fromstring(content, ET.XMLParser(target=_WithoutDoctype()))
     except ET.ParseError as error:
         raise ValueError(f"no XML ({error})") from error
 
 
-def _text(element: ET.Element, path: str) -> str:
+def _required_text(element: ET.Element, path: str) -> str:
     text = element.findtext(path)
     if text is None:
         raise ValueError(f"<{element.tag}> has no {path}")
     return text
 
 
-def _add(parent: ET.Element, tag: str, content: Any) -> None:
+def _add_element(parent: ET.Element, tag: str, content: Any) -> None:
     text = str(content)
     strange = _NOT_XML.search(text)
     if strange:
@@ -126,19 +126,19 @@ def _add(parent: ET.Element, tag: str, content: Any) -> None:
     ET.SubElement(parent, tag).text = text
 
 
-def _add_object(root: ET.Element, detection: Entry) -> None:
+def _add_object(root: ET.Element, detection: DetectionRecord) -> None:
     entry = ET.SubElement(root, "object")
-    _add(entry, "name", detection.name)
-    _add(entry, "pose", "Unspecified")
-    _add(entry, "truncated", 0)
-    _add(entry, "difficult", 0)
-    _add(entry, "confidence", detection.score)
+    _add_element(entry, "name", detection.name)
+    _add_element(entry, "pose", "Unspecified")
+    _add_element(entry, "truncated", 0)
+    _add_element(entry, "difficult", 0)
+    _add_element(entry, "confidence", detection.score)
     corners = ET.SubElement(entry, "bndbox")
-    for side, value in zip(_BOX, detection.box, strict=True):
-        _add(corners, side, value)
+    for side, value in zip(_BOX_TAGS, detection.box, strict=True):
+        _add_element(corners, side, value)
     if detection.extra:
         attributes = ET.SubElement(entry, "attributes")
         for column, value in detection.extra.items():
             attribute = ET.SubElement(attributes, "attribute")
-            _add(attribute, "name", column)
-            _add(attribute, "value", value)
+            _add_element(attribute, "name", column)
+            _add_element(attribute, "value", value)

@@ -1,0 +1,7 @@
+"""The command line as ``python -m napari_beerlanet``."""
+
+import sys
+
+from napari_beerlanet.cli.main import main
+
+sys.exit(main())

@@ -1,1 +1,0 @@
-"""How the synthetic samples are drawn, stained and photographed."""

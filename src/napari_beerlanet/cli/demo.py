@@ -1,0 +1,159 @@
+"""The command `demo`: decompose sample images, detect their cells, and open the viewer."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from napari_beerlanet.cli.common import (
+    DEFAULT_MODEL,
+    prepare_folder,
+    print_message,
+    raise_if_interrupted,
+)
+
+if TYPE_CHECKING:
+    from napari_beerlanet.samples import SampleField
+
+_VIRTUAL_SCREEN = "-screen 0 1400x900x24"
+
+
+HELP = "decompose sample images, detect their cells, and open the viewer on them"
+DESCRIPTION = (
+    "Make a synthetic blood smear and tissue section, decompose both, detect the cells of the "
+    "smear with the packaged model, and show it in napari. Without a display the window is drawn "
+    "on a virtual one (xvfb) and saved as pictures."
+)
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    add = command.add_argument
+    folder = Path("beerlanet-demo")
+    add("--out", type=Path, default=folder, metavar="DIR", help="folder to write to")
+    add("--pictures", action="store_true", help="save the window as pictures and close it")
+    add("--no-window", action="store_true", help="write files only")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Decompose a synthetic smear and section, detect the smear's cells, and show it all."""
+    folder = prepare_folder(options.out)
+    print_message(f"decomposing two sample images into {folder} ...")
+
+    from napari_beerlanet import samples
+
+    smear = samples.blood_smear((768, 1024), seed=11)
+    _decompose_sample(folder, "blood-smear", smear)
+    _decompose_sample(folder, "tissue-section", samples.he_field((768, 1024), seed=2))
+    _detect_sample(folder, "blood-smear", smear)
+    return 0 if options.no_window else _show_window(folder, options.pictures)
+
+
+def _decompose_sample(folder: Path, name: str, field: SampleField) -> None:
+    from PIL import Image
+
+    from napari_beerlanet.core.batch.settings import DECOMPOSE_PRESET
+    from napari_beerlanet.core.common.storage import atomic_path, read_json
+
+    picture = folder / f"{name}.png"
+    with atomic_path(picture) as unfinished:
+        Image.fromarray(field.image).save(unfinished)
+    _process(picture, DECOMPOSE_PRESET | {"pixel_size": field.pixel_size})
+    print(f"{picture}: stained with {' and '.join(field.stains)}. Found from the image alone:")
+    print("\n".join(_stain_table(read_json(folder / f"{name}.spectra.json"))))
+    preview = folder / f"{name}.preview.png"
+    print(f"Look at {preview}; beside it are the densities and the spectra.\n", flush=True)
+
+
+def _detect_sample(folder: Path, name: str, field: SampleField) -> None:
+    from napari_beerlanet.core.batch.settings import DETECT_PRESET
+
+    print_message("detecting the cells of the smear with the packaged model ...")
+    row = _process(folder / f"{name}.png", DETECT_PRESET | {"model": DEFAULT_MODEL})
+    counts = ", ".join(
+        f"{count} {column.removeprefix('count ')}"
+        for column, count in row.items()
+        if column.startswith("count ")
+    )
+    drawn = ", ".join(f"{(field.labels == k).sum()} {n}" for k, n in enumerate(field.names))
+    print(f"{folder / name}.png: detected {counts}; drawn were {drawn}.")
+    overlay = folder / f"{name}.overlay.png"
+    print(f"Look at {overlay}; beside it are the boxes as CSV and GeoJSON.", flush=True)
+
+
+def _process(picture: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """The row of a summary table on one image, whose results lie beside it."""
+    from napari_beerlanet.core.batch.study import run_study
+    from napari_beerlanet.core.common.storage import FileError
+
+    study = run_study(
+        picture,
+        picture.parent,
+        settings,
+        workers=0,
+        overwrite=True,
+        layout="files",
+        report=lambda _: raise_if_interrupted(),
+    )
+    for error in study.failures.values():
+        raise FileError(error)
+    return study.rows[0]
+
+
+def _stain_table(content: dict[str, Any]) -> list[str]:
+    """The active stains of a spectra file as lines of text, the largest share first."""
+    from napari_beerlanet.core.common.messages import format_percent
+
+    lines = ["  component  share   absorbs red, green, blue   looks"]
+    for stain in sorted(content["components"], key=lambda stain: -stain["share"]):
+        if stain["active"]:
+            absorbs = "  ".join(f"{value:.2f}" for value in stain["spectrum"])
+            name, share = f"OD {stain['index'] + 1:<6}", format_percent(stain["share"])
+            looks = f"{_colour_name(bytes.fromhex(stain['colour'][1:]))} {stain['colour']}"
+            lines.append(f"  {name}  {share:>5}   {absorbs:<24}   {looks}")
+    light = "  ".join(f"{value:.2f}" for value in content["background"]["light"])
+    lines.append(f"  background: {light} of full red, green, blue")
+    return lines
+
+
+def _colour_name(rgb: Any) -> str:
+    import colorsys
+
+    hue, saturation, _ = colorsys.rgb_to_hsv(*(float(value) / 255 for value in rgb))
+    if saturation < 0.15:
+        return "grey"
+    names = {14: "red", 42: "brown", 70: "olive", 160: "green", 200: "cyan", 245: "blue"}
+    names |= {278: "violet", 320: "purple", 346: "pink", 361: "red"}
+    return next(name for limit, name in names.items() if 360 * hue < limit)
+
+
+def _show_window(folder: Path, pictures: bool) -> int:
+    """Open the viewer in a process of its own: on the display, or on a virtual one for pictures."""
+    command = [sys.executable, "-m", "napari_beerlanet.ui.demo"]
+    if not _has_display():
+        if shutil.which("xvfb-run") is None:
+            print_message(
+                "there is no display, and no xvfb-run for a virtual one; the files are all."
+            )
+            return 0
+        command, pictures = ["xvfb-run", "-a", "-s", _VIRTUAL_SCREEN, *command], True
+    if pictures:
+        command += ["--pictures", str(folder)]
+    print_message("drawing the viewer's window ..." if pictures else "opening the viewer ...")
+    status = subprocess.run(command, check=False).returncode
+    if status == 0 and pictures:
+        print(f"Look at {folder / 'window-stains.png'} and {folder / 'window-cells.png'}.")
+    elif status:
+        print_message("the viewer did not come up; the files are there all the same.")
+    return 1 if status else 0
+
+
+def _has_display() -> bool:
+    if sys.platform != "linux":
+        return True
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

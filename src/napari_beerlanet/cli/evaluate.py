@@ -1,0 +1,89 @@
+"""The command `evaluate`: measure a model against annotated images."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from napari_beerlanet.cli.common import (
+    add_model_options,
+    given_settings,
+    load_model,
+    prepare_folder,
+    raise_if_interrupted,
+)
+
+if TYPE_CHECKING:
+    from napari_beerlanet.core.common.progress import Progress
+
+
+HELP = "measure a model against annotated images"
+DESCRIPTION = (
+    "Measure how well a model detects what is annotated: average precision, precision, recall and "
+    "the best threshold per class, of what `detect` would give."
+)
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    add = command.add_argument
+    add("--data", required=True, type=Path, metavar="DATA.yaml", help="images, labels and names")
+    add("--split", default="val", choices=("train", "val", "test"), help="default val")
+    add_model_options(command)
+    add("--out", type=Path, metavar="FILE.json", help="write all metrics, with curves, to a file")
+    add("--quiet", action="store_true", help="show no progress")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure a model and print a table."""
+    from tqdm import tqdm
+
+    from napari_beerlanet.core.detection.settings import DetectSettings
+    from napari_beerlanet.core.evaluation.dataset import evaluate
+
+    model = load_model(options)
+    with tqdm(total=1.0, disable=options.quiet or None, bar_format=_BAR_FORMAT) as bar:
+
+        def report(progress: Progress) -> None:
+            raise_if_interrupted()
+            bar.update(max(progress.fraction - bar.n, 0))
+
+        given = given_settings(options, DetectSettings)
+        result = evaluate(model, options.data, options.split, report=report, **given)
+    print("\n".join(_metrics_table(result)), flush=True)
+    if options.out:
+        _write_result(options.out, result)
+    return 0
+
+
+_BAR_FORMAT = "{percentage:3.0f}%|{bar}| {elapsed}<{remaining}"
+
+
+def _write_result(path: Path, result: dict[str, Any]) -> None:
+    from napari_beerlanet.core.common.storage import atomic_path
+
+    prepare_folder(path.parent)
+    with atomic_path(path) as unfinished:
+        unfinished.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+def _metrics_table(result: dict[str, Any]) -> list[str]:
+    """Metrics per class as lines of text."""
+    width = max(len(name) for name in ("all", *result["per_class"]))
+    head = f"{'':<{width}}  count   AP50  AP50-95  precision  recall     F1  threshold"
+    lines = [head]
+    for name, row in result["per_class"].items():
+        threshold = "-" if row["threshold"] is None else f"{row['threshold']:.2f}"
+        lines.append(_metrics_row(name, width, row, threshold))
+    total = sum(row["count"] for row in result["per_class"].values())
+    means = {**result, "AP50": result["mAP50"], "AP50-95": result["mAP50-95"], "count": total}
+    return [*lines, _metrics_row("all", width, means, "")]
+
+
+def _metrics_row(name: str, width: int, row: dict[str, Any], threshold: str) -> str:
+    return (
+        f"{name:<{width}}  {row['count']:>5}  {row['AP50']:.3f}    {row['AP50-95']:.3f}      "
+        f"{row['precision']:.3f}   {row['recall']:.3f}  {row['F1']:.3f}       {threshold:>4}"
+    ).rstrip()

@@ -1,0 +1,171 @@
+"""The command `train`: fine-tune a model, with a progress bar or JSON events."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from napari_beerlanet.cli.common import (
+    DEFAULT_MODEL,
+    UsageError,
+    add_setting,
+    given_settings,
+    print_message,
+    raise_if_interrupted,
+)
+
+Event = dict[str, Any]
+
+
+HELP = "train a model on annotated images"
+DESCRIPTION = (
+    "Train a model on annotated images in the layout of YOLO. The folder OUT gets "
+    "best.safetensors and last.safetensors, results.csv, progress.jsonl and all that it takes to "
+    "resume after an interruption (--resume). A file OUT/stop ends the run after the batch."
+)
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    from napari_beerlanet.core.training.settings import TrainSettings
+
+    add = command.add_argument
+    add_setting(command, TrainSettings, "data", default=None, metavar="DATA.yaml")
+    add_setting(command, TrainSettings, "model", default=DEFAULT_MODEL, metavar="MODEL")
+    add("--out", required=True, type=Path, metavar="DIR", help="folder of the run")
+    add_setting(command, TrainSettings, "scope")
+    add("--resume", action="store_true", help="resume after the last finished epoch of the run")
+    training = command.add_argument_group("training")
+    for name in ("epochs", "length", "batch", "seed", "device", "pixel_size"):
+        add_setting(training, TrainSettings, name)
+    add_setting(training, TrainSettings, "image_size", "--imgsz", metavar="PIXELS")
+    add_setting(training, TrainSettings, "learning_rate", "--lr", metavar="RATE")
+    add_setting(
+        training, TrainSettings, "jitter", "--no-jitter", help="do not vary stains and illumination"
+    )
+    training.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        type=_key_value,
+        metavar="KEY=VALUE",
+        help="further arguments of Ultralytics' training, for instance mosaic=0.5",
+    )
+    add("--json", action="store_true", help="print one JSON object per line instead of a bar")
+    add("--quiet", action="store_true", help="print nothing but errors and the summary")
+
+
+def _key_value(text: str) -> tuple[str, Any]:
+    key, sign, value = text.partition("=")
+    if not sign or not key.isidentifier():
+        raise argparse.ArgumentTypeError(f"KEY=VALUE is needed, not {text!r}")
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        return key, value
+
+
+def run(options: argparse.Namespace) -> int:
+    """Train, and print the result."""
+    if options.data is None and not options.resume:
+        raise UsageError("--data DATA.yaml is needed, or --resume to resume a run.")
+    output = _JsonOutput() if options.json else _ConsoleOutput(options)
+
+    from napari_beerlanet.core.common.progress import Cancelled
+    from napari_beerlanet.core.training.fine_tune import fine_tune
+    from napari_beerlanet.core.training.settings import TrainSettings
+
+    given = given_settings(options, TrainSettings)
+    model, data = given.pop("model"), given.pop("data")
+    try:
+        fine_tune(
+            model,
+            data,
+            options.out,
+            resume=options.resume,
+            report=lambda _: raise_if_interrupted(),
+            progress=output,
+            **given,
+            **dict(options.set),
+        )
+    except Cancelled:
+        print_message(f"stopped as requested; {_best_so_far(options.out)}.")
+        return 128 + signal.SIGINT
+    finally:
+        output.close()
+    return 0
+
+
+def _best_so_far(folder: Path) -> str:
+    best = folder / "best.safetensors"
+    return f"the best so far is {best}" if best.exists() else "no epoch was finished"
+
+
+class _JsonOutput:
+    """Events as lines on standard output."""
+
+    def __call__(self, event: Event) -> None:
+        from napari_beerlanet.core.training.fine_tune import print_event
+
+        print_event(event)
+
+    def close(self) -> None:
+        pass
+
+
+class _ConsoleOutput:
+    """A progress bar and a line for each epoch on standard error; the result on standard output."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        from tqdm import tqdm
+
+        self.quiet = options.quiet
+        hidden = options.quiet or not sys.stderr.isatty()
+        self.bar = tqdm(unit="batch", disable=hidden, dynamic_ncols=True)
+
+    def __call__(self, event: Event) -> None:
+        kind = event["event"]
+        if kind == "batch":
+            self.bar.total = event["epochs"] * event["batches"]
+            self.bar.n = (event["epoch"] - 1) * event["batches"] + event["batch"]
+            losses = " ".join(f"{k[:3]} {v:.3f}" for k, v in event["losses"].items())
+            self.bar.set_postfix_str(f"epoch {event['epoch']} of {event['epochs']}, {losses}")
+        elif kind == "end":
+            self.close()
+            print(f"{event['best']}: {_format_metrics(event['metrics'])}", flush=True)
+        elif not self.quiet and kind in ("start", "epoch", "warning"):
+            self.bar.clear()
+            print_message(_EVENT_TEXT[kind](event))
+
+    def close(self) -> None:
+        self.bar.close()
+
+
+def _describe_start(event: Event) -> str:
+    images = " and ".join(f"{count} {split}" for split, count in event["images"].items())
+    word = f"resuming with epoch {event['epoch']}" if event["resumed"] else "training"
+    return f"{word} of {event['epochs']} epochs: {images} images, on {event['device']}."
+
+
+def _describe_epoch(event: Event) -> str:
+    best = ", the best so far" if event["best"] else ""
+    return (
+        f"epoch {event['epoch']} of {event['epochs']}: {_format_metrics(event['metrics'])}{best}."
+    )
+
+
+def _format_metrics(metrics: dict[str, Any]) -> str:
+    known = {key: metrics.get(key) for key in ("mAP50", "mAP50-95")}
+    return ", ".join(f"{key} {value:.3f}" for key, value in known.items() if value is not None)
+
+
+_EVENT_TEXT: dict[str, Callable[[Event], str]] = {
+    "start": _describe_start,
+    "epoch": _describe_epoch,
+    "warning": lambda event: str(event["message"]),
+}

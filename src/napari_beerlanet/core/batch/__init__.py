@@ -1,0 +1,1 @@
+"""Studies: many images with one set of settings, resumable, on processes or a dask cluster."""

@@ -1,0 +1,201 @@
+"""Process one image of a study: decompose it, detect and measure its objects, write the results.
+
+Tasks and outcomes are plain dicts, so the same code runs in this process, in a worker process, or
+on another machine.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+import traceback
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from napari_beerlanet.core.batch.inputs import ImageJob
+from napari_beerlanet.core.batch.manifest import FileRecords, Record, StudyRecords, records_of
+from napari_beerlanet.core.batch.outputs import ImageResult
+from napari_beerlanet.core.batch.settings import StudySettings
+from napari_beerlanet.core.common.device import device_for_worker
+from napari_beerlanet.core.common.messages import error_message
+from napari_beerlanet.core.common.progress import Cancelled, Report, report_progress, subprogress
+from napari_beerlanet.core.common.storage import FileError, file_hash, file_stamp
+from napari_beerlanet.core.images.files import MAX_PIXELS
+from napari_beerlanet.core.stains.settings import DecomposeSettings
+
+if TYPE_CHECKING:  # torch comes with them
+    from napari_beerlanet.core.boxes.detections import Detections
+    from napari_beerlanet.core.detection.detector import Detector
+    from napari_beerlanet.core.images.slide import Slide
+    from napari_beerlanet.core.stains.slide import SlideDecomposition
+
+Tasks = Iterable[tuple[int, dict[str, Any]]]
+Outcomes = Generator[tuple[int, dict[str, Any]]]
+TaskRunner = Callable[[Tasks], Outcomes]
+"""Does numbered tasks in any order and yields their outcomes as they come, and number −1 now and
+then, perhaps with the progress of an image, so that the caller can stop it by closing."""
+
+_FATAL_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
+
+WORK_FOLDER = ".work"
+"""Where detections are, tile by tile, while their image is being processed."""
+
+
+def process_image(task: Mapping[str, Any], report: Report | None = None) -> dict[str, Any]:
+    """Process one image and return its outcome: a record, or an error in one sentence.
+
+    `task` has source, name, out, layout, settings and overwrite, and perhaps the number of the
+    worker. `fatal` says what is wrong where every other image would fail, too: a full disk, say.
+    """
+    job, out = ImageJob(Path(task["source"]), task["name"]), Path(task["out"])
+    settings, started = StudySettings(**task["settings"]), time.monotonic()
+    try:
+        records = records_of(task["layout"], out, settings)
+        name, record = records.find(job)
+        if record is not None and not task.get("overwrite"):
+            return {"status": "skipped", "record": record}
+        device = device_for_worker(settings.device, int(task.get("worker", 0)))
+        outcome = _process(job, name, records, device, report)
+        return {"status": "done", **outcome, "seconds": time.monotonic() - started}
+    except Cancelled:
+        raise
+    except Exception as error:
+        number = error.errno if isinstance(error, OSError) else None
+        return {
+            "status": "failed",
+            "error": error_message(error),
+            "fatal": os.strerror(number).lower() if number in _FATAL_ERRNOS else "",
+            "traceback": traceback.format_exc(),
+        }
+
+
+def _process(
+    job: ImageJob,
+    name: str,
+    records: StudyRecords | FileRecords,
+    device: str,
+    report: Report | None,
+) -> dict[str, Any]:
+    from napari_beerlanet.core.images.slide import open_slide
+
+    if job.source.is_dir():
+        raise FileError(f"{job.source}: no images in this folder.")
+    report_progress(report, 0, 1000, "reading")
+    settings = records.settings
+    source, work = file_stamp(job.source), records.out / WORK_FOLDER / f"{name}.tiles"
+    with open_slide(job.source) as slide:
+        size = settings.pixel_size_yx
+        slide = replace(slide, pixel_size=size or slide.pixel_size)
+        first = 0.4 if settings.model else 0.95
+        stains = detections = model = None
+        if settings.decompose:
+            stains = decompose_image(slide, settings, subprogress(report, 0.0, first))
+        if settings.model:
+            model = _load_model(settings.model, settings.model_sha256, device)
+            part = subprogress(report, first if settings.decompose else 0.0, 0.95)
+            work.parent.mkdir(parents=True, exist_ok=True)
+            detections = detect_objects(model, slide, settings, stains, work, source, part)
+        if file_stamp(job.source) != source:
+            raise FileError(f"{job.source}: it changed, or vanished, while it was being read.")
+        report_progress(report, 950, 1000, "writing")
+        info = None if model is None else model.info
+        result = ImageResult(
+            slide,
+            settings,
+            file_hash(job.source),
+            stains,
+            detections,
+            info,
+            records.overlay_size,
+        )
+        record: Record = records.write(name, source, result)
+    with suppress(OSError):
+        work.unlink()
+    report_progress(report, 1, 1, "done")
+    return {"record": record, "notes": list((info or {}).get("notes", []))}
+
+
+def decompose_image(
+    slide: Slide, settings: StudySettings, report: Report | None = None
+) -> SlideDecomposition:
+    """The stains of an image of any size."""
+    import numpy as np
+
+    from napari_beerlanet.core.stains.decompose import decompose
+    from napari_beerlanet.core.stains.slide import (
+        SlideDecomposition,
+        fit_slide,
+        scan_slide_colours,
+    )
+
+    chosen: dict[str, Any] = {
+        name: getattr(settings, name) for name in DecomposeSettings.model_fields
+    }
+    chosen["device"] = settings.device
+    finest = slide.levels[0]
+    pixels = slide.shape[0] * slide.shape[1]
+    # The palette of an 8-bit image is all that the solver needs of it, so its pixels are streamed.
+    # Others are sampled where they are many, which would not do for densities of every pixel.
+    sampled = np.dtype(finest.dtype) != np.uint8 and settings.density_maps != "none"
+    if (settings.method == "dense" or sampled) and pixels <= MAX_PIXELS:
+        fit = decompose(np.asarray(finest[:, :, :]), report=report, **chosen)
+        return SlideDecomposition(fit, slide.levels, pixels)
+    colours = scan_slide_colours(
+        slide.levels, leave_out=settings.leave_out, report=subprogress(report, 0.0, 0.7)
+    )
+    return fit_slide(colours, subprogress(report, 0.7, 1.0), **chosen)
+
+
+def detect_objects(
+    model: Detector,
+    slide: Slide,
+    settings: StudySettings,
+    stains: SlideDecomposition | None = None,
+    work: Path | None = None,
+    source: Mapping[str, Any] | None = None,
+    report: Report | None = None,
+) -> Detections:
+    """The objects of an image of any size; `work` is the file to resume from."""
+    from napari_beerlanet.core.detection.slide_detector import detect_slide
+
+    # The model's fit sees all colours; those of the stains' fit may lack what it leaves out.
+    whole = not settings.leave_out and slide.levels[0].shape[2] == 3
+    return detect_slide(
+        model,
+        slide.levels,
+        settings.confidence,
+        densities=settings.densities,
+        iou=settings.iou,
+        object_size=settings.object_size,
+        tile=settings.tile,
+        pixel_size=slide.pixel_size,
+        skip_glass=settings.skip_glass,
+        tissue=None if stains is None else stains.tissue,
+        palette=stains.palette if stains is not None and whole else None,
+        results=work,
+        source=None if source is None else dict(source),
+        report=report,
+    )
+
+
+_loaded_models: dict[tuple[str, str, str], Detector] = {}
+_load_lock = threading.Lock()
+
+
+def _load_model(name: str, sha256: str, device: str) -> Detector:
+    """The model, loaded once in a process; it must be the one that the study was started with."""
+    from napari_beerlanet.core.checkpoints.checkpoint import checkpoint_hash, load_checkpoint
+
+    key = (name, sha256, device)
+    with _load_lock:
+        if key not in _loaded_models:
+            if sha256 and checkpoint_hash(name) != sha256:
+                raise FileError(f"{name}: not the model that this study was started with.")
+            _loaded_models.clear()
+            _loaded_models[key] = load_checkpoint(name, device)
+        return _loaded_models[key]

@@ -1,0 +1,294 @@
+"""Output files of one image: densities, spectra, previews, detections, an overlay, a report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from napari_beerlanet._version import __version__
+from napari_beerlanet.core.batch.inputs import (
+    DENSITY_SUFFIXES,
+    DETECTIONS_SUFFIX,
+    OVERLAY_SUFFIX,
+    PREVIEW_SUFFIX,
+    REPORT_SUFFIX,
+    SPECTRA_SUFFIX,
+)
+from napari_beerlanet.core.batch.settings import StudySettings
+from napari_beerlanet.core.common.storage import atomic_path, remove_path
+from napari_beerlanet.core.stains.files import write_densities, write_spectra
+
+if TYPE_CHECKING:  # torch comes with them
+    from napari_beerlanet.core.boxes.detections import Detections
+    from napari_beerlanet.core.images.slide import Slide
+    from napari_beerlanet.core.report.subject import ReportSubject
+    from napari_beerlanet.core.stains.slide import SlideDecomposition
+
+_DETECTIONS_KIND, _DETECTIONS_VERSION = "napari-beerlanet detections", 1
+_MAX_PIXELS_IN_MEMORY = 1 << 26  # of an image whose pictures are drawn from all its pixels
+_MAX_DENSITY_PIXELS = 1 << 24  # of one whose densities are computed at once: 64 MB for each stain
+_FORMAT_SUFFIXES = {"coco": ".coco.json", "voc": ".xml"}
+DETECTIONS_RECORD_SUFFIX = f"{DETECTIONS_SUFFIX}.json"
+"""Of the file that says how detections were made, where there is no study."""
+
+
+@dataclass(frozen=True)
+class ImageResult:
+    """All results of one image; `model` is its checkpoint's `info`.
+
+    `overlay_size` is the longer side of the picture of boxes, in pixels.
+    """
+
+    slide: Slide
+    settings: StudySettings
+    sha256: str
+    stains: SlideDecomposition | None = None
+    detections: Detections | None = None
+    model: Mapping[str, Any] | None = None
+    overlay_size: int = 2048
+
+    @cached_property
+    def warnings(self) -> list[str]:
+        """Where the image is out of the model's training domain."""
+        from napari_beerlanet.core.detection.stain_statistics import detection_warnings
+
+        if self.detections is None or not self.model:
+            return []
+        return detection_warnings(self.model, self.detections, self.slide.pixel_size)
+
+    @property
+    def class_colours(self) -> list[str] | None:
+        """ "#rrggbb" by class, None where the model has none."""
+        return (self.model or {}).get("colours")
+
+    @property
+    def fits_in_memory(self) -> bool:
+        """Whether pictures are drawn from all pixels."""
+        return self.slide.shape[0] * self.slide.shape[1] <= _MAX_PIXELS_IN_MEMORY
+
+    @cached_property
+    def picture(self) -> Any:
+        """(h, w, 3 or 4): the image, or a thumbnail of a large one."""
+        import numpy as np
+
+        from napari_beerlanet.core.images.pyramid import read_thumbnail
+
+        if self.fits_in_memory:
+            return np.asarray(self.slide.levels[0][:, :, :])
+        return read_thumbnail(self.slide.levels, self.overlay_size)
+
+
+def output_files(out: Path, name: str, settings: StudySettings) -> dict[str, Path]:
+    """The file of each kind of output that the settings ask for."""
+    files: dict[str, Path] = {}
+    if settings.decompose:
+        if settings.density_maps != "none":
+            files["densities"] = out / (name + DENSITY_SUFFIXES[settings.density_maps])
+        files["spectra"] = out / (name + SPECTRA_SUFFIX)
+        if settings.previews:
+            files["preview"] = out / (name + PREVIEW_SUFFIX)
+    if settings.model:
+        for kind in settings.formats:
+            ending = DETECTIONS_SUFFIX + _FORMAT_SUFFIXES.get(kind, f".{kind}")
+            # YOLO's are called as the image, so they have a folder of their own.
+            files[kind] = out / "yolo" / f"{name}.txt" if kind == "yolo" else out / (name + ending)
+        if settings.previews:
+            files["overlay"] = out / (name + OVERLAY_SUFFIX)
+        if settings.reports:
+            files["report"] = out / (name + REPORT_SUFFIX)
+    return files
+
+
+def write_outputs(
+    files: Mapping[str, Path],
+    result: ImageResult,
+    record: tuple[str, Mapping[str, Any]] | None = None,
+) -> None:
+    """Write all files of an image, all or none.
+
+    `record`: the kind of the file that says that the others are there, and what it holds besides.
+    That file gets its name last.
+    """
+    last, extra = record or ("", {})
+    with ExitStack() as stack:
+        # Contexts end in reverse: all is written first, and the record gets its name last.
+        unfinished = {}
+        for kind in sorted(files, key=lambda kind: kind != last):
+            files[kind].parent.mkdir(exist_ok=True)
+            unfinished[kind] = stack.enter_context(atomic_path(files[kind]))
+        for kind, path in unfinished.items():
+            write: _Writer = _WRITERS.get(kind, _write_boxes)
+            write(path, kind, result, extra if kind == last else {})
+        if record is not None:
+            remove_path(files[last])
+
+
+_Extra = Mapping[str, Any]
+_Writer = Callable[[Path, str, ImageResult, _Extra], None]
+
+
+def _write_density_maps(path: Path, kind: str, result: ImageResult, extra: _Extra) -> None:
+    stains, slide = result.stains, result.slide
+    assert stains is not None
+    densities = None  # the decomposition's own
+    if stains.fit.image.shape != slide.shape:  # which are of a thumbnail
+        in_memory = slide.shape[0] * slide.shape[1] <= _MAX_DENSITY_PIXELS
+        densities = stains.fit.densities_of(result.picture) if in_memory else stains.densities()
+    write_densities(path, stains.fit, slide.pixel_size, slide.path.name, densities)
+
+
+def _write_spectra_file(path: Path, kind: str, result: ImageResult, extra: _Extra) -> None:
+    stains, slide = result.stains, result.slide
+    assert stains is not None
+    settings = json.loads(json.dumps(result.settings.as_dict()))
+    more = {"settings": settings, "shape": list(slide.shape), **extra}
+    write_spectra(path, stains.fit, slide.pixel_size, slide.path.name, more)
+
+
+def _write_preview(path: Path, kind: str, result: ImageResult, extra: _Extra) -> None:
+    from napari_beerlanet.core.figures.preview import draw_preview
+
+    stains, slide = result.stains, result.slide
+    assert stains is not None
+    title = f"{slide.path.name}, {slide.shape[1]} x {slide.shape[0]} pixels"
+    draw_preview(stains.fit, title, _thumbnail_pixel_size(slide, stains)).save(path)
+
+
+def _thumbnail_pixel_size(slide: Slide, stains: SlideDecomposition) -> tuple[float, float] | None:
+    """Micrometres per pixel of the thumbnail that a preview shows."""
+    if slide.pixel_size is None:
+        return None
+    pairs = zip(slide.pixel_size, slide.shape, stains.fit.image.shape, strict=True)
+    y, x = (size * whole / small for size, whole, small in pairs)
+    return y, x
+
+
+def _write_boxes(path: Path, kind: str, result: ImageResult, extra: _Extra) -> None:
+    from napari_beerlanet.core.formats import write_detections
+
+    assert result.detections is not None
+    name = result.slide.path.name
+    write_detections(path, result.detections, name, format=kind, colours=result.class_colours)
+
+
+def _write_overlay(path: Path, kind: str, result: ImageResult, extra: _Extra) -> None:
+    from PIL import Image
+
+    from napari_beerlanet.core.figures.overlay import draw_overlay, scale_to_picture
+
+    assert result.detections is not None
+    scaled = scale_to_picture(result.detections, result.picture)
+    size = result.overlay_size
+    drawn = draw_overlay(result.picture, scaled, result.class_colours, max_side=size)
+    Image.fromarray(drawn).save(path)
+
+
+def _write_report_file(path: Path, kind: str, result: ImageResult, extra: _Extra) -> None:
+    from napari_beerlanet.core.report.report import write_report
+
+    write_report(path, report_subject(result))
+
+
+def _write_detections_record(path: Path, kind: str, result: ImageResult, extra: _Extra) -> None:
+    detections = result.detections
+    assert detections is not None
+    size = detections.pixel_size
+    content = {
+        "kind": _DETECTIONS_KIND,
+        "version": _DETECTIONS_VERSION,
+        "software": f"napari-beerlanet {__version__}",
+        "image": result.slide.path.name,
+        "shape": list(detections.image_shape or ()),
+        "pixel_size_um": list(size) if size else None,
+        "classes": detections.names,
+        "counts": detections.counts(),
+        "found": detections.report,
+        **extra,
+    }
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+_WRITERS: dict[str, _Writer] = {
+    "densities": _write_density_maps,
+    "spectra": _write_spectra_file,
+    "preview": _write_preview,
+    "overlay": _write_overlay,
+    "report": _write_report_file,
+    "record": _write_detections_record,
+}
+
+
+def report_subject(result: ImageResult) -> ReportSubject:
+    """What a report on an image is about; its pixels stay lazy where they are many."""
+    from napari_beerlanet.core.detection.slide_pixels import SlidePixels
+    from napari_beerlanet.core.report.subject import ReportSubject
+
+    slide, settings, model = result.slide, result.settings, dict(result.model or {})
+    assert result.detections is not None
+    whole = result.fits_in_memory
+    return ReportSubject(
+        name=slide.path.name,
+        pixels=result.picture if whole else SlidePixels(slide.levels),
+        picture=None if whole else result.picture,
+        detections=result.detections,
+        confidence=settings.confidence,
+        colours=result.class_colours,
+        decomposition=None if result.stains is None else result.stains.fit,
+        model=model,
+        hashes={"the image file": result.sha256, "the checkpoint": settings.model_sha256},
+        settings={"IoU of duplicates": settings.iou},
+        facts={"Image file": slide.path.name},
+        notes=result.warnings,
+    )
+
+
+def summary_row(name: str, result: ImageResult) -> dict[str, Any]:
+    """The image's line of the summary table."""
+    slide = result.slide
+    height, width = slide.shape
+    row: dict[str, Any] = {"image": name, "path": str(slide.path), "width": width}
+    row |= {"height": height, "um_per_pixel_y": None, "um_per_pixel_x": None}
+    mm2 = None
+    if slide.pixel_size is not None:
+        y, x = slide.pixel_size
+        mm2 = width * height * y * x / 1e6
+        row |= {"um_per_pixel_y": y, "um_per_pixel_x": x, "mm2": mm2}
+    if result.stains is not None:
+        row |= _stains_row(result.stains, mm2)
+    if result.detections is not None:
+        row |= _detections_row(result.detections, row.get("tissue_mm2", mm2))
+        row["warnings"] = " ".join(result.warnings)
+    return row
+
+
+def _stains_row(stains: SlideDecomposition, mm2: float | None) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    if stains.tissue is not None:
+        row["tissue_share"] = stains.tissue.fraction
+        row |= {} if mm2 is None else {"tissue_mm2": mm2 * stains.tissue.fraction}
+    fit = stains.fit
+    row["stains"] = int(fit.active.sum())
+    row |= {f"light_{c}": float(v) for c, v in zip("rgb", fit.light, strict=True)}
+    return row | {f"OD {k + 1} share": float(share) for k, share in enumerate(fit.share)}
+
+
+def _detections_row(detections: Detections, mm2: float | None) -> dict[str, Any]:
+    from napari_beerlanet.core.boxes.classes import parasitaemia
+
+    counts = detections.counts()
+    row: dict[str, Any] = {"objects": len(detections)}
+    row |= {f"count {name}": count for name, count in counts.items()}
+    if mm2:
+        row |= {f"per mm2 {name}": count / mm2 for name, count in counts.items()}
+    infected = parasitaemia(counts)
+    if infected is not None:
+        low, high = infected.interval
+        row |= {"parasitaemia": infected.share, "parasitaemia_low": low, "parasitaemia_high": high}
+    row["object_size"] = detections.report.get("object_size")
+    row["notes"] = " ".join(detections.report.get("notes", []))
+    return row

@@ -1,0 +1,208 @@
+"""Settings of a study, checked before the first image; as a file and as a command line."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shlex
+import subprocess
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from napari_beerlanet.core.common.storage import write_json
+from napari_beerlanet.core.detection.settings import DetectSettings
+from napari_beerlanet.core.images.tissue import NonTissue
+from napari_beerlanet.core.stains.settings import DecomposeSettings
+
+STUDY_FILE = "study.json"
+"""Its name in the results folder."""
+
+DetectionFormat = Literal["csv", "geojson", "coco", "voc", "yolo"]
+DensityFormat = Literal["none", "ome-tiff", "zarr"]
+
+_FILE_NAMES = {"densities": "measure"}  # settings that are called otherwise in files
+_TEXT_FIELDS = ("model", "model_sha256", "device")
+_NOT_HASHED = ("model", "device")  # where the model lies and what runs it change no result
+_ALWAYS_HASHED = (
+    *("model_sha256", "decompose", "measure", "reports", "components", "iterations", "lam"),
+    *("gamma", "spectra", "leave_out", "confidence", "iou", "object_size", "tile", "pixel_size"),
+    *("skip_glass", "formats", "previews"),
+)
+
+
+class StudySettings(DecomposeSettings, DetectSettings):
+    """What is done with each image of a study, and how.
+
+    `model_sha256` is filled in by `run_study`. In files, `densities` is called `measure`.
+    """
+
+    model: str = Field(
+        "", description="Packaged model's name, or path of a checkpoint; detects objects."
+    )
+    model_sha256: str = ""
+    decompose: bool = Field(True, description="Decompose the stains of each image.")
+    reports: bool = Field(True, description="Write an HTML report on each image.")
+    previews: bool = Field(
+        True, description="Save pictures: a preview of the stains, an overlay of the boxes."
+    )
+    density_maps: DensityFormat = Field(
+        "none", description="Write the stain densities of every pixel in this format."
+    )
+    leave_out: tuple[NonTissue, ...] = Field(
+        ("pen", "border"), description="Non-tissue that the stain fit shall not see."
+    )
+    formats: tuple[DetectionFormat, ...] = Field(
+        ("csv", "geojson"), description="File formats of the detections."
+    )
+    device: str = Field("auto", description="Where to compute: auto, cpu, cuda:0, mps.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_file_values(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Values as files have them: lists as tuples, and 1e-5, which is a text in YAML."""
+        names = {old: new for new, old in _FILE_NAMES.items()}
+        return {names.get(name, name): _from_file(name, value) for name, value in given.items()}
+
+    @model_validator(mode="after")
+    def _check_there_is_work(self) -> StudySettings:
+        if not self.model and not self.decompose:
+            raise ValueError("There is nothing to do: choose a model, or decompose the images.")
+        return self
+
+    @classmethod
+    def file_names(cls) -> set[str]:
+        """What settings are called in files."""
+        return {_FILE_NAMES.get(name, name) for name in cls.model_fields}
+
+    def as_dict(self) -> dict[str, Any]:
+        """As files have it; settings of later versions only where they are not the default."""
+        named = {_FILE_NAMES.get(name, name): (name, value) for name, value in self}
+        return {
+            file_name: value
+            for file_name, (name, value) in named.items()
+            if file_name in (*_ALWAYS_HASHED, *_NOT_HASHED) or value != type(self).default(name)
+        }
+
+    def non_default(self) -> dict[str, Any]:
+        """By their names in files: what differs from the defaults, without the model's hash."""
+        usual = type(self)().as_dict()
+        changed = {n: value for n, value in self.as_dict().items() if value != usual.get(n)}
+        changed.pop("model_sha256", None)
+        return changed
+
+    def hash(self) -> str:
+        """Of all that changes results."""
+        return settings_hash(self._hashed())
+
+    def has_hash(self, digest: object) -> bool:
+        """Whether a record's hash is of these settings; 40 and 40.0 are the same number."""
+        whole = {name: _as_whole(value) for name, value in self._hashed().items()}
+        return digest in (self.hash(), settings_hash(whole))
+
+    def _hashed(self) -> dict[str, Any]:
+        return {name: value for name, value in self.as_dict().items() if name not in _NOT_HASHED}
+
+
+DECOMPOSE_PRESET: dict[str, Any] = {"density_maps": "ome-tiff", "leave_out": ()}
+"""A study that decomposes images, with the densities of every pixel."""
+
+DETECT_PRESET: dict[str, Any] = {
+    "decompose": False,
+    "reports": False,
+    "skip_glass": False,
+    "leave_out": (),
+    "formats": ("csv", "geojson", "yolo"),
+}
+"""A study that detects objects everywhere in images; it needs a model."""
+
+
+def settings_hash(settings: Mapping[str, Any]) -> str:
+    """The same for the same settings, whatever their order."""
+    text = json.dumps(settings, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _from_file(name: str, value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return tuple(_from_file(name, one) for one in value)
+    if isinstance(value, str) and name not in _TEXT_FIELDS:
+        with suppress(ValueError):
+            return float(value)
+    return value
+
+
+def _as_whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+@dataclass(frozen=True)
+class StudyConfig:
+    """All arguments of `run_study`. `images`: files, folders or patterns."""
+
+    images: tuple[str, ...]
+    out: Path
+    settings: StudySettings = field(default_factory=StudySettings)
+    workers: int = 1
+    scheduler: str | None = None
+    recursive: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """The content of a study file; defaults are left out."""
+        where: dict[str, Any] = {"images": [os.path.abspath(path) for path in self.images]}
+        where |= {"out": os.path.abspath(self.out), "workers": self.workers}
+        where |= {"scheduler": self.scheduler} if self.scheduler else {}
+        where |= {"recursive": True} if self.recursive else {}
+        how: dict[str, Any] = json.loads(json.dumps(self.settings.non_default()))
+        return where | how
+
+    def write(self) -> Path:
+        """Write the study file into the results folder, which is created; its path."""
+        self.out.mkdir(parents=True, exist_ok=True)
+        write_json(self.out / STUDY_FILE, self.as_dict())
+        return self.out / STUDY_FILE
+
+    def command(self) -> str:
+        """The same study as a command line; start spectra need the study file."""
+        words = ["napari-beerlanet", "batch"]
+        if self.settings.spectra is not None:
+            return _join_command([*words, str(self.out / STUDY_FILE)])
+        words += [*self.images, "--out", str(self.out)]
+        words += ["--recursive"] if self.recursive else []
+        if self.scheduler:
+            words += ["--scheduler", self.scheduler]
+        elif self.workers != 1:
+            words += ["--workers", str(self.workers)]
+        for name, value in self.settings.non_default().items():
+            words += _command_line_option(name, value)
+        return _join_command(words)
+
+
+OFF_SWITCHES = {
+    "decompose": "--no-stains",
+    "measure": "--no-measures",
+    "reports": "--no-reports",
+    "skip_glass": "--all-tiles",
+    "previews": "--no-previews",
+    "unit_spectra": "--no-unit-spectra",
+}
+"""Options that switch off what is on by default."""
+
+
+def _command_line_option(name: str, value: Any) -> list[str]:
+    if name in OFF_SWITCHES:
+        return [OFF_SWITCHES[name]]
+    option = f"--{name.replace('_', '-')}"
+    if isinstance(value, tuple):
+        return [option, *map(str, value)]
+    # Joined, as a value such as 1e-05 or -x would else be taken for an option.
+    return [f"{option}={value}"] if str(value).startswith("-") else [option, str(value)]
+
+
+def _join_command(words: list[str]) -> str:
+    return subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)

@@ -1,0 +1,334 @@
+"""Batch processing of many images with one set of settings; resumable, local or on a dask cluster.
+
+Images are independent of each other. Whoever is free processes the next one and writes its results
+and then its record at once, so whatever dies (a worker, this process, a cluster's scheduler),
+finished images are saved and the next run does the rest.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from napari_beerlanet.core.batch.cluster import SchedulerLostError, cluster_runner
+from napari_beerlanet.core.batch.image import WORK_FOLDER, TaskRunner, process_image
+from napari_beerlanet.core.batch.inputs import find_images, name_jobs
+from napari_beerlanet.core.batch.manifest import (
+    NO_PARQUET_NOTE,
+    RECORDS_FOLDER,
+    Layout,
+    StudyEntry,
+    records_of,
+    write_failures,
+    write_manifest,
+    write_summary,
+)
+from napari_beerlanet.core.batch.settings import StudySettings
+from napari_beerlanet.core.common.locking import FolderLock
+from napari_beerlanet.core.common.messages import system_reason
+from napari_beerlanet.core.common.progress import Cancelled, Progress, Report, eta_seconds
+from napari_beerlanet.core.common.storage import FileError, file_stamp, remove_path
+
+LOCK_FILE = ".lock"
+"""A file in the results folder, locked by the run that writes there."""
+
+STOP_FILE = "stop"
+"""A file in the results folder, made by whoever wants the run to end."""
+
+_MANIFEST_INTERVAL_S = 2.0
+
+
+class NoImagesError(FileError):
+    """Nothing that was given is an image to process."""
+
+
+@dataclass(frozen=True)
+class StudyResult:
+    """The outcome of a study; `rows` are those of its summary table, in the order of images.
+
+    `stopped` says why it ended before its time, `notes` what a person should know.
+    """
+
+    out: Path
+    entries: list[StudyEntry]
+    rows: list[dict[str, Any]]
+    stopped: str = ""
+    notes: list[str] = field(default_factory=list)
+
+    def count(self, status: str) -> int:
+        """How many images are "done", "skipped", "failed" or "waiting"."""
+        return sum(entry.status == status for entry in self.entries)
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """Error messages by the image's path."""
+        return {str(e.job.source): e.error for e in self.entries if e.status == "failed"}
+
+
+def run_study(
+    images: str | Path | Sequence[str | Path],
+    out: str | Path,
+    settings: StudySettings | Mapping[str, Any] | None = None,
+    *,
+    workers: int = 1,
+    scheduler: Any = None,
+    recursive: bool = False,
+    overwrite: bool = False,
+    report: Callable[[StudyProgress], None] | None = None,
+    ended: Callable[[StudyEntry], None] | None = None,
+    layout: Layout = "study",
+) -> StudyResult:
+    """Decompose many images, detect and measure their objects, and write a table over all.
+
+    Parameters
+    ----------
+    images
+        Files, folders, or patterns such as "slides/*.svs".
+    out
+        The results folder. What is done there with the same settings is left as it is.
+    settings
+        As `StudySettings`, or as a dict of them.
+    workers
+        Processes on this machine; 0 does everything in this one.
+    scheduler
+        Instead, a dask.distributed scheduler's address, a `Client`, or a cluster such as
+        dask-jobqueue's. Its workers must see the images and `out` under the same paths.
+    recursive
+        Include subfolders.
+    overwrite
+        Process images again that are done.
+    report
+        Called with a `StudyProgress` now and then; may raise `Cancelled`, and what is finished is
+        saved. A file called "stop" in `out` does the same.
+    ended
+        Called with each image that is done, skipped or failed.
+    layout
+        "study": records, a manifest and tables beside the results; "files": the results alone.
+    """
+    chosen = _resolve_model(settings)
+    out = Path(out).absolute()
+    out.mkdir(parents=True, exist_ok=True)
+    given = [images] if isinstance(images, (str, Path)) else images
+    paths = find_images(map(str, given), out, recursive)
+    entries = [
+        StudyEntry(job) for job in name_jobs([Path(os.path.abspath(path)) for path in paths])
+    ]
+    if not entries:
+        raise NoImagesError("There are no images in what was given, only results of earlier runs.")
+    with ExitStack() as stack:
+        if layout == "study":
+            stack.callback(_acquire_lock(out).release)
+            _remove_leftovers(out)
+        monitor = StudyMonitor(out, entries, chosen, layout, report, ended)
+        run = _choose_runner(workers, scheduler, monitor.progress_of)
+        _collect_outcomes(monitor, run, overwrite, scheduler is not None or workers > 1)
+    return StudyResult(out, entries, monitor.rows(), monitor.stopped, monitor.notes)
+
+
+def _resolve_model(settings: StudySettings | Mapping[str, Any] | None) -> StudySettings:
+    chosen = settings if isinstance(settings, StudySettings) else StudySettings(**(settings or {}))
+    if not chosen.model:
+        return chosen
+    from napari_beerlanet.core.checkpoints.checkpoint import checkpoint_hash
+
+    name = chosen.model
+    place = str(Path(name).absolute()) if Path(name).exists() else name
+    return chosen.replace(model=place, model_sha256=checkpoint_hash(name))
+
+
+def _acquire_lock(out: Path) -> FolderLock:
+    return FolderLock(
+        out / LOCK_FILE,
+        busy="another run writes its results there",
+        advice="wait for it to end, stop it, or choose another folder",
+    )
+
+
+def _remove_leftovers(out: Path) -> None:
+    """Remove what was meant for an earlier run, and what was half-written when that was killed."""
+    remove_path(out / STOP_FILE)
+    for folder in (out, out / RECORDS_FOLDER):
+        for unfinished in folder.glob(".*.partial*"):
+            remove_path(unfinished)
+
+
+def _choose_runner(workers: int, scheduler: Any, progress: Callable[[int], Report]) -> TaskRunner:
+    if scheduler is not None:
+        return cluster_runner(scheduler)
+    if workers > 0:
+        from napari_beerlanet.core.batch.workers import process_pool_runner
+
+        return process_pool_runner(workers)
+    return lambda tasks: ((number, process_image(task, progress(number))) for number, task in tasks)
+
+
+def _collect_outcomes(
+    monitor: StudyMonitor, run: TaskRunner, overwrite: bool, in_parallel: bool
+) -> None:
+    try:
+        monitor.report_progress()
+        monitor.skip_done(overwrite)
+        tasks = monitor.tasks(overwrite, largest_first=in_parallel)
+        with closing(run(tasks)) as outcomes:
+            for number, outcome in outcomes:
+                if number < 0:
+                    monitor.on_worker_progress(outcome)
+                elif monitor.record_outcome(number, outcome):
+                    break
+    except SchedulerLostError as error:
+        monitor.stopped = str(error)
+    finally:
+        monitor.finish()
+
+
+@dataclass(frozen=True)
+class StudyProgress(Progress):
+    """Images that have ended, of all; `images_in_progress` is the sum of the fractions of others.
+
+    `skipped` is how many had been done before, which says nothing on how long the others take.
+    """
+
+    images_in_progress: float = 0.0
+    skipped: int = 0
+
+    @property
+    def fraction(self) -> float:
+        """Between 0 and 1, images in progress included."""
+        done = self.done + self.images_in_progress
+        return min(done / self.total, 1.0) if self.total > 0 else 0.0
+
+    def eta(self, elapsed: float) -> float | None:
+        """Seconds still to go after `elapsed`, None while that would be no more than a guess."""
+        skipped = self.skipped / max(self.total, 1)
+        return eta_seconds(elapsed, (self.fraction - skipped) / max(1 - skipped, 1e-9))
+
+
+class StudyMonitor:
+    """Keeps the entries, the manifest and the summary table up to date."""
+
+    def __init__(
+        self,
+        out: Path,
+        entries: list[StudyEntry],
+        settings: StudySettings,
+        layout: Layout,
+        report: Callable[[StudyProgress], None] | None,
+        ended: Callable[[StudyEntry], None] | None,
+    ) -> None:
+        self.out, self.entries, self.settings, self.layout = out, entries, settings, layout
+        self.report, self.ended, self.stopped = report, ended, ""
+        self.notes: list[str] = []
+        self._fractions: dict[int, float] = {}
+        self._started = datetime.now(UTC).isoformat(timespec="seconds")
+        self._last_write, self._message = 0.0, ""
+
+    def skip_done(self, overwrite: bool) -> None:
+        """Mark what an earlier run has done."""
+        records = records_of(self.layout, self.out, self.settings)
+        for entry in self.entries if not overwrite else []:
+            _, record = records.find(entry.job)
+            if record is not None:
+                self._end(entry, {"status": "skipped", "record": record})
+        self._write_manifest(at_once=True)
+
+    def tasks(
+        self, overwrite: bool, largest_first: bool = False
+    ) -> list[tuple[int, dict[str, Any]]]:
+        """A task for every image that is left.
+
+        The largest files first, so that workers side by side end at about the same time.
+        """
+        shared = {"out": str(self.out), "layout": self.layout, "overwrite": overwrite}
+        shared["settings"] = self.settings.as_dict()
+        jobs = [(k, e.job) for k, e in enumerate(self.entries) if e.status == "waiting"]
+        if largest_first:
+            jobs.sort(key=lambda job: -file_stamp(job[1].source).get("size", 0))
+        return [(k, {"source": str(job.source), "name": job.name, **shared}) for k, job in jobs]
+
+    def record_outcome(self, number: int, outcome: Mapping[str, Any]) -> bool:
+        """Take the outcome of an image; whether the run must stop."""
+        entry = self.entries[number]
+        self._fractions.pop(number, None)
+        self._end(entry, outcome)
+        self._write_manifest()
+        self.notes += [note for note in outcome.get("notes", []) if note not in self.notes]
+        if entry.fatal:
+            left = sum(e.status == "waiting" for e in self.entries)
+            self.stopped = f"{outcome['fatal']} in {self.out}; stopped with {left} more to do."
+        self._message = entry.job.source.name
+        self.report_progress()
+        return bool(self.stopped)
+
+    def on_worker_progress(self, outcome: Mapping[str, Any]) -> None:
+        """Take the progress of an image, where there is any."""
+        number = outcome.get("image")
+        if number is not None and self.entries[number].status == "waiting":  # not a late report
+            self._fractions[number] = float(outcome["fraction"])
+            self._message = f"{self.entries[number].job.source.name}: {outcome['message']}"
+        self.report_progress()
+
+    def progress_of(self, number: int) -> Report:
+        """A report for one image that is processed in this process."""
+        return lambda p: self.on_worker_progress(
+            {"image": number, "fraction": p.fraction, "message": p.message}
+        )
+
+    def report_progress(self) -> None:
+        """Report the progress, and let the caller, or a file, stop the run."""
+        if self.layout == "study" and (self.out / STOP_FILE).exists():
+            raise Cancelled("stopped as requested")
+        if self.report is not None:
+            done, skipped = (
+                sum(e.status in which for e in self.entries)
+                for which in (("done", "skipped", "failed"), ("skipped",))
+            )
+            partly = sum(self._fractions.values())
+            self.report(StudyProgress(done, len(self.entries), self._message, partly, skipped))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The summary table."""
+        return [e.record["row"] for e in self.entries if "row" in e.record]
+
+    def finish(self) -> None:
+        """Manifest, table and failures as things stand; a full disk must not hide why."""
+        try:
+            if self.layout == "study":
+                self._write_tables()
+            work = self.out / WORK_FOLDER
+            if work.is_dir() and not any(work.iterdir()):
+                remove_path(work)
+        except OSError as error:
+            if not self.stopped:
+                self.stopped = f"{self.out}: {system_reason(error)}."
+
+    def _write_tables(self) -> None:
+        with suppress(OSError):
+            remove_path(self.out / STOP_FILE)
+        self._write_manifest(at_once=True)
+        if len(write_summary(self.out, self.rows())) < 2:
+            self.notes.append(NO_PARQUET_NOTE)
+        write_failures(self.out, self.entries)
+
+    def _end(self, entry: StudyEntry, outcome: Mapping[str, Any]) -> None:
+        entry.status, entry.error = outcome["status"], outcome.get("error", "")
+        entry.record, entry.fatal = outcome.get("record", {}), bool(outcome.get("fatal"))
+        entry.traceback, entry.seconds = outcome.get("traceback", ""), outcome.get("seconds", 0.0)
+        if self.ended is not None:
+            self.ended(entry)
+
+    def _write_manifest(self, at_once: bool = False) -> None:
+        now = time.monotonic()
+        if self.layout == "files" or not (at_once or now - self._last_write > _MANIFEST_INTERVAL_S):
+            return
+        try:
+            write_manifest(self.out, self.entries, self.settings, self._started)
+        except OSError:
+            if at_once:
+                raise
+        self._last_write = now

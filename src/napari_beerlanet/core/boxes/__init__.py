@@ -1,0 +1,1 @@
+"""Boxes and regions: geometry, matching, spatial index, detections, annotations."""

@@ -1,0 +1,273 @@
+"""Checkpoint header: tensor offsets and the model's `info`, validated.
+
+A checkpoint is a safetensors file: eight bytes with the length of a JSON table, the table, then
+the tensors. One entry of the table's `__metadata__` is ours, JSON again: a model's `info`. All of
+it is checked here, so that whatever is wrong has its sentence, and none of it needs torch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import reprlib
+from typing import Annotated, Any, BinaryIO, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from napari_beerlanet.core.checkpoints.layout import check_layout
+from napari_beerlanet.core.images import Domain
+
+FORMAT_VERSION = 1
+METADATA_KEY = "napari-beerlanet"
+_MAX_HEADER_BYTES = 1 << 24  # bytes of a header; those of the largest models have some 200 000
+_DTYPE_BYTES = {"BOOL": 1, "F16": 2, "F32": 4, "I64": 8}  # bytes per number
+_MAX_DEPTH = 32
+
+
+class CheckpointHeader(NamedTuple):
+    """`info`, the checksum of info and numbers, and the type and shape of every tensor."""
+
+    info: dict[str, Any]
+    checksum: str
+    tensors: dict[str, tuple[str, tuple[int, ...]]]
+
+
+def read_header(file: BinaryIO, size: int) -> CheckpointHeader:
+    """The header of a file of `size` bytes, from its start; a `ValueError` has the reason."""
+    start = file.read(8)
+    length = int.from_bytes(start, "little")
+    if size < 10 or not 2 <= length <= min(_MAX_HEADER_BYTES, size - 8):
+        if start.startswith((b"PK\x03\x04", b"\x80")):
+            raise ValueError("a pickle, which may hold a program; only a .pt can be imported")
+        raise ValueError("not a checkpoint, or cut short within its header")
+    table = _parse_json(file.read(length), "its header")
+    metadata = table.pop("__metadata__", None)
+    if not isinstance(metadata, dict) or not isinstance(metadata.get(METADATA_KEY), str):
+        raise ValueError("a safetensors file, but not a checkpoint of napari-beerlanet")
+    info = _parse_json(metadata[METADATA_KEY], "its description")
+    version = info.get("format")
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise ValueError("its format version is missing")
+    if version > FORMAT_VERSION:
+        raise ValueError(
+            f"written in format {version} by a newer napari-beerlanet; this one reads up to "
+            f"format {FORMAT_VERSION}, so update it"
+        )
+    tensors = _check_tensors(table, size - 8 - length)
+    checksum = info.pop("checksum", None)
+    if not isinstance(checksum, str):
+        raise ValueError("its checksum is missing")
+    return CheckpointHeader(check_info(info), checksum, tensors)
+
+
+_Text = Annotated[str, Field(min_length=1, max_length=200)]
+_Colour = Annotated[str, Field(pattern="^#[0-9a-fA-F]{6}$")]
+_Count = Annotated[int, Field(ge=1, le=1 << 53)]
+_Density = Annotated[float, Field(ge=0, le=1e9)]
+_Number = Annotated[float, Field(ge=-1e9, le=1e9)]
+
+
+class _InfoModel(BaseModel):
+    """Entries that are not named are allowed: files of other versions may have them."""
+
+    model_config = ConfigDict(
+        strict=True, extra="allow", protected_namespaces=(), allow_inf_nan=False
+    )
+
+
+class _ObjectSize(_InfoModel):
+    low: Annotated[float, Field(ge=0, le=1e6)]
+    median: Annotated[float, Field(ge=1e-3, le=1e6)]
+    high: Annotated[float, Field(ge=1e-3, le=1e6)]
+    count: _Count
+
+
+class _Background(_InfoModel):
+    mean: Annotated[list[_Number], Field(min_length=3, max_length=3)]
+    sd: Annotated[list[_Number], Field(min_length=3, max_length=3)]
+
+
+class _StainSeen(_InfoModel):
+    background: _Background
+    spectra: list[Any]
+
+
+class _ClassDensities(_InfoModel):
+    mean: list[_Density]
+    sd: list[_Density]
+    count: _Count
+
+
+class CheckpointInfo(_InfoModel):
+    """The schema of a model's `info`; descriptions are what an entry must be."""
+
+    name: _Text = Field(description="a short text")
+    classes: Annotated[list[_Text], Field(min_length=1, max_length=10_000)] = Field(
+        description="a list of different names"
+    )
+    colours: list[_Colour] = Field(description='a list of colours such as "#a03c50"')
+    components: Annotated[int, Field(ge=1, le=64)] = Field(
+        description="a whole number from 1 to 64"
+    )
+    iterations: Annotated[int, Field(ge=1, le=1000)] = Field(
+        description="a whole number from 1 to 1000"
+    )
+    domain: Domain = Field(description='"log" or "intensity"')
+    unit_spectra: bool = Field(description="true or false")
+    light: bool = Field(description="true or false")
+    reference_pixels: Annotated[float, Field(ge=1, le=1e12)] | None = Field(
+        description="a number of pixels or none"
+    )
+    padding: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        description="a number from 0 to 1 or none"
+    )
+    image_size: Annotated[int, Field(ge=32, le=16384)] = Field(
+        description="a whole number from 32 to 16384"
+    )
+    pixel_size: Annotated[float, Field(ge=1e-6, le=1e6)] | None = Field(
+        description="a number of micrometres or none"
+    )
+    object_sizes: dict[str, _ObjectSize] = Field(
+        description="a table of low, median, high and count by class"
+    )
+    stain_seen: _StainSeen | None = Field(description="background (mean, sd) and spectra, or none")
+    model_yaml: dict[str, Any] = Field(description="the network's layout")
+    training: dict[str, Any] | None = Field(description="a table or none")
+    densities_seen: dict[str, _ClassDensities] | None = Field(
+        None,
+        description="none, or mean, sd (one number for each component) and count by class",
+    )
+    notes: list[str] = Field([], description="a list of texts")
+
+    @field_validator("classes")
+    @classmethod
+    def _are_different(cls, classes: list[str]) -> list[str]:
+        if len(set(classes)) != len(classes):
+            raise ValueError("a name stands twice")
+        return classes
+
+
+def check_info(info: dict[str, Any]) -> dict[str, Any]:
+    """A copy of `info` with its model layout checked; a `ValueError` names what does not fit."""
+    if not _is_shallow(info, _MAX_DEPTH):
+        raise ValueError("its description is nested too deeply")
+    try:
+        checked = CheckpointInfo.model_validate(info)
+    except ValidationError as error:
+        raise ValueError(_first_reason(info, error)) from None
+    classes = checked.classes
+    if len(checked.colours) != len(classes):
+        raise ValueError(f"{len(checked.colours)} colours for {len(classes)} classes")
+    if not checked.object_sizes.keys() <= set(classes):
+        raise ValueError("object_sizes names classes that the model does not have")
+    densities = checked.densities_seen or {}
+    right_length = all(
+        len(values) == checked.components
+        for entry in densities.values()
+        for values in (entry.mean, entry.sd)
+    )
+    if not right_length or not densities.keys() <= set(classes):
+        raise ValueError(f"densities_seen must be {_requirement('densities_seen')}")
+    layout = check_layout(checked.model_yaml)
+    if layout["nc"] != len(classes):
+        raise ValueError(f"{len(classes)} classes for a network of {layout['nc']}")
+    return {**info, "model_yaml": layout}
+
+
+def _first_reason(info: dict[str, Any], error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_context=False)[0]
+    key = str(first["loc"][0])
+    if first["type"] == "missing" and len(first["loc"]) == 1:
+        return f"its description lacks {key}"
+    return f"{key} must be {_requirement(key)}, not {reprlib.repr(info[key])}"
+
+
+def _requirement(key: str) -> str:
+    return CheckpointInfo.model_fields[key].description or ""
+
+
+def to_json_types(value: Any) -> Any:
+    """A value as JSON can hold it: numpy's numbers as Python's, NaN and infinity as None."""
+    if isinstance(value, dict):
+        return {str(k): to_json_types(v) for k, v in value.items()}
+    if hasattr(value, "tolist"):
+        return to_json_types(value.tolist())
+    if isinstance(value, (list, tuple)):
+        return [to_json_types(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    return str(value)
+
+
+def _parse_json(text: str | bytes, what: str) -> dict[str, Any]:
+    try:
+        decoded = text if isinstance(text, str) else text.decode()
+        found = json.loads(decoded, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not a checkpoint, or damaged: {what} is no JSON") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"not a checkpoint, or damaged: {what} is no JSON table")
+    return found
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        raise ValueError("a name stands twice")
+    return table
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number")
+
+
+def _check_tensors(table: dict[str, Any], available: int) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Types and shapes by name; the parts must fill the `available` bytes, each byte once."""
+    parts = sorted(
+        (_check_tensor(name, entry) for name, entry in table.items()), key=lambda p: p[:2]
+    )
+    end = 0
+    for begin, stop, name, _, _ in parts:
+        if begin < end:
+            raise ValueError(f"its header lies: {name:.80} overlaps with another tensor")
+        if stop > available:
+            raise ValueError(f"cut short, or its header lies: {name:.80} ends beyond the file")
+        if begin > end:
+            raise ValueError(f"its header lies: there is a gap before {name:.80}")
+        end = stop
+    if end != available:
+        raise ValueError(f"its header lies: {available - end} bytes belong to no tensor")
+    return {name: (dtype, shape) for _, _, name, dtype, shape in parts}
+
+
+def _check_tensor(name: str, entry: Any) -> tuple[int, int, str, str, tuple[int, ...]]:
+    entry = entry if isinstance(entry, dict) else {}
+    dtype, shape, span = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
+    if not isinstance(dtype, str) or not _is_sizes(shape) or not _is_sizes(span) or len(span) != 2:
+        raise ValueError(f"its header does not say where {name:.80} lies")
+    if dtype not in _DTYPE_BYTES:
+        raise ValueError(f"{name:.80} is of type {dtype:.20}, which no checkpoint holds")
+    if span[1] - span[0] != math.prod(shape) * _DTYPE_BYTES[dtype]:
+        raise ValueError(f"its header lies: {name:.80} does not have the size of its shape")
+    return span[0], span[1], name, dtype, tuple(shape)
+
+
+def _is_sizes(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) <= 8
+        and all(_is_integer(n, 0, 1 << 40) for n in value)
+    )
+
+
+def _is_integer(value: Any, least: int, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _is_shallow(value: Any, levels: int) -> bool:
+    inside = value.values() if isinstance(value, dict) else value
+    return not isinstance(value, (dict, list)) or (
+        levels > 0 and all(_is_shallow(v, levels - 1) for v in inside)
+    )

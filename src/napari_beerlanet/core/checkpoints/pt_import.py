@@ -1,0 +1,265 @@
+"""Read an Ultralytics `.pt` without running any of it.
+
+A `.pt` is a zip of raw numbers and one pickle, and a pickle is a program that may call whatever it
+names. Ultralytics' restricted loader (`safe_only=True`) still calls constructors of its own
+classes, and one of those loads a second file, from the network if need be, without any
+restriction. Here every class is an empty stand-in: there is nothing to call.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+import pickletools
+import sys
+import zipfile
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+_DETECTION_MODELS = {
+    "ultralytics.nn.tasks.DetectionModel": False,
+    "ultralytics.nn.tasks.YOLOv10DetectionModel": False,
+    "napari_beerlanet.core.detection.network.StainDetectionModel": True,
+    "napari_beerlanet.core.network.StainDetectionModel": True,  # in files of earlier versions
+}
+_KNOWN_PACKAGES = ("torch", "torchvision", "ultralytics", "napari_beerlanet", "numpy", "pathlib")
+_HARMLESS_BUILTINS = {
+    "set",
+    "frozenset",
+    "dict",
+    "list",
+    "tuple",
+    "getattr",
+    "slice",
+    "complex",
+    "object",
+}
+_STORAGE_DTYPES = {
+    **{"HalfStorage": "float16", "FloatStorage": "float32", "DoubleStorage": "float64"},
+    **{"BFloat16Storage": "bfloat16", "LongStorage": "int64", "IntStorage": "int32"},
+    **{"ShortStorage": "int16", "CharStorage": "int8", "ByteStorage": "uint8"},
+    "BoolStorage": "bool",
+}
+_MAX_PICKLE_BYTES = 1 << 25
+_MAX_MODULES, _MAX_DEPTH = 50_000, 40
+
+
+class _UnsupportedFileError(ValueError):
+    """A reason of ours, to be told from what Python raises over damaged data."""
+
+
+class StandIn:
+    """An object of a class that is only known by `origin`; its attributes are the pickle's."""
+
+    origin = ""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> StandIn:
+        """Arguments mean nothing."""
+        return super().__new__(cls)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+
+class StoredTensor(NamedTuple):
+    """A tensor that has not been read yet: a part of entry `key` of the archive."""
+
+    key: str
+    dtype: str
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class PickledModel:
+    """A detection network in plain parts; `stain` and `light` are None for a plain YOLO."""
+
+    weights: dict[str, Any]
+    layout: Any
+    names: Any
+    stain: dict[str, Any] | None
+    light: Any
+    record: dict[str, Any]
+
+
+def read_pt(path: Path) -> PickledModel:
+    """The detection network of an Ultralytics `.pt`, or a `ValueError` with the reason.
+
+    Weights are torch tensors in the file's types, by their names in the network; the record is
+    the checkpoint's own entries as far as they are plain text and numbers.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return _read_model(_Archive(archive, path.stat().st_size))
+    except (_UnsupportedFileError, OSError, MemoryError):
+        raise
+    except zipfile.BadZipFile as error:
+        raise ValueError("not a .pt of Ultralytics, or cut short or damaged") from error
+    except Exception as error:  # damaged data fail in whatever way
+        raise ValueError(f"damaged ({type(error).__name__})") from error
+
+
+class _Archive:
+    def __init__(self, archive: zipfile.ZipFile, size: int) -> None:
+        entries = {entry.filename: entry for entry in archive.infolist()}
+        programs = [name for name in entries if name.rpartition("/")[2] == "data.pkl"]
+        if len(programs) != 1:
+            raise _UnsupportedFileError("a zip file, but not a .pt of PyTorch")
+        self.folder = programs[0].removesuffix("data.pkl")
+        if f"{self.folder}constants.pkl" in entries:
+            raise _UnsupportedFileError("a TorchScript export; use the .pt that it was made from")
+        stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries.values())
+        if not stored or sum(entry.file_size for entry in entries.values()) > size:
+            raise _UnsupportedFileError(
+                "not written by PyTorch: its parts are larger than the file"
+            )
+        self.archive, self.entries, self.size = archive, entries, size
+        order = self.read("byteorder") if f"{self.folder}byteorder" in entries else b"little"
+        if order != sys.byteorder.encode():
+            raise _UnsupportedFileError("written on a machine of another byte order")
+
+    def read(self, name: str) -> bytes:
+        if f"{self.folder}{name}" not in self.entries:
+            raise _UnsupportedFileError(f"its part {name} is missing")
+        return self.archive.read(f"{self.folder}{name}")
+
+
+class _StandInUnpickler(pickle.Unpickler):
+    """Knows containers and tensors; any other class is a stand-in, any other module an error."""
+
+    def __init__(self, program: bytes) -> None:
+        super().__init__(io.BytesIO(program))
+        self._classes: dict[str, type[StandIn]] = {}
+
+    def find_class(self, module: str, name: str) -> Any:
+        # Functions are made anew: a pickle may hang attributes on whatever it gets from here.
+        origin = f"{module}.{name}"
+        if origin == "collections.OrderedDict":
+            return OrderedDict
+        if origin in ("builtins.set", "__builtin__.set"):
+            return set
+        if origin in ("torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3"):
+            return lambda storage, offset, shape, strides, *_: _check_stored_tensor(
+                storage, offset, shape, strides
+            )
+        if origin.startswith("torch._utils._rebuild_parameter"):
+            return lambda data, *_: data
+        top = module.partition(".")[0]
+        if top not in _KNOWN_PACKAGES and not (
+            (top in ("builtins", "__builtin__") and name in _HARMLESS_BUILTINS) or top == "_codecs"
+        ):
+            raise _UnsupportedFileError(
+                f"it asks for {origin:.80}, which no model needs; nothing was run"
+            )
+        if origin not in self._classes:
+            self._classes[origin] = type("StandIn", (StandIn,), {"origin": origin})
+        return self._classes[origin]
+
+    def persistent_load(self, pid: Any) -> tuple[str, str, int]:
+        kind, storage, key, _, count = pid
+        dtype = _STORAGE_DTYPES.get(storage.origin.rpartition(".")[2])
+        if kind != "storage" or dtype is None:
+            raise _UnsupportedFileError("numbers of an unknown type")
+        return str(key), dtype, int(count)
+
+
+def _check_stored_tensor(
+    storage: tuple[str, str, int], offset: Any, shape: Any, strides: Any
+) -> StoredTensor:
+    key, dtype, available = storage
+    numbers = [offset, *shape, *strides]
+    if not all(isinstance(n, int) and n >= 0 for n in numbers) or len(shape) != len(strides):
+        raise _UnsupportedFileError("a tensor of no proper shape")
+    count, last = 1, offset
+    for size, stride in zip(shape, strides, strict=True):
+        count *= size
+        last += (size - 1) * stride
+    if count > available or (count and last >= available):
+        raise _UnsupportedFileError("a tensor is larger than the numbers that it is made of")
+    return StoredTensor(key, dtype, offset, tuple(shape), tuple(strides))
+
+
+def _read_model(archive: _Archive) -> PickledModel:
+    found = _unpickle(archive.read("data.pkl"))
+    model = found.get("ema") or found.get("model") if isinstance(found, dict) else found
+    if not isinstance(model, StandIn) or model.origin not in _DETECTION_MODELS:
+        what = model.origin.rpartition(".")[2] if isinstance(model, StandIn) else "no model"
+        raise _UnsupportedFileError(
+            f"it holds {what or 'no model'}, not a detection model of Ultralytics"
+        )
+    state = vars(model)
+    ours = _DETECTION_MODELS[model.origin]
+    stain = dict(_module_table(state, "_modules")).get("stain") if ours else None
+    if ours and not isinstance(stain, StandIn):
+        raise _UnsupportedFileError(
+            "its stain front end is missing; use the run folder's best.safetensors"
+        )
+    return PickledModel(
+        _load_tensors(archive, dict(_iterate_weights(model))),
+        state.get("yaml"),
+        state.get("names"),
+        None if stain is None else vars(stain),
+        state.get("light") if stain is not None else None,
+        {k: v for k, v in found.items() if k != "model"} if isinstance(found, dict) else {},
+    )
+
+
+def _unpickle(program: bytes) -> Any:
+    if len(program) > _MAX_PICKLE_BYTES:
+        raise _UnsupportedFileError("its table of contents is larger than any model's")
+    for code, argument, _ in pickletools.genops(program):
+        # Python sets aside memory for all places up to the one that is named.
+        if code.name in ("PUT", "LONG_BINPUT") and (argument or 0) > len(program):
+            raise _UnsupportedFileError("it asks for more memory than any model needs")
+    return _StandInUnpickler(program).load()
+
+
+def _iterate_weights(model: StandIn) -> Iterator[tuple[str, StoredTensor]]:
+    """Name and place of every weight of a network, in the order of `state_dict`."""
+    visited = 0
+    stack: list[tuple[str, Any, int]] = [("", model, 0)]
+    while stack:
+        prefix, module, depth = stack.pop()
+        visited += 1
+        if not isinstance(module, StandIn) or visited > _MAX_MODULES or depth > _MAX_DEPTH:
+            raise _UnsupportedFileError("its network is not built as Ultralytics builds them")
+        state = vars(module)
+        passing = state.get("_non_persistent_buffers_set") or ()
+        for kind in ("_parameters", "_buffers"):
+            for name, part in _module_table(state, kind):
+                if isinstance(part, StoredTensor) and name not in passing:
+                    yield f"{prefix}{name}", part
+        children = [
+            (f"{prefix}{k}.", m, depth + 1) for k, m in _module_table(state, "_modules") if m
+        ]
+        stack.extend(reversed(children))
+
+
+def _module_table(state: Mapping[str, Any], kind: str) -> list[tuple[str, Any]]:
+    table = state.get(kind) or {}
+    if not isinstance(table, dict):
+        raise _UnsupportedFileError("its network is not built as Ultralytics builds them")
+    return list(table.items())
+
+
+def _load_tensors(archive: _Archive, parts: dict[str, StoredTensor]) -> dict[str, Any]:
+    if sum(math.prod(part.shape) for part in parts.values()) > archive.size:
+        raise _UnsupportedFileError("its tensors together are larger than the file")
+    return {name: _load_tensor(archive, part) for name, part in parts.items()}
+
+
+def _load_tensor(archive: _Archive, part: StoredTensor) -> Any:
+    """A copy of a stored tensor."""
+    import torch
+
+    dtype = getattr(torch, part.dtype)
+    data = bytearray(archive.read(f"data/{part.key}"))
+    if not data:
+        return torch.empty(part.shape, dtype=dtype)
+    numbers = torch.frombuffer(data, dtype=dtype)
+    return numbers.as_strided(part.shape, part.strides, part.offset).clone()

@@ -1,0 +1,247 @@
+"""Networks to checkpoint bytes and back, and networks from Ultralytics' `.pt`.
+
+What a file declares is checked before anything is built for it, and every weight before it is used.
+Reasons against a file are `ValueError`s without its name.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from napari_beerlanet.core.boxes.classes import class_colours
+from napari_beerlanet.core.checkpoints.info import (
+    FORMAT_VERSION,
+    METADATA_KEY,
+    check_info,
+    read_header,
+    to_json_types,
+)
+from napari_beerlanet.core.checkpoints.layout import (
+    Shapes,
+    check_layout,
+    check_shapes,
+    head_width,
+    layer_shapes,
+)
+from napari_beerlanet.core.checkpoints.pt_import import PickledModel, read_pt
+from napari_beerlanet.core.common.messages import error_detail
+from napari_beerlanet.core.detection.network import PADDING, StainDetectionModel
+from napari_beerlanet.core.detection.ultralytics_api import parse_model
+from napari_beerlanet.core.stains.settings import DEFAULT_COMPONENTS, DEFAULT_ITERATIONS
+
+Weights = Mapping[str, torch.Tensor]
+
+_FLOAT32_PREFIXES = ("stain.", "mix.")  # weights that stay float32
+_UNTRAINED_NOTE = (
+    "The stain front end is untrained: the file is a plain YOLO, so its network sees colours much "
+    "as they are; train it before you rely on what it finds."
+)
+_UNFINISHED_NOTE = "Imported from a training that was not finished."
+
+
+def serialize_checkpoint(network: StainDetectionModel, info: Mapping[str, Any]) -> bytes:
+    """A checkpoint of a network; settings that it knows itself are not taken from `info`."""
+    weights = _storable_weights(network.state_dict())
+    checked = check_info(
+        to_json_types({**info, **_network_settings(network), "format": FORMAT_VERSION})
+    )
+    _check_layer_shapes(checked, _tensor_shapes(weights))
+    described = _info_json({**checked, "checksum": _checksum(checked, weights)})
+    return save(weights, {METADATA_KEY: described})
+
+
+def deserialize_checkpoint(data: bytes) -> tuple[StainDetectionModel, dict[str, Any]]:
+    """The network (float32, eval) and the `info` of a checkpoint."""
+    info, checksum, tensors = read_header(io.BytesIO(data), len(data))
+    width = _check_layer_shapes(info, {name: shape for name, (_, shape) in tensors.items()})
+    try:
+        weights = load(data)
+    except (SafetensorError, KeyError) as error:
+        raise ValueError(f"damaged ({error})") from error
+    if _checksum(info, weights) != checksum:
+        raise ValueError("damaged: its checksum differs from the one that it was written with")
+    network = _build_network(info, width)
+    _load_weights(network, weights)
+    return network, info
+
+
+def import_pt(path: Path) -> tuple[StainDetectionModel, dict[str, Any]]:
+    """The network and `info` of an Ultralytics `.pt`; a plain YOLO gets an untrained front end."""
+    parts = read_pt(path)
+    info = check_info(_pt_info(parts, path.stem))
+    network = _build_network(info, _check_layer_shapes(info, _tensor_shapes(parts.weights)))
+    weights = dict(parts.weights)
+    if parts.stain is None:
+        network.fit_mix()
+        weights |= {
+            k: v for k, v in network.state_dict().items() if k.startswith(_FLOAT32_PREFIXES)
+        }
+    _load_weights(network, weights)
+    return network, info
+
+
+def describe_network(
+    network: StainDetectionModel, name: str, classes: list[str], image_size: int, **known: Any
+) -> dict[str, Any]:
+    """A complete `info` of a network; `known` are the further entries, others are left open."""
+    return {
+        "format": FORMAT_VERSION,
+        "name": name,
+        "classes": list(classes),
+        "colours": class_colours(len(classes)),
+        **_network_settings(network),
+        "image_size": image_size,
+        "pixel_size": None,
+        "object_sizes": {},
+        "stain_seen": None,
+        "densities_seen": None,
+        "training": None,
+        **known,
+    }
+
+
+def _info_json(info: dict[str, Any]) -> str:
+    return json.dumps(info, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+
+
+def _checksum(info: dict[str, Any], weights: Weights) -> str:
+    """SHA-256 over a description and its weights: bits that flip on a disk do not go unseen."""
+    total = hashlib.sha256(_info_json(info).encode())
+    for name in sorted(weights):
+        value = weights[name]
+        total.update(f"\n{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        total.update(value.contiguous().numpy().tobytes())
+    return total.hexdigest()
+
+
+def _storable_weights(weights: Weights) -> dict[str, torch.Tensor]:
+    """Weights on the CPU, in half precision where that holds them."""
+    stored = {}
+    for name, value in weights.items():
+        value = value.detach().cpu()
+        if value.is_floating_point():
+            value = value.float()
+            _check_finite(name, value)
+            half = value.half()
+            if not name.startswith(_FLOAT32_PREFIXES) and _is_finite(half):
+                value = half
+        stored[name] = value.clone(memory_format=torch.contiguous_format)
+    return stored
+
+
+def _is_finite(value: torch.Tensor) -> bool:
+    # numpy's check of a small array waits for no other thread.
+    numbers = value.float() if value.dtype == torch.bfloat16 else value
+    return bool(np.isfinite(numbers.numpy()).all())
+
+
+def _check_finite(name: str, value: torch.Tensor) -> None:
+    if not _is_finite(value):
+        raise ValueError(f"{name} holds values that are no numbers (NaN or infinite)")
+
+
+def _network_settings(network: StainDetectionModel) -> dict[str, Any]:
+    """The entries of `info` that the network itself knows."""
+    stain = network.stain
+    keys = ("components", "iterations", "domain", "unit_spectra", "reference_pixels", "padding")
+    own = {key: getattr(stain, key) for key in keys}
+    return {**own, "light": network.light, "model_yaml": copy.deepcopy(network.yaml)}
+
+
+def _check_layer_shapes(info: dict[str, Any], shapes: Shapes) -> int | None:
+    """Compare shapes with the layout, before anything is allocated for a network.
+
+    Returns the width of the classifying branch.
+    """
+    layers = {
+        name: shape for name, shape in shapes.items() if not name.startswith(_FLOAT32_PREFIXES)
+    }
+    width = head_width(info["model_yaml"], layers)
+    check_shapes(layers, layer_shapes(info["model_yaml"], parse_model, width))
+    return width
+
+
+def _tensor_shapes(weights: Weights) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(value.shape) for name, value in weights.items()}
+
+
+def _build_network(info: dict[str, Any], width: int | None) -> StainDetectionModel:
+    """A network as a checked `info` describes it; random numbers are left as they were."""
+    try:
+        with torch.random.fork_rng(devices=[]):
+            network = StainDetectionModel(
+                copy.deepcopy(info["model_yaml"]),
+                nc=len(info["classes"]),
+                imgsz=info["image_size"],
+                head_width=width,
+                **{k: info[k] for k in ("light", "components", "iterations", "domain")},
+                unit_spectra=info["unit_spectra"],
+            )
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever a layer raises over an input that does not suit it
+        reason = error_detail(error)
+        raise ValueError(f"its layers do not fit together ({reason})") from error
+    network.stain.reference_pixels = info["reference_pixels"]
+    network.stain.padding = info["padding"]
+    network.names = dict(enumerate(info["classes"]))
+    network.eval()
+    return network
+
+
+def _load_weights(network: StainDetectionModel, weights: Weights) -> None:
+    """Give a network its weights, after a look at every one of them."""
+    own = network.state_dict()
+    check_shapes(_tensor_shapes(weights), _tensor_shapes(own))
+    for name, value in weights.items():
+        precise = name.startswith(_FLOAT32_PREFIXES) or not own[name].is_floating_point()
+        if value.dtype != own[name].dtype if precise else not value.is_floating_point():
+            raise ValueError(f"{name} is of type {value.dtype}, not {own[name].dtype}")
+        if value.is_floating_point():
+            _check_finite(name, value)
+    network.load_state_dict(weights)
+
+
+def _pt_info(parts: PickledModel, name: str) -> dict[str, Any]:
+    layout = check_layout(parts.layout)
+    size = _image_size(parts.record)
+    fresh: dict[str, Any] = {
+        **{"components": DEFAULT_COMPONENTS, "iterations": DEFAULT_ITERATIONS},
+        **{"domain": "log", "unit_spectra": True},
+        **{"reference_pixels": float(size**2), "padding": PADDING, "light": True},
+    }
+    stain = fresh if parts.stain is None else {**parts.stain, "light": parts.light}
+    classes = _class_names(parts.names, layout["nc"])
+    return {
+        **{"format": FORMAT_VERSION, "name": name[:200], "classes": classes},
+        **{"colours": class_colours(len(classes)), "model_yaml": layout},
+        **{key: stain.get(key) for key in fresh},
+        **{"image_size": size, "pixel_size": None, "object_sizes": {}},
+        **{"stain_seen": None, "training": None},
+        "notes": [_UNTRAINED_NOTE if parts.stain is None else _UNFINISHED_NOTE],
+    }
+
+
+def _class_names(names: Any, count: int) -> list[str]:
+    """Ultralytics' names, a table by number or a list; a class without one is its number."""
+    table = dict(enumerate(names)) if isinstance(names, (list, tuple)) else names
+    found = [table.get(k) if isinstance(table, dict) else None for k in range(count)]
+    return [n if isinstance(n, str) and n else str(k) for k, n in enumerate(found)]
+
+
+def _image_size(record: Mapping[str, Any]) -> int:
+    """Side of the training images, as Ultralytics notes it, or its default."""
+    asked = record.get("train_args")
+    size = asked.get("imgsz") if isinstance(asked, dict) else None
+    return size if isinstance(size, int) and 32 <= size <= 16384 else 640

@@ -1,0 +1,1 @@
+"""What all rooms share: progress, devices, threads, messages, files on disk, locks, event logs."""

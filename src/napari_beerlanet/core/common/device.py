@@ -1,0 +1,58 @@
+"""Choose and describe the torch device (CUDA, MPS, CPU); the only `is_available()` calls."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+def pick_device(device: str | torch.device = "auto") -> torch.device:
+    """The torch device for a name: "auto" prefers CUDA, then Apple's MPS, then the CPU.
+
+    A device that this machine does not have is refused with a sentence that names those it has.
+    """
+    import torch
+
+    if str(device) == "auto":
+        return torch.device(available_devices()[0])
+    try:
+        wanted = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(
+            f'"{device}" is no device name; use "auto" or one of {", ".join(available_devices())}.'
+        ) from error
+    present = available_devices()
+    if wanted.type not in {name.split(":")[0] for name in present}:
+        raise ValueError(f'This machine has no "{device}"; it has {", ".join(present)}.')
+    if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f'This machine has no "{device}"; it has {", ".join(present)}.')
+    return wanted
+
+
+def available_devices() -> list[str]:
+    """Names of the devices present, best first; the CPU is always the last."""
+    import torch
+
+    names = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+    if torch.backends.mps.is_available():
+        names.append("mps")
+    return [*names, "cpu"]
+
+
+def device_for_worker(device: str, number: int) -> str:
+    """What "auto" is for the worker of a number: several on a machine share its CUDA devices."""
+    if device != "auto" or number == 0:
+        return device
+    cards = [name for name in available_devices() if name.startswith("cuda")]
+    return cards[number % len(cards)] if cards else device
+
+
+def describe_device(device: torch.device) -> str:
+    """A device as a person would name it, for instance "NVIDIA A100 (cuda:0)"."""
+    import torch
+
+    if device.type == "cuda":
+        return f"{torch.cuda.get_device_name(device)} ({device})"
+    return {"mps": "Apple GPU (mps)", "cpu": "CPU"}.get(device.type, str(device))

@@ -1,0 +1,69 @@
+"""Messages for people: an exception as one sentence, durations, percentages, plurals, slugs."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+from napari_beerlanet.core.common.progress import Cancelled
+
+
+def error_message(error: BaseException, hint: str = "", memory_advice: str = "") -> str:
+    """What went wrong, in one sentence on one line.
+
+    `hint` is added where the error is unexpected, `memory_advice` where memory has run out.
+    """
+    text = one_line(error)
+    if isinstance(error, MemoryError) or "out of memory" in text.lower():
+        return f"Not enough memory{': ' if memory_advice else ''}{memory_advice}."
+    if isinstance(error, OSError) and error.strerror:
+        reason = system_reason(error)
+        return (
+            f"{reason.capitalize() if error.filename is None else f'{error.filename}: {reason}'}."
+        )
+    if isinstance(error, (ValueError, Cancelled)) and text:
+        return text
+    return f"Unexpected {type(error).__name__}{': ' if text else ''}{text}{hint}."
+
+
+def error_detail(error: BaseException, limit: int = 120) -> str:
+    """The text of an exception for brackets: short, on one line and without the final stop."""
+    return one_line(error).rstrip(".")[:limit] or type(error).__name__
+
+
+def system_reason(error: OSError) -> str:
+    """Why the system refused, in lower case: "no such file or directory"."""
+    return (error.strerror or one_line(error)).lower()
+
+
+def one_line(text: object) -> str:
+    """Text without line breaks and repeated blanks."""
+    return " ".join(str(text).split())
+
+
+def format_duration(seconds: float) -> str:
+    """A time for reading at a glance: "3 s", "2 min 05 s", "1 h 20 min"."""
+    whole = max(round(seconds), 0)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes:02d} min"
+
+
+def format_percent(fraction: float) -> str:
+    """A fraction as people write it: "62 %", "<1 %"."""
+    return "<1 %" if 0 < fraction < 0.005 else f"{100 * fraction:.0f} %"
+
+
+def slug(name: str) -> str:
+    """A name's letters and digits in plain ASCII, at most 40 of them."""
+    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore")
+    return re.sub(r"[^A-Za-z0-9]+", "-", plain.decode()).strip("-")[:40].strip("-") or "image"
+
+
+def count_of(number: int, one: str, many: str = "") -> str:
+    """ "1 image", "3 images"; `many` where an s is not enough."""
+    return f"1 {one}" if number == 1 else f"{number:,} {many or one + 's'}"

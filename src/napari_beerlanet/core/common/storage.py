@@ -1,0 +1,169 @@
+"""Files on disk: atomic writes, JSON, hashes of files and pixels."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from napari_beerlanet.core.common.messages import system_reason
+from napari_beerlanet.core.common.progress import Progress, Report
+
+_MAX_FULL_HASH_BYTES = 1 << 28  # up to which all of an image is hashed; of a larger one, a sample
+_HASH_PATCHES_PER_AXIS, _HASH_PATCH_SIDE = 8, 256
+_HASHED_ROWS = 256  # that are in memory at a time of a lazy image
+
+
+class FileError(ValueError):
+    """A file that cannot be used; the message is one sentence that names it and the problem."""
+
+
+class DataError(FileError):
+    """Data that nothing can be learned from; the message names each file and what is wrong."""
+
+
+@contextmanager
+def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A path beside `path` to write a file or folder to, which becomes `path` at the end.
+
+    Where the block raises (Ctrl-C, too) nothing is left behind, and what stood at `path` stays.
+    """
+    path = Path(path)
+    # The suffix stays, as writers go by it; the name does not, as it may be of the longest length.
+    unfinished = path.with_name(f".{uuid.uuid4().hex[:16]}.partial{path.suffix}")
+    try:
+        yield unfinished
+        _flush_to_disk(unfinished)
+        _replace_path(unfinished, path)
+    except BaseException:
+        remove_path(unfinished)
+        raise
+
+
+def remove_path(path: Path) -> None:
+    """Remove a file or folder; no matter if it is not there."""
+    if path.is_dir() and not path.is_symlink():
+        for _ in range(40):
+            shutil.rmtree(path, ignore_errors=True)
+            if not path.exists():
+                return
+            time.sleep(0.05)  # after Ctrl-C zarr's own thread still finishes what it has begun
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _flush_to_disk(path: Path) -> None:
+    """To the disk before the name says so: a power cut must not leave an empty finished file."""
+    if path.is_file():
+        with path.open("r+b") as file:
+            os.fsync(file.fileno())
+
+
+def _replace_path(new: Path, path: Path) -> None:
+    if not path.is_dir() or path.is_symlink():
+        os.replace(new, path)
+        return
+    old = path.with_name(f".{uuid.uuid4().hex[:16]}.partial")  # no system replaces a full folder
+    os.replace(path, old)
+    try:
+        os.replace(new, path)
+    except BaseException:
+        os.replace(old, path)
+        raise
+    remove_path(old)
+
+
+def with_file_check(path: Path | None, report: Report) -> Report:
+    """A report that says so where the file that is worked on has vanished.
+
+    What is open may be readable for a while, and missing chunks of a zarr folder read as black.
+    """
+
+    def checked(progress: Progress) -> None:
+        if path is not None and not path.exists():
+            raise FileError(f"{path}: no longer there; what was found so far stays.")
+        report(progress)
+
+    return checked
+
+
+def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The content of a JSON file that holds an object, or a `FileError`."""
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise FileError(f"{path}: {system_reason(error)}.") from error
+    except ValueError as error:
+        raise FileError(f"{path}: not a JSON file ({error}).") from error
+    if not isinstance(content, dict):
+        raise FileError(f"{path}: not a JSON file of ours, as it holds no object.")
+    return content
+
+
+def read_json_or_empty(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The content of such a file, {} where there is none or it is damaged."""
+    try:
+        return read_json(path)
+    except FileError:
+        return {}
+
+
+def file_stamp(path: Path) -> dict[str, Any]:
+    """Path, size and time of a file; {} where there is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return {}  # reading it will say what is wrong
+    return {"path": os.path.abspath(path), "size": status.st_size, "mtime_ns": status.st_mtime_ns}
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Whole or not at all."""
+    with atomic_path(path) as unfinished:
+        unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def pixel_hash(pixels: Any) -> str:
+    """SHA-256 (hexadecimal) of the shape, type and values of an array, also a lazy one."""
+    shape = tuple(int(n) for n in pixels.shape)
+    total = hashlib.sha256(f"{shape} {np.dtype(pixels.dtype)}".encode())
+    for row in range(0, shape[0], _HASHED_ROWS):
+        part = np.asarray(pixels[row : row + _HASHED_ROWS])
+        total.update(np.ascontiguousarray(part).data)
+    return total.hexdigest()
+
+
+def pixel_digest(pixels: Any) -> str:
+    """What identifies an image in a project: its `pixel_hash`; of a very large one, of a sample.
+
+    The sample are patches all over it.
+    """
+    shape, dtype = tuple(int(n) for n in pixels.shape), np.dtype(pixels.dtype)
+    if math.prod(shape) * dtype.itemsize <= _MAX_FULL_HASH_BYTES:
+        return f"sha256:{pixel_hash(pixels)}"
+    total = hashlib.sha256(f"{shape} {dtype}".encode())
+    rows, columns = (
+        np.linspace(0, max(length - _HASH_PATCH_SIDE, 0), _HASH_PATCHES_PER_AXIS).astype(int)
+        for length in shape[:2]
+    )
+    for y, x in itertools.product(rows, columns):
+        patch = np.asarray(pixels[y : y + _HASH_PATCH_SIDE, x : x + _HASH_PATCH_SIDE])
+        total.update(np.ascontiguousarray(patch).data)
+    return f"sampled-sha256:{total.hexdigest()}"

@@ -1,0 +1,96 @@
+"""The thread pool of the kernels, and an ordered map over threads with bounded look-ahead.
+
+The kernels release the GIL and each call works on its own slice, so plain threads suffice.
+Unlike numba's own `parallel=True` this is safe from several Python threads at once on every
+platform, and because slices do not depend on the number of threads, neither do results.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_pool: ThreadPoolExecutor | None = None
+_thread_local = threading.local()
+
+
+def thread_count() -> int:
+    """Threads that the kernels use: `OMP_NUM_THREADS` if set, otherwise the cores we may use."""
+    requested = os.environ.get("OMP_NUM_THREADS", "")
+    if requested.isdigit() and int(requested) > 0:
+        return int(requested)
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def run_parallel(tasks: Sequence[Callable[[], T]]) -> list[T]:
+    """Run the tasks on the pool and return their results in order."""
+    if len(tasks) < 2 or thread_count() < 2 or getattr(_thread_local, "worker", False):
+        return [task() for task in tasks]
+    return list(_shared_pool().map(lambda task: task(), tasks))
+
+
+def map_threads(
+    work: Callable[[T], R], items: Iterable[T], threads: int | None = None
+) -> Iterator[R]:
+    """The results of `work` in the order of the items; few are under way at a time.
+
+    Where the consumer stops (an exception, too), nothing new is started.
+    """
+    count = threads or thread_count()
+    if count < 2:
+        yield from map(work, items)
+        return
+    under_way: deque[Future[R]] = deque()
+    with ThreadPoolExecutor(count, "beerlanet-read") as pool:
+        try:
+            for item in items:
+                under_way.append(pool.submit(work, item))
+                if len(under_way) > 2 * count:
+                    yield under_way.popleft().result()
+            while under_way:
+                yield under_way.popleft().result()
+        finally:
+            for future in under_way:
+                future.cancel()
+
+
+def chunk_slices(total: int, step: int) -> list[slice]:
+    """`range(total)` cut into slices of `step`; the last may be shorter."""
+    return [slice(start, min(start + step, total)) for start in range(0, total, step)]
+
+
+def map_chunks(work: Callable[[slice], T], total: int, step: int) -> list[T]:
+    """Run `work` on every slice of `chunk_slices` and return the results in order."""
+    return run_parallel([partial(work, part) for part in chunk_slices(total, step)])
+
+
+def _shared_pool() -> ThreadPoolExecutor:
+    global _pool
+    if _pool is None:
+        _pool = ThreadPoolExecutor(thread_count(), "beerlanet", initializer=_mark_worker)
+    return _pool
+
+
+def _mark_worker() -> None:
+    # A worker that waited for the pool it belongs to could wait for ever.
+    _thread_local.worker = True
+
+
+def _reset_pool() -> None:
+    # Threads do not survive a fork: the child needs a pool of its own.
+    global _pool
+    _pool = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset_pool)

@@ -1,0 +1,170 @@
+"""Batched inference over tiles, in the device's best number format and within its memory."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from napari_beerlanet.core.boxes.detections import RawDetections
+from napari_beerlanet.core.common.progress import Report, report_progress
+from napari_beerlanet.core.common.rectangle import Rectangle
+from napari_beerlanet.core.detection import tiling
+from napari_beerlanet.core.detection.network import StainDetectionModel
+from napari_beerlanet.core.detection.stain_fit import StainFit, fit_stain
+from napari_beerlanet.core.detection.tiling import TileGrid
+from napari_beerlanet.core.detection.ultralytics_api import non_max_suppression
+
+BATCH_SIZES = {"cuda": 16, "mps": 4}
+"""Tiles per batch by type of device; 1 on others."""
+
+_MAX_DETECTIONS_PER_TILE = 10_000
+_NMS_TIMEOUT_S = 30.0  # per tile, of Ultralytics' non-maximum suppression
+_OUT_OF_MEMORY_MESSAGES = ("out of memory", "can't allocate memory", "alloc_failed")
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an error says that memory did not suffice; not every device has a class for that."""
+    if isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(
+        words in text for words in _OUT_OF_MEMORY_MESSAGES
+    )
+
+
+class InferenceRunner:
+    """A fused copy of the network on a device: float16 on CUDA, channels last."""
+
+    def __init__(self, network: StainDetectionModel, device: torch.device) -> None:
+        self.device = device
+        self.half = device.type == "cuda"
+        self.network = copy.deepcopy(network).eval().fuse(verbose=False).to(device)
+        self.network.requires_grad_(False)
+        self.network = self.network.to(memory_format=torch.channels_last)
+        if self.half:
+            self.network = self.network.half()  # the front end stays float32
+        # Of networks that suppress duplicates by themselves.
+        self.network.model[-1].max_det = _MAX_DETECTIONS_PER_TILE
+        self._stride = int(self.network.stride.max())
+        self._lock = threading.Lock()  # Ultralytics' head keeps the last image's anchors
+
+    def run(
+        self,
+        pixels: npt.NDArray[np.uint8],
+        grid: TileGrid,
+        fit: StainFit | None,
+        *,
+        min_score: float,
+        iou: float,
+        batch: int | Literal["auto"],
+        notes: list[str],
+        report: Report | None = None,
+    ) -> tuple[RawDetections, StainFit]:
+        """Everything in the image (H, W, 3 or 4) with a score of at least `min_score`, best first.
+
+        Without a fit the front end is fitted to the first tile, which then must be the whole image.
+        Returns the fit, too. What a person should know is added to `notes`.
+        """
+        requested = BATCH_SIZES.get(self.device.type, 1) if batch == "auto" else batch
+        requested = size = min(requested, len(grid.tiles))
+        parts: list[RawDetections] = []
+        while len(parts) < len(grid.tiles):
+            report_progress(report, len(parts), len(grid.tiles), "finding objects")
+            tiles = grid.tiles[len(parts) : len(parts) + size]
+            cut = [tiling.read_tile(pixels, tile, grid.size) for tile in tiles]
+            fit = fit or fit_stain(self.network, cut[0])
+            try:
+                parts += self._infer_batch(cut, tiles, grid, fit, min_score, iou)
+                continue
+            except Exception as error:
+                if size == 1 or not is_out_of_memory(error):
+                    raise
+            # Not in the handler: there the error still holds what the batch has in memory.
+            size //= 2
+            self.free_memory()
+        report_progress(report, 1, 1, "finding objects")
+        if size < requested:
+            notes.append(f"Memory did not suffice for {requested} tiles at a time; {size} did.")
+        assert fit is not None
+        return self.merge_tiles(parts, grid, iou), fit
+
+    def infer_tiles(
+        self,
+        cut: list[npt.NDArray[np.uint8]],
+        tiles: list[Rectangle],
+        grid: TileGrid,
+        fit: StainFit,
+        *,
+        min_score: float,
+        iou: float,
+    ) -> list[RawDetections]:
+        """Detections in each of some tiles, which are at the grid's working size; not merged."""
+        results = self._infer_batch(cut, tiles, grid, fit, min_score, iou)
+        # A box outside its tile is clipped to nothing.
+        return [part[(part.xyxy[:, 2:] > part.xyxy[:, :2]).all(1)] for part in results]
+
+    def free_memory(self) -> None:
+        """Give back what the device keeps for later."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        elif self.device.type == "mps":
+            torch.mps.empty_cache()
+
+    def _infer_batch(
+        self,
+        cut: list[npt.NDArray[np.uint8]],
+        tiles: list[Rectangle],
+        grid: TileGrid,
+        fit: StainFit,
+        min_score: float,
+        iou: float,
+    ) -> list[RawDetections]:
+        """What is in each of some tiles, in image pixels."""
+        padded = [tiling.pad_tile(tile, self._stride) for tile in cut]
+        top, left = padded[0][1]
+        x = fit.mix_tiles(self.network, np.stack([tile for tile, _ in padded]))
+        x = x.to(memory_format=torch.channels_last)
+        with self._lock, torch.inference_mode():
+            raw = self.network.predict_mixed(x.half() if self.half else x)
+            kept = non_max_suppression(
+                raw,
+                min_score,
+                iou,
+                max_det=_MAX_DETECTIONS_PER_TILE,
+                max_time_img=_NMS_TIMEOUT_S,
+                nc=self.network.model[-1].nc,
+                end2end=bool(getattr(self.network, "end2end", False)),
+            )
+        results = [t.float().cpu().numpy() for t in kept]
+        offset = np.array([left, top, left, top], np.float32)
+        return [
+            RawDetections(
+                tiling.to_image_boxes(grid, tile, boxes[:, :4] - offset),
+                boxes[:, 5].astype(np.int64),
+                boxes[:, 4].astype(np.float32),
+            )
+            for tile, boxes in zip(tiles, results, strict=True)
+        ]
+
+    def merge_tiles(
+        self, parts: Sequence[RawDetections], grid: TileGrid, iou: float
+    ) -> RawDetections:
+        """Detections of all tiles as one list; of tiles that were not run the part is empty."""
+        everything = RawDetections.concatenate(parts)
+        sides = everything.xyxy[:, 2:] - everything.xyxy[:, :2]
+        owner = np.repeat(np.arange(len(parts)), [len(p) for p in parts])
+        real = (sides > 0).all(1)  # a box outside its tile is clipped to nothing
+        everything, owner = everything[real], owner[real]
+        if len(parts) == 1:
+            return everything
+        return everything[
+            tiling.merge_tiles(
+                grid, everything.xyxy, everything.scores, everything.labels, owner, iou
+            )
+        ]

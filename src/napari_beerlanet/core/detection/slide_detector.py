@@ -1,0 +1,358 @@
+"""Resumable tile-by-tile detection on whole slides, prioritised by the viewport.
+
+The tiles, their resolution and how they are merged at their borders are those of
+`Detector.detect`, so an image that fits into memory has the same detections either way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from napari_beerlanet.core.boxes.detections import Detections, RawDetections
+from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
+from napari_beerlanet.core.common.rectangle import Rectangle
+from napari_beerlanet.core.detection import tiling
+from napari_beerlanet.core.detection.detector import Detector
+from napari_beerlanet.core.detection.inference import BATCH_SIZES, is_out_of_memory
+from napari_beerlanet.core.detection.pipeline import MIN_SCORE, DetectionPipeline, PixelSize
+from napari_beerlanet.core.detection.scale_search import ScaleChoice
+from napari_beerlanet.core.detection.settings import DetectSettings
+from napari_beerlanet.core.detection.slide_pixels import SlidePixels
+from napari_beerlanet.core.detection.stain_fit import (
+    ImageCacheEntry,
+    fit_from_arrays,
+    fit_palette,
+    fit_to_arrays,
+)
+from napari_beerlanet.core.detection.tile_store import TileStore, describe_changes
+from napari_beerlanet.core.detection.tiling import TileGrid
+from napari_beerlanet.core.images.pyramid import as_levels
+from napari_beerlanet.core.images.tissue import TissueMask, find_tissue
+from napari_beerlanet.core.stains.palette import Palette
+
+Centres = npt.NDArray[np.float64]
+Point = tuple[float, float]
+Focus = Point | Callable[[], Point | None] | None
+"""(y, x) in pixels of the finest level, or a function that gives it, the centre of the viewport."""
+
+
+_DEFAULTS = DetectSettings()
+_NO_DETECTIONS = RawDetections.concatenate([])
+
+
+@dataclass(frozen=True)
+class TileResult:
+    """A tile that is done: boxes that it adds, and those that it shows to be cut or duplicates.
+
+    `added` are the tile's boxes in pixels of the finest level; `removed` are boxes of earlier
+    tiles that no longer count. `done` of `total` tiles.
+    """
+
+    tile: Rectangle
+    added: RawDetections
+    removed: RawDetections
+    done: int
+    total: int
+
+
+class SlideDetection:
+    """A model's run over one slide: prepared when made, then continued by `detect_tiles`."""
+
+    def __init__(
+        self,
+        model: Detector,
+        data: Any,
+        *,
+        iou: float = _DEFAULTS.iou,
+        object_size: float | Literal["auto"] = _DEFAULTS.object_size,
+        tile: int | Literal["auto"] = _DEFAULTS.tile,
+        pixel_size: PixelSize | None = None,
+        skip_glass: bool = _DEFAULTS.skip_glass,
+        tissue: TissueMask | None = None,
+        palette: Palette | None = None,
+        results: Path | None = None,
+        source: dict[str, Any] | None = None,
+        report: Report | None = None,
+    ) -> None:
+        """As for `Detector.detect`, and:
+
+        `data`: a lazy image or its pyramid. `palette`: the slide's colours where they have been
+        counted. `results`: the file to write to tile by tile and to resume from, for which `source`
+        identifies the slide's file (see `storage.file_stamp`). A file of another run is replaced,
+        and `changed` lists in words what differs.
+        """
+        self.settings = DetectSettings(
+            iou=iou,
+            object_size=object_size,
+            tile=tile,
+            pixel_size=pixel_size,
+            skip_glass=skip_glass,
+        )
+        self.model, self.levels = model, as_levels(data)
+        self.pixels: Any = SlidePixels(self.levels)
+        self._report = report
+        if skip_glass and tissue is None:
+            report_progress(report, 0, 100, "finding tissue")
+            tissue = find_tissue(self.levels)
+        self.tissue = tissue if skip_glass else None
+        self._identity = {
+            "model": _weights_digest(model),
+            "source": source or {},
+            "shape": list(self.pixels.shape),
+            "object_size": object_size,
+            "tile": tile,
+            "pixel_size": pixel_size,
+            "iou": iou,
+        }
+        self.changed: list[str] = []
+        earlier = None if results is None else self._open_earlier(results)
+        self._pipeline = self._prepare(earlier, palette)
+        self._store = earlier or self._create_store(results)
+        # What is no duplicate so far, of each tile; exact only at the end.
+        self._alive = {number: np.ones(len(f), bool) for number, f in self._store.tiles.items()}
+
+    @property
+    def resumed(self) -> int:
+        """How many tiles are done; before `detect_tiles`, how many an earlier run had done."""
+        return len(self._store.tiles)
+
+    def count_done(self, tiles: Iterable[int]) -> int:
+        """How many of these tiles are done."""
+        return sum(k in self._store.tiles for k in tiles)
+
+    def _open_earlier(self, results: Path) -> TileStore | None:
+        """The file to resume from; `changed` says in what a file of another run differs."""
+        store = TileStore.resume(results, self._identity)
+        if store is None:
+            self.changed = describe_changes(results, self._identity)
+        return store
+
+    @property
+    def grid(self) -> TileGrid:
+        """All tiles, also those of background."""
+        assert self._pipeline.grid is not None
+        return self._pipeline.grid
+
+    @cached_property
+    def tiles(self) -> list[int]:
+        """Numbers of the tiles to run: those with tissue."""
+        if self.tissue is None:
+            return list(range(len(self.grid.tiles)))
+        return [k for k, tile in enumerate(self.grid.tiles) if self.tissue.has_tissue(tile)]
+
+    @property
+    def finished(self) -> bool:
+        """Whether every tile is done."""
+        return all(k in self._store.tiles for k in self.tiles)
+
+    def detect_tiles(
+        self, focus: Focus = None, order: list[int] | None = None, report: Report | None = None
+    ) -> Iterator[TileResult]:
+        """Run the tiles that are not done: nearest to `focus` (y, x) first, or in `order`.
+
+        A `focus` that is a function is called again before each tile.
+        """
+        store, wanted = self._store, order if order is not None else self.tiles
+        left = [k for k in wanted if k not in store.tiles]
+        total, done = len(wanted), len(wanted) - len(left)
+        size = BATCH_SIZES.get(self._pipeline.runner.device.type, 1)
+        centres = tile_centres(self.grid)
+        with ThreadPoolExecutor(1, "beerlanet-tiles") as reader:
+            numbers = pop_nearest_tiles(centres, left, focus, size)
+            reading = reader.submit(self._read_tiles, numbers)
+            while numbers:
+                report_progress(report, done, total, "finding objects")
+                pixels = reading.result()
+                next_numbers = pop_nearest_tiles(centres, left, focus, size)
+                reading = reader.submit(self._read_tiles, next_numbers)
+                for number, raw in zip(numbers, self._infer(pixels, numbers), strict=True):
+                    store.add(number, raw)
+                    added, removed = self._merge_tile(number)
+                    done += 1
+                    yield TileResult(self.grid.tiles[number], added, removed, done, total)
+                numbers = next_numbers
+        report_progress(report, 1, 1, "finding objects")
+
+    def detections(
+        self, confidence: float = _DEFAULTS.confidence, densities: bool = False
+    ) -> Detections:
+        """All detections so far, as `Detector.detect` would give them."""
+        tiles, pipeline = self._store.tiles, self._pipeline
+        if len(self.grid.tiles) == 1 and tiles:
+            raw = tiles[0]
+        else:
+            parts = [tiles.get(k, _NO_DETECTIONS) for k in range(len(self.grid.tiles))]
+            raw = pipeline.runner.merge_tiles(parts, self.grid, self.settings.iou)
+        run_report = pipeline.run_report()
+        run_report |= {"tiles": len(self.grid.tiles), "tiles_looked_at": len(tiles)}
+        result = Detections(
+            raw.xyxy,
+            raw.labels,
+            raw.scores,
+            self.model.classes,
+            image_shape=pipeline.shape,
+            pixel_size=self.settings.pixel_size_yx,
+            report=run_report,
+            columns=pipeline.columns(raw) if densities else {},
+        )
+        return result.above(confidence)
+
+    def close(self) -> None:
+        """Close the results file; what is in it stays."""
+        self._store.close()
+
+    def __enter__(self) -> SlideDetection:
+        return self
+
+    def __exit__(self, *why: object) -> None:
+        self.close()
+
+    def _prepare(self, earlier: TileStore | None, palette: Palette | None) -> DetectionPipeline:
+        """Resolution, stain and tiles: from an earlier run's results, or found now."""
+        cached, info, runner = ImageCacheEntry(), self.model.info, self.model.runner
+        if earlier is not None:
+            cached.fits["whole"] = fit_from_arrays(earlier.arrays)
+        else:
+            colours = palette or self.pixels.palette(subprogress(self._report, 0.0, 0.8))
+            cached.fits["whole"] = fit_palette(runner.network, colours)
+        rest = subprogress(self._report, 0.8, 1.0)
+        pipeline = DetectionPipeline(runner, info, self.pixels, self.settings, rest, cached)
+        if earlier is not None:
+            pipeline.scale_choice = ScaleChoice(*earlier.header["choice"])
+            pipeline.notes += earlier.header["notes"]
+        else:
+            pipeline.scale_choice = pipeline.choose_scale()
+        pipeline.grid = pipeline.plan_grid(pipeline.shape, pipeline.scale_choice.scale)
+        return pipeline
+
+    def _create_store(self, results: Path | None) -> TileStore:
+        choice = self._pipeline.scale_choice
+        header = {
+            "identity": self._identity,
+            "choice": [choice.scale, choice.how],
+            "name": self.model.info.get("name", ""),
+            "wanted": len(self.tiles),
+            "notes": self._pipeline.notes,
+        }
+        arrays = fit_to_arrays(self._pipeline.whole_fit)
+        if results is None:
+            return TileStore(Path(), header, arrays)
+        return TileStore.create(results, header, arrays)
+
+    def _read_tiles(self, numbers: list[int]) -> list[npt.NDArray[np.uint8]]:
+        if len(self.grid.tiles) == 1:
+            return []  # what is shown whole is read, and its stain fitted, in the run
+        tiles = [self.grid.tiles[k] for k in numbers]
+        return [tiling.read_tile(self.pixels, tile, self.grid.size) for tile in tiles]
+
+    def _infer(
+        self, pixels: list[npt.NDArray[np.uint8]], numbers: list[int]
+    ) -> list[RawDetections]:
+        pipeline = self._pipeline
+        if len(self.grid.tiles) == 1:
+            return [pipeline.detect_at(pipeline.scale_choice)]
+        tiles = [self.grid.tiles[k] for k in numbers]
+        runner, iou = pipeline.runner, self.settings.iou
+        try:
+            return runner.infer_tiles(
+                pixels, tiles, self.grid, pipeline.whole_fit, min_score=MIN_SCORE, iou=iou
+            )
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+        runner.free_memory()
+        if len(pixels) > 1:
+            one_by_one = (self._infer([p], [k]) for p, k in zip(pixels, numbers, strict=True))
+            return [raw for part in one_by_one for raw in part]
+        raise MemoryError(f"Memory does not suffice for tiles of {pipeline.tile} pixels; set tile.")
+
+    def _merge_tile(self, number: int) -> tuple[RawDetections, RawDetections]:
+        """Boxes that a tile adds to its neighbours', and those of theirs that it replaces."""
+        tiles = self._store.tiles
+        self._alive[number] = np.ones(len(tiles[number]), bool)
+        near, grid = overlapping_tiles(self.grid, number)
+        here = [k for k in near if k in tiles]
+        alive = [np.flatnonzero(self._alive[k]) for k in here]
+        boxes = RawDetections.concatenate([tiles[k][a] for k, a in zip(here, alive, strict=True)])
+        owner = np.repeat([near.index(k) for k in here], [len(a) for a in alive])
+        stays = np.zeros(len(boxes), bool)
+        iou = self.settings.iou
+        stays[tiling.merge_tiles(grid, boxes.xyxy, boxes.scores, boxes.labels, owner, iou)] = True
+        ends = np.cumsum([len(a) for a in alive])[:-1]
+        for k, rows, stay in zip(here, alive, np.split(stays, ends), strict=True):
+            self._alive[k][rows[~stay]] = False
+        mine = owner == near.index(number)
+        return boxes[mine & stays], boxes[~mine & ~stays]
+
+
+def detect_slide(
+    model: Detector,
+    data: Any,
+    confidence: float = _DEFAULTS.confidence,
+    *,
+    focus: Focus = None,
+    densities: bool = _DEFAULTS.densities,
+    report: Report | None = None,
+    **settings: Any,
+) -> Detections:
+    """All objects of a slide; `settings` as for `SlideDetection`."""
+    with SlideDetection(model, data, report=subprogress(report, 0.0, 0.2), **settings) as run:
+        for _ in run.detect_tiles(focus, report=subprogress(report, 0.2, 0.95)):
+            pass
+        detections = run.detections(confidence, densities)
+    report_progress(report, 1, 1, "done")
+    return detections
+
+
+def tile_centres(grid: TileGrid) -> Centres:
+    """(n, 2): y and x of the middle of each tile."""
+    first = grid.tiles[0]
+    corners = np.array([(tile.y, tile.x) for tile in grid.tiles], np.float64)
+    return np.asarray(corners + np.array([first.height / 2, first.width / 2]))
+
+
+def pop_nearest_tiles(centres: Centres, left: list[int], focus: Focus, count: int) -> list[int]:
+    """Pop up to `count` tiles from the numbers that are left: the nearest to the focus."""
+    point = focus() if callable(focus) else focus
+    if point is None:
+        taken = left[:count]
+    else:
+        off = ((centres[left] - np.array(point)) ** 2).sum(axis=1)
+        taken = [left[k] for k in np.argsort(off, kind="stable")[:count]]
+    for number in taken:
+        left.remove(number)
+    return taken
+
+
+def overlapping_tiles(grid: TileGrid, number: int) -> tuple[list[int], TileGrid]:
+    """Numbers of all tiles that overlap one, itself too, and a grid of them alone."""
+    tiles, tile = grid.tiles, grid.tiles[number]
+    columns = sum(t.y == tiles[0].y for t in tiles[: _max_columns(grid)])
+    rows = len(tiles) // columns
+    down = [r for r in range(rows) if abs(tiles[r * columns].y - tile.y) < tile.height]
+    across = [c for c in range(columns) if abs(tiles[c].x - tile.x) < tile.width]
+    near = [r * columns + c for r in down for c in across]
+    return near, TileGrid(grid.shape, [tiles[k] for k in near], grid.size)
+
+
+def _max_columns(grid: TileGrid) -> int:
+    """More tiles than a row has."""
+    return min(len(grid.tiles), grid.shape[1] + 1)
+
+
+def _weights_digest(model: Detector) -> str:
+    """SHA-256 of a model's weights."""
+    digest = hashlib.sha256()
+    for name, value in sorted(model.network.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()

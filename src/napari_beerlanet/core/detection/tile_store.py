@@ -1,0 +1,354 @@
+"""Detections of a slide's tiles in an SQLite file that grows tile by tile and survives a kill.
+
+Every tile is a transaction: after a kill or a full disk at any moment, all tiles that were added
+are there. Needs no torch: a viewer looks for such files when an image is chosen.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import json
+import os
+import sqlite3
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from napari_beerlanet.core.boxes.detections import RawDetections
+from napari_beerlanet.core.common.locking import is_locked, try_lock
+from napari_beerlanet.core.common.storage import FileError, atomic_path
+
+SUFFIX = ".tiles"
+"""What the name of such a file ends in."""
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+_APPLICATION_ID, _VERSION = 0x424C4E54, 2  # "BLNT"; version 1 was no database, see `_read_log`
+_BOX_DTYPE = np.dtype([("xyxy", "<f4", 4), ("label", "<i4"), ("score", "<f4")])
+_SCHEMA = f"""
+    PRAGMA application_id = {_APPLICATION_ID};
+    PRAGMA user_version = {_VERSION};
+    CREATE TABLE run (header TEXT, arrays BLOB, checksum INTEGER);
+    CREATE TABLE tile (number INTEGER PRIMARY KEY, boxes BLOB, checksum INTEGER);
+"""
+_IDENTITY_WORDS = {
+    "model": "the model",
+    "source": "the image file",
+    "shape": "the image size",
+    "object_size": "the cell size",
+    "tile": "the tile size",
+    "pixel_size": "the pixel size",
+    "iou": "the overlap",
+}
+
+
+def tile_store_path(source: Path) -> Path:
+    """Where a slide's tiles are stored: beside it, or in the user's cache if that is read-only.
+
+    A file that is there already is resumed, wherever it is.
+    """
+    from platformdirs import user_cache_path
+
+    beside = source.with_name(source.name + SUFFIX)
+    digest = hashlib.sha256(os.path.abspath(source).encode("utf-8", "surrogateescape"))
+    cache = user_cache_path("napari-beerlanet") / "tiles"
+    cached = cache / f"{source.name}-{digest.hexdigest()[:12]}{SUFFIX}"
+    if beside.exists() or cached.exists():
+        return beside if beside.exists() else cached
+    if os.access(source.parent, os.W_OK):
+        return beside
+    cache.mkdir(parents=True, exist_ok=True)
+    return cached
+
+
+def read_summary(path: Path) -> tuple[dict[str, Any], int] | None:
+    """The header of a file and how many tiles are in it, None where there is no such file.
+
+    May be called while another process, or another thread of this one, adds tiles.
+    """
+    if not path.is_file():
+        return None
+    try:
+        with closing(_connect(path, read_only=True)) as connection:
+            header = _read_header(connection)
+            (count,) = connection.execute("SELECT count(*) FROM tile").fetchone()
+            return header, count
+    except (sqlite3.OperationalError, ValueError):
+        return None
+    except sqlite3.DatabaseError:
+        log = _read_log(path)
+        return None if log is None else (log.header, len(log.tiles))
+
+
+def describe_changes(path: Path, identity: Mapping[str, Any]) -> list[str]:
+    """In what the run that a file is of differs from one of this identity, in words."""
+    summary = read_summary(path)
+    before = summary[0].get("identity") if summary else None
+    if not isinstance(before, dict):
+        return []
+    now = _as_json(identity)
+    return [word for key, word in _IDENTITY_WORDS.items() if before.get(key) != now.get(key)]
+
+
+class TileStore:
+    """Detections by tile, in memory and in a file that is open for adding.
+
+    `header` (plain JSON values, with the `identity` of the run) and `arrays` are written once.
+    """
+
+    def __init__(self, path: Path, header: dict[str, Any], arrays: Arrays) -> None:
+        """In memory alone; see `create` and `resume`."""
+        self.path, self.header, self.arrays = path, header, arrays
+        self.tiles: dict[int, RawDetections] = {}
+        self._connection: sqlite3.Connection | None = None
+        self._lock: IO[bytes] | None = None
+
+    @classmethod
+    def create(cls, path: Path, header: Mapping[str, Any], arrays: Arrays) -> TileStore:
+        """Start a file; one that is there is replaced, unless another search writes to it."""
+        store = cls(path, _as_json(header), arrays)
+        store._lock = _acquire(path)
+        try:
+            with _disk_errors(path):
+                for ending in ("", "-wal", "-shm", "-journal"):
+                    Path(f"{path}{ending}").unlink(missing_ok=True)
+                with closing(_connect(path)) as connection:
+                    _initialise(connection, store)
+            store._open()
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    @classmethod
+    def resume(cls, path: Path, identity: Mapping[str, Any]) -> TileStore | None:
+        """Resume a file of this identity; None where there is none, or it is damaged."""
+        summary = read_summary(path)
+        if summary is None or summary[0].get("identity") != _as_json(identity):
+            return None
+        store = cls(path, {}, {})
+        store._lock = _acquire(path)
+        try:
+            if not _is_database(path):
+                _convert_log(path)
+            store._load()
+            store._open()
+        except sqlite3.DatabaseError:
+            store.close()
+            return None
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    def add(self, tile: int, detections: RawDetections) -> None:
+        """Write the detections of a tile; when this returns, a kill does not lose them."""
+        if self._connection is not None:
+            with _disk_errors(self.path), self._connection:
+                _insert(self._connection, tile, detections)
+        self.tiles[tile] = detections
+
+    def close(self) -> None:
+        """To the disk; the file is then complete by itself."""
+        if self._connection is not None:
+            with suppress(sqlite3.OperationalError):  # a reader is looking at it: next time
+                self._connection.execute("PRAGMA journal_mode = DELETE")
+            self._connection.close()
+            self._connection = None
+        if self._lock is not None:
+            _release(self.path, self._lock)
+            self._lock = None
+
+    def _load(self) -> None:
+        """Read the file; a `sqlite3.DatabaseError` where it is damaged."""
+        with closing(_connect(self.path)) as connection:
+            self.header = _read_header(connection)
+            (state,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+            if state != "ok":
+                raise sqlite3.DatabaseError(state)
+            (arrays, checksum) = connection.execute("SELECT arrays, checksum FROM run").fetchone()
+            if zlib.crc32(arrays) != checksum:
+                raise sqlite3.DatabaseError("its checksum differs")
+            with np.load(io.BytesIO(arrays), allow_pickle=False) as stored:
+                self.arrays = dict(stored)
+            for number, boxes, checksum in connection.execute("SELECT * FROM tile"):
+                if zlib.crc32(boxes) == checksum:  # else bits have flipped: it is done again
+                    self.tiles[number] = _unpack_detections(boxes)
+
+    def _open(self) -> None:
+        """Open the file for adding."""
+        with _disk_errors(self.path):
+            self._connection = _connect(self.path)
+            # Readers and the writer do not wait for each other; where a network drive cannot do
+            # that, SQLite keeps to its other journal.
+            with suppress(sqlite3.OperationalError):
+                self._connection.execute("PRAGMA journal_mode = WAL")
+            self._connection.execute("PRAGMA synchronous = NORMAL")
+
+
+def _connect(path: Path, read_only: bool = False) -> sqlite3.Connection:
+    mode = "ro" if read_only else "rwc"
+    uri = f"{path.absolute().as_uri()}?mode={mode}"
+    return sqlite3.connect(uri, uri=True, timeout=5.0, check_same_thread=False)
+
+
+def _is_database(path: Path) -> bool:
+    # Not by its first bytes: closing a file ends all locks of this process on it, SQLite's too.
+    try:
+        with closing(_connect(path, read_only=True)) as connection:
+            connection.execute("PRAGMA application_id").fetchone()
+    except sqlite3.OperationalError:
+        return True
+    except sqlite3.DatabaseError:
+        return False
+    return True
+
+
+def _read_header(connection: sqlite3.Connection) -> dict[str, Any]:
+    """The header, or a `ValueError` where it is another database, or none of this version."""
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    row = None
+    if (application, version) == (_APPLICATION_ID, _VERSION):
+        row = connection.execute("SELECT header FROM run").fetchone()
+    header = json.loads(row[0]) if row else None
+    if not isinstance(header, dict):
+        raise ValueError("not a file of tiles")
+    return header
+
+
+def _initialise(connection: sqlite3.Connection, store: TileStore) -> None:
+    """Schema, header and arrays, all or nothing."""
+    buffer = io.BytesIO()
+    np.savez(buffer, allow_pickle=False, **store.arrays)
+    connection.executescript(f"BEGIN; {_SCHEMA}")
+    row = (json.dumps(store.header), buffer.getvalue(), zlib.crc32(buffer.getbuffer()))
+    connection.execute("INSERT INTO run VALUES (?, ?, ?)", row)
+    connection.commit()
+
+
+def _insert(connection: sqlite3.Connection, tile: int, detections: RawDetections) -> None:
+    rows = np.empty(len(detections), _BOX_DTYPE)
+    rows["xyxy"], rows["label"] = detections.xyxy, detections.labels
+    rows["score"] = detections.scores
+    boxes = rows.tobytes()
+    row = (tile, boxes, zlib.crc32(boxes))
+    connection.execute("INSERT OR REPLACE INTO tile VALUES (?, ?, ?)", row)
+
+
+def _unpack_detections(boxes: bytes) -> RawDetections:
+    rows = np.frombuffer(boxes, _BOX_DTYPE)
+    return RawDetections(rows["xyxy"].copy(), rows["label"].astype(np.int64), rows["score"].copy())
+
+
+@contextmanager
+def _disk_errors(path: Path) -> Iterator[None]:
+    """SQLite's errors as those of a file."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        if getattr(error, "sqlite_errorname", "") == "SQLITE_FULL":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
+        raise FileError(f"{path}: {str(error).rstrip('.')}.") from error
+
+
+def _lock_path(path: Path) -> Path:
+    # A file of its own: SQLite has locks of its own on the database.
+    return path.with_name(f"{path.name}.lock")
+
+
+def _acquire(path: Path) -> IO[bytes]:
+    lock = _lock_path(path).open("ab")
+    if try_lock(lock) == "taken":
+        lock.close()
+        raise FileError(
+            f"{path}: another search writes to it; stop that one, or wait until it is done."
+        )
+    return lock
+
+
+def _release(path: Path, lock: IO[bytes]) -> None:
+    if os.name == "nt":  # an open file cannot be removed there
+        lock.close()
+    with suppress(OSError):
+        _lock_path(path).unlink()
+    lock.close()
+
+
+def _as_json(value: Mapping[str, Any]) -> dict[str, Any]:
+    """As it comes back from JSON: tuples are lists."""
+    plain: dict[str, Any] = json.loads(json.dumps(value))
+    return plain
+
+
+# --- version 1: a line of JSON, then records, each with its length and a checksum ----------------
+
+_LOG_KIND, _LOG_VERSION = "napari-beerlanet tiles", 1
+_TILE_RECORD, _ARRAYS_RECORD = b"TILE", b"FITS"
+_RECORD_HEADER = struct.Struct("<4sIQI")  # kind, tile, bytes, checksum
+
+
+def _read_log(path: Path) -> TileStore | None:
+    """What a file of version 1 holds up to its last whole record; None where it is none."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    first, line_end, _ = content.partition(b"\n")
+    try:
+        header = json.loads(first) if line_end else None
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(header, dict):
+        return None
+    if (header.get("kind"), header.get("version")) != (_LOG_KIND, _LOG_VERSION):
+        return None
+    log = TileStore(path, header, {})
+    for kind, tile, payload in _log_records(content, len(first) + 1):
+        if kind == _ARRAYS_RECORD:
+            with np.load(io.BytesIO(payload), allow_pickle=False) as stored:
+                log.arrays = dict(stored)
+        else:
+            log.tiles[tile] = _unpack_detections(payload)
+    return log
+
+
+def _log_records(content: bytes, begin: int) -> Iterator[tuple[bytes, int, bytes]]:
+    """Kind, tile and payload of each record that is whole."""
+    while begin + _RECORD_HEADER.size <= len(content):
+        kind, tile, length, checksum = _RECORD_HEADER.unpack_from(content, begin)
+        end = begin + _RECORD_HEADER.size + length
+        payload = content[begin + _RECORD_HEADER.size : end]
+        whole = end <= len(content) and zlib.crc32(payload) == checksum
+        if kind not in (_TILE_RECORD, _ARRAYS_RECORD) or not whole:
+            return
+        yield kind, tile, payload
+        begin = end
+
+
+def _convert_log(path: Path) -> None:
+    """Replace a file of version 1 by a database with the same content, whole or not at all."""
+    log = _read_log(path)
+    if log is None:
+        return
+    if is_locked(path):  # by a search of the earlier version
+        raise FileError(f"{path}: another search writes to it.")
+    if not log.arrays:
+        raise sqlite3.DatabaseError("cut off within its header")
+    with (
+        _disk_errors(path),
+        atomic_path(path) as unfinished,
+        closing(_connect(unfinished)) as connection,
+    ):
+        _initialise(connection, log)
+        with connection:
+            for tile, detections in log.tiles.items():
+                _insert(connection, tile, detections)

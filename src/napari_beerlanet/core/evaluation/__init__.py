@@ -1,0 +1,1 @@
+"""Detections against annotations: metrics, likely label errors, differences between runs."""

@@ -1,0 +1,167 @@
+"""Evaluate a detector on a dataset: mAP, precision, recall, F1, curves and confusion matrix.
+
+Measured on what `Detector.detect` gives a user, choice of the object size included.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from napari_beerlanet.core.boxes.annotations import Annotations
+from napari_beerlanet.core.boxes.detections import Detections
+from napari_beerlanet.core.boxes.geometry import cxcywh_to_xyxy
+from napari_beerlanet.core.common.progress import Report, report_progress
+from napari_beerlanet.core.detection.detector import Detector
+from napari_beerlanet.core.detection.settings import DetectSettings
+from napari_beerlanet.core.evaluation.live import LabelledBoxes, LiveEvaluation
+from napari_beerlanet.core.evaluation.metrics import SampledCurves
+from napari_beerlanet.core.formats.dataset import Dataset, check_dataset, read_dataset
+from napari_beerlanet.core.images.files import read_image
+
+_DEFAULTS = DetectSettings()
+
+
+def evaluate(
+    model: Detector,
+    data: str | os.PathLike[str] | Dataset,
+    split: str = "val",
+    *,
+    confidence: float = _DEFAULTS.confidence,
+    iou: float = _DEFAULTS.iou,
+    object_size: float | Literal["auto"] = _DEFAULTS.object_size,
+    report: Report | None = None,
+) -> dict[str, Any]:
+    """How well a model finds what a dataset (a data.yaml) has annotated.
+
+    Returns a plain dict: "mAP50", "mAP50-95", "precision", "recall", "F1" (means over the classes
+    that occur, the last three at each class's best threshold), "per_class" (the same with "AP50",
+    "AP50-95", "threshold" and "count" for each), "curves" (per class: "recall" and "precision" at
+    IoU 0.5; "confidence", "precision_at", "recall_at", "F1_at"), "confusion", "images". Classes
+    are matched by name.
+    """
+    dataset = data if isinstance(data, Dataset) else read_dataset(data)
+    pairs = detect_split(model, dataset, split, iou=iou, object_size=object_size, report=report)
+    return measure(pairs, model.classes, confidence)
+
+
+def detect_split(
+    model: Detector,
+    dataset: Dataset,
+    split: str = "val",
+    *,
+    iou: float = _DEFAULTS.iou,
+    object_size: float | Literal["auto"] = _DEFAULTS.object_size,
+    report: Report | None = None,
+) -> list[tuple[Detections, Annotations]]:
+    """Run the model on a split: detections and annotations of every image."""
+    check_dataset(dataset, [split])
+    place = match_class_names(dataset.names, model.classes)
+    items = dataset.splits[split]
+    pairs = []
+    for number, item in enumerate(items):
+        report_progress(report, number, len(items), item.image.name)
+        image = read_image(item.image)
+        detections = model.detect(
+            image.pixels,
+            iou=iou,
+            object_size=object_size,
+            pixel_size=image.pixel_size,
+            densities=False,
+        )
+        boxes = cxcywh_to_xyxy(item.cxcywh, image.pixels.shape[:2])
+        pairs.append((detections, Annotations(boxes, place[item.labels], model.classes)))
+    report_progress(report, 1, 1, "done")
+    return pairs
+
+
+def measure(
+    pairs: Sequence[tuple[Detections, LabelledBoxes]],
+    names: Sequence[str],
+    confidence: float = _DEFAULTS.confidence,
+) -> dict[str, Any]:
+    """All metrics of many images as a plain dict, per class in the order of `names`.
+
+    All candidates count, whatever the threshold of the detections. See `evaluate`.
+    """
+    evaluation = LiveEvaluation(pairs, names=names)
+    precisions, counts = evaluation.average_precisions(), evaluation.counts
+    some = len(evaluation.labels) > 0 and len(evaluation.true_labels) > 0
+    per_class, curves = {}, {}
+    for k, name in enumerate(names):
+        if not some or not counts[name]:
+            per_class[name] = _empty_class_metrics(counts[name])
+            continue
+        sampled = evaluation.sampled_curves(name)
+        per_class[name] = _class_metrics(precisions[k], sampled, counts[name])
+        curves[name] = _plain_curves(sampled)
+    return {
+        **_mean_metrics([c for c in per_class.values() if c["count"]]),
+        "images": len(pairs),
+        "per_class": per_class,
+        "curves": curves,
+        "confusion": {
+            "labels": [*names, "background"],
+            "confidence": confidence,
+            "matrix": evaluation.confusion(confidence).tolist(),
+        },
+    }
+
+
+def match_class_names(names: Sequence[str], classes: Sequence[str]) -> npt.NDArray[np.int64]:
+    """(n,) for each of a dataset's class names the model's label; unknown ones are refused."""
+    known = {name.casefold(): k for k, name in reversed(list(enumerate(classes)))}
+    known |= {name: k for k, name in enumerate(classes)}  # written alike goes before all else
+    place = {name: known.get(name, known.get(name.casefold())) for name in names}
+    unknown = [name for name in names if place[name] is None]
+    if unknown:
+        raise ValueError(
+            f"The model does not know the class{'es' * (len(unknown) > 1)} {', '.join(unknown)}; "
+            f"it knows {', '.join(classes)}: name them alike in the data.yaml."
+        )
+    return np.array([place[name] for name in names], dtype=np.int64)
+
+
+def _class_metrics(
+    precisions: npt.NDArray[np.float64], sampled: SampledCurves, count: int
+) -> dict[str, Any]:
+    best = sampled.best
+    return {
+        "AP50": float(precisions[0]),
+        "AP50-95": float(precisions.mean()),
+        "precision": float(sampled.precision_at[best]),
+        "recall": float(sampled.recall_at[best]),
+        "F1": float(sampled.f1_at[best]),
+        "threshold": float(sampled.x[best]),
+        "count": count,
+    }
+
+
+def _plain_curves(sampled: SampledCurves) -> dict[str, list[float]]:
+    return {
+        "recall": sampled.x.tolist(),
+        "precision": sampled.precision.tolist(),
+        "confidence": sampled.x.tolist(),
+        "precision_at": sampled.precision_at.tolist(),
+        "recall_at": sampled.recall_at.tolist(),
+        "F1_at": sampled.f1_at.tolist(),
+    }
+
+
+def _empty_class_metrics(count: int) -> dict[str, Any]:
+    zero = dict.fromkeys(("AP50", "AP50-95", "precision", "recall", "F1"), 0.0)
+    return {**zero, "threshold": None, "count": count}
+
+
+def _mean_metrics(present: list[dict[str, Any]]) -> dict[str, float]:
+    """Over the classes that occur; 0 where none does."""
+    keys = {"mAP50": "AP50", "mAP50-95": "AP50-95"}
+    keys |= {key: key for key in ("precision", "recall", "F1")}
+    return {
+        name: float(np.mean([c[key] for c in present])) if present else 0.0
+        for name, key in keys.items()
+    }

@@ -1,0 +1,260 @@
+"""Average precision, precision-recall curves, best F1 threshold, confusion matrix.
+
+Both usual average precisions are here, as papers and programs differ in them by some thousandths:
+`ultralytics_ap` (what we print, as training does) goes along the curve from point to point,
+`coco_ap` (pycocotools) takes the best precision at each of 101 recalls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+Indices = npt.NDArray[np.int64]
+Values = npt.NDArray[np.float64]
+Hits = npt.NDArray[np.bool_]
+
+IOU_THRESHOLDS = np.linspace(0.5, 0.95, 10)
+"""Intersections over union over which mAP50-95 is the mean."""
+
+_RECALL_LEVELS = np.linspace(0, 1, 101)
+_CURVE_POINTS = np.linspace(0, 1, 1000)
+
+
+def ultralytics_ap(hits: Hits, count: int) -> float:
+    """Average precision as Ultralytics has it; `hits` (n,) by falling score, of `count` objects."""
+    if not len(hits) or not count:
+        return 0.0
+    recall, precision = _recall_and_precision(hits, count)
+    envelope = _interpolated_envelope(recall, precision, _RECALL_LEVELS)
+    return float(np.trapezoid(envelope, _RECALL_LEVELS))
+
+
+def coco_ap(hits: Hits, count: int) -> float:
+    """Average precision as COCO's own program has it, see `ultralytics_ap`."""
+    if not len(hits) or not count:
+        return 0.0
+    recall, precision = _recall_and_precision(hits, count)
+    upper = np.append(np.maximum.accumulate(precision[::-1])[::-1], 0.0)
+    return float(upper[np.searchsorted(recall, _RECALL_LEVELS, "left")].mean())
+
+
+def _recall_and_precision(hits: Hits, count: int) -> tuple[Values, Values]:
+    """(n,) each, of the first detection, the first two, …"""
+    right = np.cumsum(hits)
+    return right / count, right / np.arange(1, len(hits) + 1)
+
+
+def _interpolated_envelope(recall: Values, precision: Values, at: Values) -> Values:
+    """(k,) the best precision from each recall of `at` on, as Ultralytics interpolates it."""
+    sides = np.concatenate([[0.0], recall, [recall[-1], 1.0]])
+    upper = np.maximum.accumulate(np.concatenate([[1.0], precision, [0.0, 0.0]])[::-1])[::-1]
+    return np.asarray(np.interp(at, sides, upper))
+
+
+@dataclass(frozen=True, eq=False)
+class SampledCurves:
+    """Curves (1000,) as Ultralytics draws them, all over `x` from 0 to 1.
+
+    `precision` over recall; `precision_at`, `recall_at` and `f1_at` over confidence, interpolated
+    between scores.
+    """
+
+    x: Values
+    precision: Values
+    precision_at: Values
+    recall_at: Values
+
+    @classmethod
+    def from_hits(cls, scores: npt.NDArray[np.float32], hits: Hits, count: int) -> SampledCurves:
+        """From scores and hits (n,), the highest score first, and the number of objects."""
+        x = _CURVE_POINTS
+        if not len(hits) or not count:
+            zeros = np.zeros(len(x))
+            return cls(x, zeros, zeros, zeros)
+        recall, precision = _recall_and_precision(hits, count)
+        return cls(
+            x,
+            _interpolated_envelope(recall, precision, x),
+            np.interp(-x, -scores, precision, left=1),
+            np.interp(-x, -scores, recall, left=0),
+        )
+
+    @cached_property
+    def f1_at(self) -> Values:
+        """F1 over confidence."""
+        both = self.precision_at + self.recall_at
+        return 2 * self.precision_at * self.recall_at / (both + 1e-16)
+
+    @property
+    def best(self) -> int:
+        """Where F1 is highest; where it is flat there, the middle of that part."""
+        return plateau_centre(self.f1_at)
+
+
+def plateau_centre(curve: Values) -> int:
+    """The index of the maximum; where the curve is flat there, the middle of that part."""
+    first = int(np.argmax(curve))
+    below = np.flatnonzero(curve[first:] < curve[first] - 1e-9)
+    length = int(below[0]) if len(below) else len(curve) - first
+    return first + (length - 1) // 2
+
+
+@dataclass(frozen=True, eq=False)
+class PrecisionRecallCurve:
+    """Exact precision, recall and F1 (k,) at each score that occurs, the highest first.
+
+    Each is what one gets with that score as the threshold.
+    """
+
+    confidence: Values
+    precision: Values
+    recall: Values
+    f1: Values
+
+    @classmethod
+    def from_hits(
+        cls, scores: npt.NDArray[np.float32], hits: Hits, count: int
+    ) -> PrecisionRecallCurve:
+        """From scores and hits (n,), the highest score first, and the number of objects."""
+        last = np.append(scores[1:] != scores[:-1], True) if len(scores) else np.zeros(0, bool)
+        right, shown = np.cumsum(hits)[last], np.flatnonzero(last) + 1
+        recall = right / count if count else np.zeros(len(right))
+        f1 = 2 * right / np.maximum(shown + count, 1)
+        return cls(scores[last].astype(np.float64), right / np.maximum(shown, 1), recall, f1)
+
+    def f1_at(self, thresholds: Values) -> Values:
+        """(k,) F1 at thresholds; 0 where nothing is shown."""
+        shown = np.searchsorted(-self.confidence, -np.asarray(thresholds), "right")
+        return np.append(0.0, self.f1)[shown]
+
+    def point_at(self, threshold: float) -> tuple[float, float]:
+        """Recall and precision at a threshold: (0, 1) where nothing is shown."""
+        shown = int(np.searchsorted(-self.confidence, -threshold, "right"))
+        return (
+            (float(self.recall[shown - 1]), float(self.precision[shown - 1])) if shown else (0, 1)
+        )
+
+
+def best_threshold(curves: Sequence[PrecisionRecallCurve]) -> float | None:
+    """The threshold at which the mean F1 of the curves is highest; None if there is nothing.
+
+    Of all thresholds that show the same, the one amid them.
+    """
+    scores = np.unique(np.concatenate([np.zeros(0), *(c.confidence for c in curves)]))
+    if not len(scores):
+        return None
+    mean = np.mean([curve.f1_at(scores) for curve in curves], axis=0)
+    best = int(np.flatnonzero(mean >= mean.max() - 1e-12)[-1])
+    below = scores[best - 1] if best else 0.0
+    return float((scores[best] + below) / 2)
+
+
+@dataclass(frozen=True)
+class ClassMetrics:
+    """Of one class or, as the mean over classes that are annotated, of all.
+
+    `annotated` boxes, `detected` ones, and `true_positives` of both. What has no value is NaN.
+    """
+
+    name: str
+    annotated: int
+    detected: int
+    true_positives: int
+    precision: float
+    recall: float
+    f1: float
+    ap50: float
+    ap: float
+
+
+@dataclass(frozen=True, eq=False)
+class MatchResult:
+    """Detections matched with annotations, at one confidence and one IoU threshold.
+
+    Indices: `true_positives` and `wrong_class` (k, 2) pairs of detection and annotation;
+    `false_positives` detections; `missed` annotations, without those in `wrong_class`.
+    """
+
+    names: list[str]
+    true_positives: Indices
+    wrong_class: Indices
+    false_positives: Indices
+    missed: Indices
+    labels: Indices = field(repr=False)
+    true_labels: Indices = field(repr=False)
+    per_class: list[ClassMetrics]
+    mean: ClassMetrics
+
+    @cached_property
+    def confusion(self) -> Indices:
+        """(c + 1, c + 1), see `confusion_matrix`; its diagonal is `true_positives`."""
+        return confusion_matrix(
+            self.labels,
+            self.true_labels,
+            self._pairs,
+            self.false_positives,
+            self.missed,
+            len(self.names),
+        )
+
+    def cell(self, detected_as: int, annotated_as: int) -> tuple[Indices, Indices]:
+        """The detections and the annotations behind a cell of the confusion matrix."""
+        none, no_match = np.zeros(0, np.int64), len(self.names)
+        if detected_as == no_match:
+            return none, self.missed[self.true_labels[self.missed] == annotated_as]
+        if annotated_as == no_match:
+            return self.false_positives[self.labels[self.false_positives] == detected_as], none
+        pairs = self._pairs
+        here = (self.labels[pairs[:, 0]] == detected_as) & (
+            self.true_labels[pairs[:, 1]] == annotated_as
+        )
+        return pairs[here, 0], pairs[here, 1]
+
+    @property
+    def _pairs(self) -> Indices:
+        return np.concatenate([self.true_positives, self.wrong_class])
+
+
+def confusion_matrix(
+    labels: Indices,
+    true_labels: Indices,
+    pairs: Indices,
+    false_positives: Indices,
+    missed: Indices,
+    classes: int,
+) -> Indices:
+    """(c + 1, c + 1) counts [detected as, annotated as].
+
+    `pairs` (k, 2) of detection and annotation. The last row is what is missed, the last column
+    what is not annotated.
+    """
+    size = classes + 1
+    cells = [
+        labels[pairs[:, 0]] * size + true_labels[pairs[:, 1]],
+        labels[false_positives] * size + classes,
+        classes * size + true_labels[missed],
+    ]
+    return np.bincount(np.concatenate(cells), minlength=size * size).reshape(size, size)
+
+
+def mean_metrics(per_class: Sequence[ClassMetrics]) -> ClassMetrics:
+    """The mean over annotated classes; the precision of one without detections counts as 0."""
+    annotated = [metrics for metrics in per_class if metrics.annotated]
+
+    def mean(what: str) -> float:
+        values = [getattr(metrics, what) for metrics in annotated]
+        return float(np.nan_to_num(values).mean()) if values else float("nan")
+
+    def total(what: str) -> int:
+        return sum(getattr(metrics, what) for metrics in per_class)
+
+    return ClassMetrics(
+        "all",
+        *(total(what) for what in ("annotated", "detected", "true_positives")),
+        *(mean(what) for what in ("precision", "recall", "f1", "ap50", "ap")),
+    )

@@ -1,0 +1,258 @@
+"""Shared by all formats: reading and writing text, parse errors, rows to `Detections`."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from napari_beerlanet.core.boxes.detections import RESERVED_COLUMNS, Detections
+from napari_beerlanet.core.common.messages import error_detail, system_reason
+from napari_beerlanet.core.common.storage import FileError, atomic_path
+
+ImageShape = tuple[int, int]
+AnyPath = str | os.PathLike[str]
+
+MAX_FILE_BYTES = 1 << 28
+"""Bytes of a file that is read: a million boxes have room."""
+MAX_TOKENS = 1 << 24
+"""Cells, words or tags of a file that is read. Each takes some hundred bytes of memory at most."""
+MAX_JSON_CONTAINERS = 1 << 22
+"""Lists and objects of a JSON file that is read: hundreds of thousands of boxes."""
+
+
+@dataclass
+class BoxRows:
+    """Boxes as they are read: one entry per object in each list."""
+
+    classes: list[str] = field(default_factory=list)
+    boxes: list[Sequence[float]] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    extras: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(
+        self, name: str, box: Sequence[float], score: float | None, extra: dict[str, Any]
+    ) -> None:
+        """Add an object; one without a score is certain."""
+        self.classes.append(name)
+        self.boxes.append(box)
+        self.scores.append(1.0 if score is None else float(score))
+        self.extras.append(extra)
+
+
+def read_bytes(path: AnyPath, empty: bool = False) -> bytes:
+    """A file's content; `empty` says whether there may be none."""
+    path = Path(path)
+    if path.is_dir():
+        raise FileError(f"{path}: a folder, not a file.")
+    if not path.exists():
+        raise FileError(f"{path}: there is no such file.")
+    if not path.is_file():  # reading from a pipe would wait for ever
+        raise FileError(f"{path}: not a regular file.")
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+    except PermissionError as error:
+        raise FileError(f"{path}: no permission to read it.") from error
+    except OSError as error:
+        raise FileError(f"{path}: cannot be read ({system_reason(error)}).") from error
+    if len(content) > MAX_FILE_BYTES:
+        raise FileError(
+            f"{path}: larger than {MAX_FILE_BYTES >> 20} MB, the limit for a file of boxes; "
+            "save it in parts."
+        )
+    if not empty and not content.strip():
+        raise FileError(f"{path}: the file is empty.")
+    return content
+
+
+def read_text(path: AnyPath, empty: bool = False) -> str:
+    """A file's text; `empty` says whether there may be none."""
+    try:
+        return read_bytes(path, empty).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise FileError(f"{path}: not a text file in UTF-8.") from error
+
+
+def check_token_count(
+    path: AnyPath, content: str | bytes, marks: Sequence[Any], most: int = MAX_TOKENS
+) -> None:
+    """Refuse what would take many times its size in memory, by how often `marks` are in it."""
+    if sum(content.count(mark) for mark in marks) > most:
+        raise FileError(f"{path}: more than {most:,} values; split it into several files.")
+
+
+def write_text(path: AnyPath, text: str) -> None:
+    """Write text as UTF-8, whole or not at all; a file's name may hold what is no character."""
+    try:
+        with atomic_path(path) as unfinished:
+            unfinished.write_bytes(text.encode("utf-8", "replace"))
+    except OSError as error:
+        raise FileError(f"{path}: cannot be written ({system_reason(error)}).") from error
+
+
+def save_json(path: AnyPath, content: Any) -> None:
+    """Write JSON in plain characters; where some are none (half a pair), in escapes."""
+    text = json.dumps(content, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        text = json.dumps(content, allow_nan=False)
+    write_text(path, text)
+
+
+def load_json(path: AnyPath, what: str) -> Any:
+    """A JSON file's content; `what` it should be is named where it is none."""
+    text = read_text(path)
+    check_token_count(path, text, "[{", MAX_JSON_CONTAINERS)
+    check_token_count(path, text, ",:")
+    with parsing(path, what):
+        return json.loads(text)
+
+
+@contextmanager
+def parsing(path: AnyPath, what: str) -> Iterator[None]:
+    """Turn whatever strange content raises into one sentence."""
+    try:
+        yield
+    except FileError:
+        raise
+    except KeyError as error:
+        raise FileError(f"{path}: not {what} as expected: {error} is missing.") from error
+    except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
+        detail = error_detail(error, 160)
+        raise FileError(f"{path}: not {what} that can be read: {detail}.") from error
+    except RecursionError as error:
+        raise FileError(f"{path}: not {what} that can be read: it is nested too deep.") from error
+
+
+def to_detections(
+    path: AnyPath,
+    rows: BoxRows,
+    names: Sequence[str] | None,
+    image_shape: ImageShape | None = None,
+    known: Sequence[str] = (),
+) -> Detections:
+    """Rows as Detections with the classes `names`, or else `known` and what else occurs."""
+    classes = list(dict.fromkeys([*known, *rows.classes])) if names is None else list(names)
+    place = {name: label for label, name in reversed(list(enumerate(classes)))}
+    for name in rows.classes:
+        if name not in place:
+            have = ", ".join(classes) or "none"
+            raise FileError(
+                f'{path}: the class "{name}" is not one of the requested ones ({have}).'
+            )
+    with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused
+        boxes = np.array(rows.boxes, np.float64).reshape(-1, 4).astype(np.float32)
+    return Detections(
+        boxes,
+        np.array([place[name] for name in rows.classes], np.int64),
+        np.array(rows.scores, np.float32),
+        classes,
+        _extra_columns(rows.extras),
+        image_shape=image_shape,
+    )
+
+
+def agreed_shape(
+    path: AnyPath, width: Any, height: Any, given: ImageShape | None
+) -> ImageShape | None:
+    """(H, W) as the file and the caller know it; where both do, they must agree."""
+    stated = (int(height or 0), int(width or 0))
+    if min(stated) <= 0:
+        return given
+    if given is not None and tuple(given) != stated:
+        raise FileError(
+            f"{path}: made for an image of {stated[1]} x {stated[0]} pixels, "
+            f"but this one has {given[1]} x {given[0]}."
+        )
+    return stated
+
+
+def to_plain(value: Any) -> Any:
+    """A value of an array as JSON has it: no more digits than it takes, None for no number."""
+    if isinstance(value, (np.bool_, bool)):
+        return bool(value)
+    if isinstance(value, (np.integer, int)):
+        return int(value)
+    if isinstance(value, (np.floating, float)):
+        number = float(str(value))
+        return number if math.isfinite(number) else None
+    return None if value is None else str(value)
+
+
+def parse_value(text: str) -> Any:
+    """What `to_plain` gave, from text: None, bool, int, float or the text itself."""
+    if text in ("", "True", "False"):
+        return {"": None, "True": True, "False": False}[text]
+    if re.fullmatch(r"-?[0-9]{1,18}", text):
+        return int(text)
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+@dataclass(frozen=True)
+class DetectionRecord:
+    """A detection to write: `box` x1, y1, x2, y2 with three decimals, `extra` further columns.
+
+    All plain, as JSON has it; columns without a value are left out.
+    """
+
+    label: int
+    name: str
+    box: list[float]
+    score: float
+    extra: dict[str, Any]
+
+
+def detection_records(detections: Detections) -> Iterator[DetectionRecord]:
+    """The detections one by one."""
+    columns = {name: [to_plain(v) for v in values] for name, values in detections.columns.items()}
+    boxes, scores = (
+        rounded_coordinates(detections.xyxy),
+        [to_plain(score) for score in detections.scores],
+    )
+    for i, label in enumerate(detections.labels.tolist()):
+        extra = {name: v[i] for name, v in columns.items() if v[i] is not None}
+        yield DetectionRecord(label, detections.names[label], boxes[i], scores[i], extra)
+
+
+def rounded_coordinates(values: npt.NDArray[Any]) -> list[Any]:
+    """Pixels (n, ...) as lists of numbers with three decimals."""
+    rounded: list[Any] = (np.round(values.astype(np.float64), 3) + 0.0).tolist()
+    return rounded
+
+
+def as_column(values: Sequence[Any]) -> npt.NDArray[Any]:
+    """Values of one kind as bool, int64 or float32 (None is NaN), others as text."""
+    kinds = {type(value) for value in values}
+    if kinds == {bool}:
+        return np.array(values, bool)
+    if kinds == {int} and max(map(abs, values)) < 2**63:
+        return np.array(values, np.int64)
+    if kinds <= {int, float, type(None)} and kinds != {type(None)}:
+        numbers = np.array([math.nan if v is None else float(v) for v in values])
+        with np.errstate(over="ignore"):
+            return numbers.astype(np.float32)
+    return np.array(["" if v is None else str(v) for v in values], str)
+
+
+def _extra_columns(rows: list[dict[str, Any]]) -> dict[str, npt.NDArray[Any]]:
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {
+        name if name not in RESERVED_COLUMNS else f"{name} (file)": as_column(
+            [r.get(name) for r in rows]
+        )
+        for name in names
+    }

@@ -1,0 +1,144 @@
+"""CSV (RFC 4180): a header, one line per detection, in pixels and micrometres."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy.typing as npt
+
+from napari_beerlanet.core.boxes.detections import RESERVED_COLUMNS, Detections
+from napari_beerlanet.core.common.storage import FileError
+from napari_beerlanet.core.formats.common import (
+    AnyPath,
+    BoxRows,
+    ImageShape,
+    check_token_count,
+    parse_value,
+    parsing,
+    read_text,
+    to_detections,
+    to_plain,
+    write_text,
+)
+
+_BOX_COLUMNS = ("x1", "y1", "x2", "y2")
+
+
+def write_csv(path: AnyPath, detections: Detections, image_name: str = "") -> None:
+    """Write class, confidence, box, size and centre, and every further column.
+
+    Micrometres (columns that end in _um) are there when the pixel size is known, a first column
+    `image` when the image has a name.
+    """
+    columns = {name: _cells(name, values) for name, values in detections.table().items()}
+    if image_name:
+        columns = {"image": [image_name] * len(detections), **columns}
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(columns)
+    writer.writerows(zip(*columns.values(), strict=True))
+    write_text(path, text.getvalue())
+
+
+def read_csv(
+    path: AnyPath,
+    image_shape: ImageShape | None = None,
+    names: Sequence[str] | None = None,
+    image_name: str = "",
+) -> Detections:
+    """Read a table with at least the columns class, x1, y1, x2, y2 in pixels.
+
+    Cells may be divided by semicolons or tabs, as spreadsheets do; then commas are decimal points.
+    """
+    text = read_text(path)
+    check_token_count(path, text, ",;\t\n")
+    with parsing(path, "a CSV table"):
+        delimiter = _delimiter(text)
+        header, *body = _split_lines(text, delimiter)
+        _check_header(path, header)
+        rows = BoxRows()
+        for number, line in enumerate(_lines_of_image(path, header, body, image_name), 1):
+            if len(line) != len(header):
+                raise ValueError(f"row {number} has {len(line)} cells, the header {len(header)}")
+            _add_row(rows, dict(zip(header, line, strict=True)), delimiter != ",")
+        return to_detections(path, rows, names, image_shape)
+
+
+def csv_image_names(path: AnyPath) -> list[str]:
+    """The names of the images that a table is about, none where it does not say."""
+    text = read_text(path)
+    check_token_count(path, text, ",;\t\n")
+    with parsing(path, "a CSV table"):
+        header, *body = _split_lines(text, _delimiter(text))
+        if "image" not in header:
+            return []
+        place = header.index("image")
+        return list(dict.fromkeys(line[place] for line in body if len(line) > place))
+
+
+def _cells(name: str, values: npt.NDArray[Any]) -> list[str]:
+    if name in RESERVED_COLUMNS and values.dtype.kind == "f":
+        digits = 6 if name == "confidence" else 4 if name.endswith("_um") else 3
+        return [f"{v + 0.0:.{digits}f}".rstrip("0").rstrip(".") for v in values.tolist()]
+    cells = [to_plain(v) for v in values]
+    return ["" if cell is None else str(cell) for cell in cells]
+
+
+def _delimiter(text: str) -> str:
+    header = text.split("\n", 1)[0]
+    return max(",;\t", key=header.count)
+
+
+def _split_lines(text: str, delimiter: str) -> list[list[str]]:
+    try:
+        rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+        return [row for row in rows if row]
+    except csv.Error as error:
+        raise ValueError(str(error)) from error
+
+
+def _check_header(path: AnyPath, header: list[str]) -> None:
+    missing = [name for name in ("class", *_BOX_COLUMNS) if name not in header]
+    if missing:
+        raise FileError(
+            f"{path}: not a table of boxes: its header lacks {', '.join(missing)}; "
+            "needed are class, x1, y1, x2, y2."
+        )
+    if len(set(header)) < len(header):
+        raise ValueError("two columns have the same name")
+
+
+def _lines_of_image(
+    path: AnyPath, header: list[str], body: list[list[str]], image_name: str
+) -> list[list[str]]:
+    """The lines about one image."""
+    if "image" not in header:
+        return body
+    place = header.index("image")
+    images = {line[place] for line in body if len(line) > place}
+    if len(images) <= 1:
+        return body
+    if image_name not in images:
+        raise FileError(
+            f"{path}: about {len(images)} images, of which {image_name!r} is none; "
+            "say which is meant by its name."
+        )
+    return [line for line in body if len(line) <= place or line[place] == image_name]
+
+
+def _add_row(rows: BoxRows, cells: dict[str, str], decimal_comma: bool) -> None:
+    if decimal_comma:
+        cells = {n: _decimal_point(c) if n != "class" else c for n, c in cells.items()}
+    confidence = cells.get("confidence", "").strip()
+    others = {name: cell for name, cell in cells.items() if name and name not in RESERVED_COLUMNS}
+    extra = {name: parse_value(cell) for name, cell in others.items()}
+    box = [float(cells[name]) for name in _BOX_COLUMNS]
+    rows.add(cells["class"], box, float(confidence) if confidence else None, extra)
+
+
+def _decimal_point(cell: str) -> str:
+    return cell.replace(",", ".") if re.fullmatch(r"-?[0-9]+,[0-9]+(e-?[0-9]+)?", cell) else cell

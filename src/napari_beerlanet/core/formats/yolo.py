@@ -1,0 +1,277 @@
+"""YOLO's files: label lines `class x y width height [confidence]`, classes.txt, data.yaml.
+
+Coordinates are relative to the image size. `class x1 y1 x2 y2 x3 y3 …` is an outline. The labels
+of …/images/a.png are in …/labels/a.txt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import yaml
+
+from napari_beerlanet.core.boxes.detections import Detections
+from napari_beerlanet.core.boxes.geometry import (
+    BoxArray,
+    area,
+    clip,
+    cxcywh_to_xyxy,
+    xyxy_to_cxcywh,
+)
+from napari_beerlanet.core.common.messages import error_detail, system_reason
+from napari_beerlanet.core.common.storage import DataError, FileError
+from napari_beerlanet.core.formats.common import (
+    AnyPath,
+    BoxRows,
+    ImageShape,
+    check_token_count,
+    parsing,
+    read_text,
+    to_detections,
+    write_text,
+)
+
+CLASSES_FILE = "classes.txt"
+"""The file beside YOLO's that names the classes, one on each line."""
+
+_DATASET_FILES = ("data.yaml", "dataset.yaml")
+_MAX_FOUND_BYTES = 1 << 16  # of a data.yaml that nobody named: reading YAML takes long
+_MAX_FOUND_BRACKETS = 500
+_MAX_CLASSES = 10_000
+_MAX_PARENTS = 3  # folders: …/labels/train/a.txt is named by …/data.yaml
+_MAX_WORDS = 1 << 23
+_TOLERANCE = 0.01  # of the image's side, by which others' rounding may lead out of it
+
+
+def write_yolo(
+    path: AnyPath, detections: Detections, image_name: str = "", confidence: bool = True
+) -> None:
+    """Write boxes cut off at the image's borders, as YOLO refuses what lies outside.
+
+    Without `confidence` they are labels to train with. Neither class names nor the image's name
+    have a place in it; for the former see `write_classes`.
+    """
+    shape = detections.image_shape
+    if shape is None:
+        raise ValueError("YOLO's text is relative to the image size, so image_shape must be known.")
+    boxes = clip(detections.xyxy, shape)
+    some = area(boxes) > 0
+    scores = detections.scores[some] if confidence else None
+    write_text(path, format_yolo_lines(detections.labels[some], boxes[some], shape, scores))
+
+
+def write_classes(path: AnyPath, names: Sequence[str]) -> None:
+    """Write class names, one on each line: what annotation tools expect as classes.txt."""
+    write_text(path, "".join(" ".join(name.splitlines()) + "\n" for name in names))
+
+
+def extend_classes_file(folder: AnyPath, names: Sequence[str]) -> list[str]:
+    """See that a folder's classes.txt has these names, and return all that it has, in order.
+
+    Those that it has stay where they are, as the numbers in other files of the folder mean them.
+    """
+    path = Path(folder) / CLASSES_FILE
+    known = _read_classes_file(path, 0) if path.is_file() else []
+    plain = [" ".join(name.splitlines()) for name in names]
+    every = list(dict.fromkeys([*known, *plain]))
+    if every != known or not path.is_file():
+        write_classes(path, every)
+    return every
+
+
+def write_yolo_with_classes(
+    path: AnyPath, detections: Detections, confidence: bool = True
+) -> list[Path]:
+    """Write a file whose numbers are those of the classes.txt beside it, which may grow.
+
+    Returns both paths.
+    """
+    path = Path(path)
+    names = [" ".join(name.splitlines()) for name in detections.names]
+    every = extend_classes_file(path.parent, names)
+    place = np.array([every.index(name) for name in names], np.int64)
+    renumbered = replace(detections, labels=place[detections.labels], names=every, candidates=None)
+    write_yolo(path, renumbered, confidence=confidence)
+    return [path, path.with_name(CLASSES_FILE)]
+
+
+def read_yolo(
+    path: AnyPath,
+    image_shape: ImageShape | None = None,
+    names: Sequence[str] | None = None,
+    image_name: str = "",
+) -> Detections:
+    """Read boxes, or the boxes around outlines (`class x1 y1 x2 y2 x3 y3 …`).
+
+    Without `names` they are those of a classes.txt beside it or a data.yaml above it, or else the
+    numbers.
+    """
+    if image_shape is None:
+        raise ValueError("YOLO's text is relative to the image size, so image_shape must be given.")
+    text = read_text(path, empty=True)
+    check_token_count(path, text, " \t\n", _MAX_WORDS)
+    with parsing(path, "YOLO's text"):
+        parsed = []
+        for number, line in enumerate(text.splitlines(), 1):
+            try:
+                parsed += [parse_yolo_line(line)] if line.strip() else []
+            except ValueError as error:
+                raise FileError(f"{path}, line {number}: {error}") from error
+        classes = _class_names(
+            Path(path), names, max((entry.label for entry in parsed), default=-1)
+        )
+        centres = np.array([entry.cxcywh for entry in parsed], np.float64).reshape(-1, 4)
+        boxes = clip(cxcywh_to_xyxy(centres, image_shape), image_shape).tolist()
+        rows = BoxRows()
+        for entry, box in zip(parsed, boxes, strict=True):
+            if entry.label >= len(classes):
+                raise FileError(
+                    f"{path}: class {entry.label}, but the classes are 0 to {len(classes) - 1}."
+                )
+            rows.add(classes[entry.label], box, entry.score, {})
+        return to_detections(path, rows, classes, image_shape)
+
+
+class YoloLine(NamedTuple):
+    """A line of a label file: `cxcywh` centre and size relative to the image."""
+
+    label: int
+    cxcywh: tuple[float, float, float, float]
+    score: float | None
+
+
+def parse_yolo_line(line: str) -> YoloLine:
+    """A line `class x y width height [confidence]`, or of an outline; a ValueError says why not."""
+    words = line.split()
+    try:
+        label, *values = [float(word) for word in words]
+    except ValueError as error:
+        raise ValueError("not numbers; `class x y width height` is needed.") from error
+    score = values.pop() if len(values) == 5 else None
+    if len(values) != 4 and (len(values) < 6 or len(values) % 2):
+        raise ValueError(f"{len(words)} numbers; `class x y width height` is needed.")
+    if not label.is_integer() or label < 0:
+        raise ValueError(f"class {words[0]}, which is not a whole number from 0.")
+    if not np.isfinite(values).all():
+        raise ValueError("not finite numbers.")
+    if min(values) < -_TOLERANCE or max(values) > 1 + _TOLERANCE:
+        raise ValueError("out of range; coordinates are fractions of the image, from 0 to 1.")
+    if score is not None and not 0 <= score <= 1:
+        raise ValueError(f"the confidence is {score:g}, not from 0 to 1.")
+    x, y, width, height = values if len(values) == 4 else _bounding_cxcywh(values)
+    if min(width, height) < 0:
+        raise ValueError("a box without area: a size below 0.")
+    return YoloLine(int(label), (x, y, width, height), score)
+
+
+def _bounding_cxcywh(outline: list[float]) -> list[float]:
+    x, y = outline[::2], outline[1::2]
+    left, right, top, bottom = min(x), max(x), min(y), max(y)
+    return [(left + right) / 2, (top + bottom) / 2, right - left, bottom - top]
+
+
+def format_yolo_lines(
+    labels: npt.NDArray[Any],
+    xyxy: BoxArray,
+    shape: ImageShape,
+    scores: npt.NDArray[Any] | None = None,
+) -> str:
+    """The text of boxes (n, 4) in pixels of an image of `shape` (H, W); with `scores` (n,), too."""
+    places = np.clip(xyxy_to_cxcywh(xyxy, shape), 0, 1)
+    lines = []
+    for i, place in enumerate(places.tolist()):
+        words = [str(int(labels[i])), *(f"{value:.8f}" for value in place)]
+        words += [f"{scores[i]:.6f}"] if scores is not None else []
+        lines.append(" ".join(words) + "\n")
+    return "".join(lines)
+
+
+def _class_names(path: Path, names: Sequence[str] | None, largest: int) -> list[str]:
+    if names is not None:
+        return list(names)
+    beside = path.with_name(CLASSES_FILE)
+    if beside.is_file():
+        return _read_classes_file(beside, largest + 1)
+    for folder in list(path.absolute().parents)[:_MAX_PARENTS]:
+        for name in _DATASET_FILES:
+            listed = _class_names_if_any(folder / name)
+            if listed:
+                return listed
+    return [str(label) for label in range(largest + 1)]
+
+
+def _read_classes_file(path: Path, needed: int) -> list[str]:
+    """Names in a classes.txt; empty ones at its end only as far as there are numbers for them."""
+    lines = read_text(path, empty=True).splitlines()
+    used = len(lines)
+    while used > needed and not lines[used - 1].strip():
+        used -= 1
+    return lines[:used]
+
+
+def read_data_yaml(file: Path) -> dict[str, Any]:
+    """The content of a data.yaml, or a `DataError`."""
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        reason = "there is no such file" if not file.exists() else system_reason(error)
+        raise DataError(f"{file}: {reason}.") from error
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise DataError(f"{file}: not a YAML file ({error_detail(error, 160)}).") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{file}: not a data.yaml, which has `train:`, `val:` and `names:`.")
+    return content
+
+
+def class_names_of(content: dict[str, Any], file: Path) -> list[str]:
+    """The class names, each there once; where only their number is given, "class 0", …"""
+    count = content.get("nc")
+    if content.get("names") is None and isinstance(count, int) and 0 < count < _MAX_CLASSES:
+        return [f"class {k}" for k in range(count)]
+    names = _listed_names(content, file)
+    duplicates = sorted({name for name in names if names.count(name) > 1})
+    if duplicates or not all(names):
+        raise DataError(f"{file}: `names` has {', '.join(duplicates) or 'an empty name'} twice.")
+    if isinstance(count, int) and count != len(names):
+        raise DataError(f"{file}: `nc` says {count} classes, but `names` lists {len(names)}.")
+    return names
+
+
+def _class_names_if_any(file: Path) -> list[str]:
+    """The class names of a file that may be there and may be a data.yaml; [] where it is none."""
+    try:
+        if not file.is_file() or file.stat().st_size > _MAX_FOUND_BYTES:
+            return []
+        content = file.read_bytes()
+        if content.count(b"[") + content.count(b"{") > _MAX_FOUND_BRACKETS:
+            return []
+        return _listed_names(read_data_yaml(file), file)
+    except (DataError, OSError):
+        return []
+
+
+def format_data_yaml(train: str, val: str, names: Sequence[str], comment: str) -> str:
+    """The text of a data.yaml that lies in the folder of the rest, so that it may be moved."""
+    content = {"train": train, "val": val, "names": dict(enumerate(names))}
+    body: str = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    return f"# {comment}\n{body}"
+
+
+def _listed_names(content: dict[str, Any], file: Path) -> list[str]:
+    """What `names` lists, be it a list or numbered."""
+    given = content.get("names")
+    if isinstance(given, dict):
+        numbered = {str(key): name for key, name in given.items()}
+        if sorted(numbered) != sorted(str(k) for k in range(len(numbered))):
+            raise DataError(f"{file}: `names` must number its classes 0, 1, 2 … without a gap.")
+        given = [numbered[str(k)] for k in range(len(numbered))]
+    if not isinstance(given, list) or not given:
+        raise DataError(f"{file}: `names` must list the classes, for instance [RBC, WBC].")
+    if any(name is None or isinstance(name, (list, dict)) for name in given):
+        raise DataError(f"{file}: `names` must list the classes, for instance [RBC, WBC].")
+    return [str(name).strip() for name in given]

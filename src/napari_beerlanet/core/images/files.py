@@ -1,0 +1,332 @@
+"""Read image files into RGB arrays with their pixel size: TIFF, SVS, NDPI, PNG, JPEG, ..."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import numpy.typing as npt
+import tifffile
+from PIL import Image, ImageOps, UnidentifiedImageError
+from tifffile import COMPRESSION, EXTRASAMPLE, PHOTOMETRIC, RESUNIT
+
+from napari_beerlanet.core.common.messages import error_detail
+from napari_beerlanet.core.common.storage import FileError
+from napari_beerlanet.core.images.rgb import ImageError, check_rgb
+
+PixelSize = tuple[float, float]
+"""(y, x) in micrometres."""
+
+MAX_PIXELS = 400_000_000  # 8 density planes of that many are 12.8 GB
+_TIFF_SIGNATURES = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+_DECODED_TO_RGB = {
+    COMPRESSION.OJPEG,
+    COMPRESSION.JPEG,
+    COMPRESSION.JPEG_LOSSY,
+    COMPRESSION.APERIO_JP2000_YCBC,
+    COMPRESSION.JPEG_2000_LOSSY,
+    COMPRESSION.APERIO_JP2000_RGB,
+    COMPRESSION.JPEG2000,
+}
+_MICROMETRES_PER_UNIT = {
+    "pm": 1e-6,
+    "Å": 1e-4,
+    "nm": 1e-3,
+    "µm": 1.0,
+    "um": 1.0,
+    "micron": 1.0,
+    "microns": 1.0,
+    "micrometer": 1.0,
+    "mm": 1e3,
+    "cm": 1e4,
+    "in": 25_400.0,
+    "inch": 25_400.0,
+    "m": 1e6,
+}
+_PLAUSIBLE_STATED_SIZES = (1e-3, 1e3)
+# Programs write 72, 300 or 1200 dots per inch into files that know nothing of a microscope; those
+# are pixels of 353 to 21 micrometres.
+_PLAUSIBLE_TAG_SIZES = (0.01, 20.0)
+
+# Named one by one, as Pillow also opens formats that run other programs (EPS) or are no images.
+_PILLOW_FORMATS = ("PNG", "JPEG", "BMP", "DIB", "WEBP", "GIF", "JPEG2000", "PPM", "TGA")
+IMAGE_SUFFIXES = frozenset(
+    {
+        *(".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".dib", ".webp", ".gif"),
+        *(".jp2", ".j2k", ".jpx", ".ppm", ".pnm", ".tga"),
+        *(".tif", ".tiff", ".btf", ".tf2", ".tf8", ".svs", ".ndpi", ".scn", ".bif", ".qptiff"),
+    }
+)
+"""How the names of image files end, in lower case: what is looked for in a folder."""
+
+
+@dataclass(frozen=True)
+class ImageFile:
+    """A file's image.
+
+    `pixels` is (H, W, 3 or 4), uint8, uint16 or float in [0, 1]; `pixel_size` is (y, x) in
+    micrometres, None where the file does not say; `name` is the file's, without its folder.
+    """
+
+    pixels: npt.NDArray[Any] = field(repr=False)
+    pixel_size: PixelSize | None
+    name: str
+
+
+def read_image(path: str | os.PathLike[str]) -> ImageFile:
+    """Read an RGB image; anything else is a `FileError`.
+
+    Photographs are turned as their EXIF orientation says. A PNG's or JPEG's dots per inch are
+    about print, and no pixel size.
+    """
+    path = Path(path)
+    with image_file_errors(path):
+        check_regular_file(path)
+        pixels, pixel_size = read_tiff(path) if is_tiff(path) else (_read_with_pillow(path), None)
+        check_rgb(pixels)
+    return ImageFile(pixels, pixel_size, path.name)
+
+
+@contextmanager
+def image_file_errors(path: Path) -> Iterator[None]:
+    """Whatever reading a file raises as a `FileError` of one sentence; warnings are dropped.
+
+    Libraries warn of odd metadata; what matters to the pixels is an exception. What a decoder
+    raises over damaged data may be of any kind.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except FileError:
+        raise
+    except ImageError as error:
+        raise FileError(f"{path}: {error}") from error
+    except MemoryError as error:
+        raise FileError(f"{path}: it does not fit into memory.") from error
+    except Exception as error:
+        raise FileError(f"{path}: {_read_error_reason(error)}.") from error
+
+
+def _read_error_reason(error: Exception) -> str:
+    """What is wrong with a file that could not be read, in a few words."""
+    if isinstance(error, PermissionError):
+        return "no permission to read it"
+    if isinstance(error, UnidentifiedImageError):
+        return "not an image of a known format (TIFF, PNG, JPEG, BMP, WebP, JPEG 2000, ...)"
+    if isinstance(error, Image.DecompressionBombError):
+        return "too many pixels for this format; save it as TIFF, or crop it"
+    return f"damaged or cut short ({error_detail(error)})"
+
+
+def check_regular_file(path: Path) -> None:
+    """An `ImageError` where there is no file with something in it."""
+    if path.is_dir():
+        raise ImageError("a folder, not an image file.")
+    if not path.exists():
+        raise ImageError("there is no such file.")
+    if not path.is_file():  # reading from a pipe would wait for ever
+        raise ImageError("not a regular file.")
+    if path.stat().st_size == 0:
+        raise ImageError("the file is empty.")
+
+
+def _read_with_pillow(path: Path) -> npt.NDArray[Any]:
+    """What Pillow knows, except where it would cut 16 bit down to 8."""
+    with Image.open(path, formats=_PILLOW_FORMATS) as picture:
+        # A phone's JPEG may carry a preview or a depth map as its second picture.
+        frames = 1 if picture.format == "MPO" else getattr(picture, "n_frames", 1)
+        if frames > 1:
+            raise ImageError(f"{frames} images in one; save the one you want as a file of its own.")
+        if picture.mode.split(";")[0] in ("1", "L", "LA", "La", "I", "F"):
+            raise ImageError("a grey image has no colours to decompose.")
+        if picture.mode in ("CMYK", "LAB", "HSV"):
+            raise ImageError(f"its colours are stored as {picture.mode}; save it as RGB first.")
+        deep = _read_16_bit(path, picture)
+        if deep is not None:
+            return deep
+        alpha = "A" in picture.getbands() or "transparency" in picture.info
+        return np.asarray(ImageOps.exif_transpose(picture).convert("RGBA" if alpha else "RGB"))
+
+
+def _read_16_bit(path: Path, picture: Image.Image) -> npt.NDArray[Any] | None:
+    """The pixels of a file with more than 8 bits per channel, None for all others."""
+    if picture.format == "PNG":
+        with path.open("rb") as file:
+            if file.read(25)[24] != 16:
+                return None
+        from imagecodecs import png_decode as decode
+    elif picture.format == "JPEG2000":
+        from imagecodecs import jpeg2k_decode as decode
+    elif picture.format == "PPM" and _ppm_max_value(picture) > 255:
+        raise ImageError("a PPM of more than 8 bit; save it as TIFF or PNG first.")
+    else:
+        return None
+    pixels: npt.NDArray[Any] = decode(path.read_bytes())
+    return pixels if pixels.dtype != np.uint8 else None
+
+
+def _ppm_max_value(picture: Image.Image) -> int:
+    """The value of white, which Pillow keeps among the arguments of its decoder."""
+    arguments = [tile[3] for tile in getattr(picture, "tile", [])]
+    return max((a[1] for a in arguments if isinstance(a, tuple) and len(a) == 2), default=255)
+
+
+def is_tiff(path: Path) -> bool:
+    """True where the file begins as a TIFF or BigTIFF does, whatever its name."""
+    with path.open("rb") as file:
+        return file.read(4) in _TIFF_SIGNATURES
+
+
+def read_tiff(path: Path) -> tuple[npt.NDArray[Any], PixelSize | None]:
+    """The largest image at full resolution as (H, W, 3 or 4), and its pixel size where known."""
+    with tifffile.TiffFile(path) as tif:
+        if not tif.series:
+            raise ImageError("damaged or cut short (no image in it).")
+        series = max(tif.series, key=series_area)
+        _check_series_size(series)
+        check_rgb_series(tif, series)
+        return _read_rgb_series(series), read_pixel_size(tif, series)
+
+
+def axis_lengths(series: tifffile.TiffPageSeries) -> dict[str, int]:
+    """Length of each axis by its letter, those of length 1 too, in the order they are stored."""
+    return dict(zip(series.get_axes(squeeze=False), series.get_shape(squeeze=False), strict=True))
+
+
+def series_area(series: tifffile.TiffPageSeries) -> int:
+    """Pixels of one plane."""
+    axes = axis_lengths(series)
+    return axes.get("Y", 0) * axes.get("X", 0)
+
+
+def _check_series_size(series: tifffile.TiffPageSeries) -> None:
+    axes = axis_lengths(series)
+    if series_area(series) > MAX_PIXELS:
+        raise ImageError(
+            f"{axes['X']} x {axes['Y']} pixels are more than the {MAX_PIXELS // 10**6} million "
+            "that are taken at once; crop it, or export a lower level of it."
+        )
+
+
+def check_rgb_series(tif: tifffile.TiffFile, series: tifffile.TiffPageSeries) -> None:
+    """An `ImageError` where the series is no single RGB image, before its pixels are read."""
+    axes, page = axis_lengths(series), series.keyframe
+    colours, channels = axes.get("S", 1), axes.get("C", 1)
+    stack = math.prod(n for axis, n in axes.items() if axis not in "YXSC")
+    if stack > 1:
+        raise ImageError(f"a stack of {stack} images; save the one you want as a file of its own.")
+    if page.photometric == PHOTOMETRIC.PALETTE:
+        return
+    if colours * channels < 3:
+        raise ImageError("a grey image has no colours to decompose.")
+    if channels > 1 and not (channels == 3 and colours == 1 and _has_rgb_channel_names(tif)):
+        raise ImageError(
+            f"{channels} separate channels, which need not be red, green and blue; convert it to "
+            "RGB first (in Fiji: Image > Type > RGB Color)."
+        )
+    ycbcr = page.photometric == PHOTOMETRIC.YCBCR and page.compression in _DECODED_TO_RGB
+    if not ycbcr and page.photometric not in (PHOTOMETRIC.RGB, PHOTOMETRIC.MINISBLACK):
+        cmyk = page.photometric == PHOTOMETRIC.SEPARATED
+        kind = "CMYK" if cmyk else getattr(page.photometric, "name", page.photometric)
+        raise ImageError(f"its colours are stored as {kind}; save it as RGB first.")
+
+
+def _read_rgb_series(series: tifffile.TiffPageSeries) -> npt.NDArray[Any]:
+    axes, page = axis_lengths(series), series.keyframe
+    order = "".join(axes)
+    pixels = series.asarray().reshape(series.get_shape(squeeze=False))
+    channel = "C" if axes.get("C", 1) > 1 else "S"
+    keep = [order.index(axis) for axis in ("Y", "X", channel) if axis in order]
+    rest = [i for i in range(pixels.ndim) if i not in keep]
+    pixels = pixels.transpose(*rest, *keep)[(0,) * len(rest)]
+    if page.photometric == PHOTOMETRIC.PALETTE:
+        # TIFF's colour tables are 16 bit by definition.
+        table = np.right_shift(np.asarray(page.colormap, np.uint16).T, 8).astype(np.uint8)
+        coloured: npt.NDArray[Any] = table[pixels.reshape(pixels.shape[:2])]
+        return coloured
+    alpha = page.extrasamples[:1] in ((EXTRASAMPLE.ASSOCALPHA,), (EXTRASAMPLE.UNASSALPHA,))
+    return np.ascontiguousarray(pixels[..., : 4 if alpha else 3])
+
+
+def read_pixel_size(tif: tifffile.TiffFile, series: tifffile.TiffPageSeries) -> PixelSize | None:
+    """From whoever knows best: OME-XML, the scanner's description, ImageJ, the resolution tags."""
+    for (y, x), (least, most) in _pixel_size_candidates(tif, series):
+        if least <= y <= most and least <= x <= most:
+            return y, x
+    return None
+
+
+def _pixel_size_candidates(
+    tif: tifffile.TiffFile, series: tifffile.TiffPageSeries
+) -> Iterator[tuple[PixelSize, tuple[float, float]]]:
+    page = series.keyframe
+    if tif.is_ome:
+        yield _ome_pixel_size(tif, series), _PLAUSIBLE_STATED_SIZES
+    stated = re.search(r"\bMPP\s*=\s*([0-9.]+)", page.description)
+    if stated and page.description.startswith("Aperio"):
+        size = _parse_float(stated[1])
+        yield (size, size), _PLAUSIBLE_STATED_SIZES
+    unit = math.nan
+    if tif.is_imagej:
+        unit = _micrometres_per_unit((tif.imagej_metadata or {}).get("unit", ""))
+        yield _resolution_pixel_size(page, unit), _PLAUSIBLE_STATED_SIZES
+    if math.isnan(unit) and page.resolutionunit in (RESUNIT.INCH, RESUNIT.CENTIMETER):
+        name = "inch" if page.resolutionunit == RESUNIT.INCH else "cm"
+        yield _resolution_pixel_size(page, _micrometres_per_unit(name)), _PLAUSIBLE_TAG_SIZES
+
+
+def _resolution_pixel_size(page: tifffile.TiffPage | tifffile.TiffFrame, unit: float) -> PixelSize:
+    x, y = page.resolution
+    return (unit / y if y > 0 else math.nan), (unit / x if x > 0 else math.nan)
+
+
+def _ome_pixel_size(tif: tifffile.TiffFile, series: tifffile.TiffPageSeries) -> PixelSize:
+    pixels = _ome_elements(tif, "Pixels")
+    number = tif.series.index(series)
+    if number >= len(pixels):
+        return math.nan, math.nan
+    y, x = (
+        _parse_float(pixels[number].get(f"PhysicalSize{axis}", "nan"))
+        * _micrometres_per_unit(pixels[number].get(f"PhysicalSize{axis}Unit", "µm"))
+        for axis in "YX"
+    )
+    return y, x
+
+
+def _has_rgb_channel_names(tif: tifffile.TiffFile) -> bool:
+    """True for an OME-TIFF whose channels are called red, green and blue."""
+    names = [element.get("Name", "").strip().lower() for element in _ome_elements(tif, "Channel")]
+    return names[:3] == ["red", "green", "blue"]
+
+
+def _ome_elements(tif: tifffile.TiffFile, tag: str) -> list[ElementTree.Element]:
+    if not tif.is_ome or not tif.ome_metadata:
+        return []
+    try:
+        return ElementTree.fromstring(tif.ome_metadata).findall(f".//{{*}}{tag}")
+    except ElementTree.ParseError:
+        return []
+
+
+def _parse_float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def _micrometres_per_unit(name: object) -> float:
+    """Micrometres in one unit, NaN where it is none of length."""
+    # ImageJ writes the micro sign as an escape; Unicode has it twice.
+    plain = str(name).strip().replace("\\u00B5", "µ").replace("μ", "µ")
+    return _MICROMETRES_PER_UNIT.get(plain, math.nan)

@@ -1,0 +1,195 @@
+"""Whole-slide images as lazy pyramids: SVS, NDPI, OME-TIFF and other TIFF, chunk by chunk."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tifffile
+from tifffile import EXTRASAMPLE, PHOTOMETRIC
+
+from napari_beerlanet.core.images.files import (
+    MAX_PIXELS,
+    PixelSize,
+    axis_lengths,
+    check_regular_file,
+    check_rgb_series,
+    image_file_errors,
+    is_tiff,
+    read_image,
+    read_pixel_size,
+    series_area,
+)
+from napari_beerlanet.core.images.pyramid import as_dask, as_levels, with_overviews
+from napari_beerlanet.core.images.rgb import ImageError
+
+SLIDE_SUFFIXES = frozenset(
+    {".svs", ".tif", ".tiff", ".ndpi", ".scn", ".bif", ".qptiff", ".btf", ".tf8"}
+)
+"""How the names of slide files end, in lower case."""
+
+_OPENSLIDE_CHUNK = 512  # pixels of the side of what is read at once of a foreign slide
+
+
+@dataclass(frozen=True)
+class Slide:
+    """A slide that is open.
+
+    `levels`: lazy arrays (H, W, 3 or 4), the finest first; `pixel_size` is (y, x) in micrometres
+    of the finest, None where the file does not say.
+    """
+
+    path: Path
+    levels: list[Any] = field(repr=False)
+    pixel_size: PixelSize | None = None
+    _file: Any = field(default=None, repr=False, compare=False)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(H, W) of the finest level."""
+        return int(self.levels[0].shape[0]), int(self.levels[0].shape[1])
+
+    def dask(self) -> list[Any]:
+        """The levels as dask arrays, as viewers take them."""
+        return [as_dask(level) for level in self.levels]
+
+    def close(self) -> None:
+        """Let the file go; what is lazy cannot be read afterwards."""
+        if self._file is not None:
+            self._file.close()
+
+    def __enter__(self) -> Slide:
+        return self
+
+    def __exit__(self, *why: object) -> None:
+        self.close()
+
+
+def open_slide(path: str | os.PathLike[str]) -> Slide:
+    """Open an image file of any size; anything but an RGB image is a `FileError`.
+
+    What is no TIFF is read into memory. What tifffile cannot read is tried with openslide or
+    tiffslide, where one of them is installed.
+    """
+    path = Path(path)
+    with image_file_errors(path):
+        check_regular_file(path)
+        if not is_tiff(path):
+            return _open_with_openslide(path) or _read_into_memory(path)
+        try:
+            return _open_tiff(path)
+        except Exception:
+            other = _open_with_openslide(path)
+            if other is None:
+                raise
+            return other
+
+
+def _read_into_memory(path: Path) -> Slide:
+    image = read_image(path)
+    return Slide(path, as_levels(with_overviews([image.pixels])), image.pixel_size)
+
+
+def _open_tiff(path: Path) -> Slide:
+    file = tifffile.TiffFile(path)
+    weakref.finalize(file, file.filehandle.close)
+    try:
+        if not file.series:
+            raise ImageError("damaged or cut short (no image in it).")
+        series = max(file.series, key=series_area)
+        check_rgb_series(file, series)
+        _check_complete(file, series)
+        if series.keyframe.photometric == PHOTOMETRIC.PALETTE:
+            file.close()
+            return _read_into_memory(path)
+        levels = [_open_level(series, k, file) for k in range(len(series.levels))]
+        same = [level for level in levels if level.shape[2] == levels[0].shape[2]]
+        size = read_pixel_size(file, series)
+        return Slide(path, with_overviews(as_levels(same)), size, file)
+    except BaseException:
+        file.close()
+        raise
+
+
+def _check_complete(file: tifffile.TiffFile, series: tifffile.TiffPageSeries) -> None:
+    """Every chunk that the file lists must lie within it; and none be too large to decode."""
+    end = file.filehandle.size
+    for level in series.levels:
+        page = level.keyframe
+        ends = np.add(page.dataoffsets, page.databytecounts, dtype=np.int64)
+        if ends.max(initial=0) > end:
+            raise ImageError("damaged or cut short (pixels are missing at its end).")
+        chunk = int(np.prod(page.chunks[:2] if len(page.chunks) > 1 else page.chunks))
+        if chunk > MAX_PIXELS:
+            raise ImageError("stored as one chunk, too large to decode; save it in tiles.")
+
+
+class _ZarrLevel:
+    """A zarr array; the file is closed when the last one of it is gone."""
+
+    def __init__(self, array: Any, file: tifffile.TiffFile) -> None:
+        self._array, self._file = array, file
+        self.shape, self.chunks = tuple(array.shape), tuple(array.chunks)
+        self.dtype, self.ndim = np.dtype(array.dtype), len(array.shape)
+
+    def __getitem__(self, index: Any) -> npt.NDArray[Any]:
+        return np.asarray(self._array[index])
+
+
+def _open_level(series: tifffile.TiffPageSeries, number: int, file: tifffile.TiffFile) -> Any:
+    """A level as an array (H, W, 3 or 4)."""
+    import zarr
+
+    array = _ZarrLevel(zarr.open(series.aszarr(level=number), mode="r"), file)
+    axes = axis_lengths(series.levels[number])
+    order = [axis for axis in "".join(axes) if axes[axis] > 1 or axis in "YX"]
+    channel = "C" if axes.get("C", 1) > 1 else "S"
+    page = series.keyframe
+    alpha = page.extrasamples[:1] in ((EXTRASAMPLE.ASSOCALPHA,), (EXTRASAMPLE.UNASSALPHA,))
+    keep = 4 if alpha else 3
+    if tuple(array.shape) == (axes["Y"], axes["X"], keep):
+        return array
+    squeezed = as_dask(array).reshape([axes[axis] for axis in order])
+    places = [order.index(axis) for axis in ("Y", "X", channel)]
+    return squeezed.transpose(places)[..., :keep].rechunk({2: -1})
+
+
+def _open_with_openslide(path: Path) -> Slide | None:
+    """The slide through openslide or tiffslide; None where neither is there or can read it."""
+    for module, name in (("openslide", "OpenSlide"), ("tiffslide", "TiffSlide")):
+        try:
+            opened = getattr(__import__(module), name)(str(path))
+        except Exception:
+            continue  # not installed, or not a slide for it: the first reader's error is reported
+        facts = opened.properties
+        sizes = [facts.get(f"{module}.mpp-{axis}") for axis in "yx"]
+        size = (float(sizes[0]), float(sizes[1])) if all(sizes) else None
+        levels = [_OpenSlideLevel(opened, k) for k in range(opened.level_count)]
+        return Slide(path, with_overviews(list(levels)), size, opened)
+    return None
+
+
+class _OpenSlideLevel:
+    """A level of an openslide-like object, (H, W, 3) uint8."""
+
+    dtype, ndim, chunks = np.dtype(np.uint8), 3, (_OPENSLIDE_CHUNK, _OPENSLIDE_CHUNK, 3)
+
+    def __init__(self, slide: Any, number: int) -> None:
+        width, height = slide.level_dimensions[number]
+        self.shape = (int(height), int(width), 3)
+        self._slide, self._number = slide, number
+
+    def __getitem__(self, index: Any) -> npt.NDArray[np.uint8]:
+        rows, columns = index[:2]
+        top, bottom, down = rows.indices(self.shape[0])
+        left, right, across = columns.indices(self.shape[1])
+        scale = self._slide.level_downsamples[self._number]
+        corner = (round(left * scale), round(top * scale))
+        size = (max(right - left, 0), max(bottom - top, 0))
+        part = self._slide.read_region(corner, self._number, size)
+        return np.asarray(part.convert("RGB"))[::down, ::across][(..., *index[2:])]

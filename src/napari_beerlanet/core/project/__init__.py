@@ -1,0 +1,1 @@
+"""A project folder: annotated images, training crops, splits, classes; changed in transactions."""

@@ -1,0 +1,246 @@
+"""Add or remove an image's training crops; re-assigns train/val splits in one transaction."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from napari_beerlanet.core.boxes.annotations import Annotations
+from napari_beerlanet.core.boxes.regions import group_touching
+from napari_beerlanet.core.common.messages import count_of
+from napari_beerlanet.core.common.progress import Report, report_progress
+from napari_beerlanet.core.common.rectangle import Rectangle
+from napari_beerlanet.core.formats.yolo import format_yolo_lines
+from napari_beerlanet.core.project.crops import Crop, PlannedCrop, cut_crop
+from napari_beerlanet.core.project.files import (
+    CROPS_FILE,
+    DATA_FILE,
+    PROJECT_FILE,
+    CropRecord,
+    ProjectManifest,
+    encode_crop_records,
+    encode_data_yaml,
+    encode_manifest,
+)
+from napari_beerlanet.core.project.folder import Transaction
+from napari_beerlanet.core.project.image_source import ImageSource
+from napari_beerlanet.core.project.split import TRAIN, split_images, split_single_image
+
+_PNG_COMPRESS_LEVEL = 4  # half the time of the usual 6 for hardly larger files
+
+
+@dataclass(frozen=True)
+class AddedImage:
+    """What adding an image did: its id, its split ("train", "val"), and sentences for people."""
+
+    id: str
+    split: str
+    crops: int
+    boxes: int
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class StagedCrop:
+    """A crop of the new state, and the ids of the objects in it.
+
+    `staged` are its label and image file in the transaction, None where they are in place already.
+    """
+
+    record: CropRecord
+    staged: tuple[str, str] | None
+    ids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class CropUpdate:
+    """What project.json and crops.csv will say, and sentences on images that change their split."""
+
+    manifest: ProjectManifest
+    records: list[CropRecord]
+    notes: list[str]
+
+
+def stage_crops(
+    change: Transaction,
+    name: str,
+    source: ImageSource,
+    rgb: Any,
+    annotations: Annotations,
+    planned: Sequence[PlannedCrop],
+    *,
+    crop_size: int,
+    grey: int,
+    existing: Mapping[str, CropRecord],
+    report: Report | None = None,
+) -> list[StagedCrop]:
+    """Cut out and write the planned crops of an image, except for those that exist."""
+    crops = []
+    for number, plan in enumerate(planned):
+        report_progress(report, number, len(planned), "cutting crops")
+        crop = cut_crop(rgb, annotations, plan.window, crop_size, grey)
+        if crop.empty:
+            continue
+        ids = frozenset(crop.ids.tolist())
+        image, label = _encode_png(crop), _encode_label(crop)
+        record = _crop_record(name, source, plan, crop, crop_size, image, label)
+        old = existing.get(record.file)
+        if old is not None and all((change.root / p).exists() for p in (old.image(), old.label())):
+            crops.append(StagedCrop(replace(record, split=old.split), None, ids))
+        else:
+            staged = change.stage_file(label), change.stage_file(image)
+            crops.append(StagedCrop(record, staged, ids))
+    return crops
+
+
+def stage_update(
+    change: Transaction,
+    manifest: ProjectManifest,
+    others: Sequence[CropRecord],
+    old: Sequence[CropRecord],
+    new: Sequence[StagedCrop],
+) -> CropUpdate:
+    """Put the `new` crops of an image in place of its `old` ones, beside the `others`.
+
+    Labels come before their image and go after it: at no moment is there an image that seems to
+    have no objects.
+    """
+    update = assign_splits(manifest, [*others, *(crop.record for crop in new)])
+    splits = {record.file: record.split for record in update.records}
+    for crop in new:
+        if crop.staged is not None:
+            split = splits[crop.record.file]
+            change.move(crop.staged[0], crop.record.label(split))
+            change.move(crop.staged[1], crop.record.image(split))
+    in_place = [*others, *(crop.record for crop in new if crop.staged is None)]
+    for record in in_place:
+        if record.split != splits[record.file]:
+            _move_to_split(change, record, splits[record.file])
+    for record in old:
+        if record.file not in splits:
+            change.remove(record.image())
+            change.remove(record.label())
+    change.write(CROPS_FILE, encode_crop_records(update.records))
+    change.write(PROJECT_FILE, encode_manifest(update.manifest))
+    change.write(DATA_FILE, encode_data_yaml(update.manifest))
+    return update
+
+
+def assign_splits(manifest: ProjectManifest, records: Sequence[CropRecord]) -> CropUpdate:
+    """The split of each crop, given that these are all."""
+    boxes: dict[str, int] = {}
+    before: dict[str, str] = {}
+    for record in records:
+        group = split_group_of_crop(record)
+        boxes[group] = boxes.get(group, 0) + record.boxes
+        if record.source in manifest.split:
+            before[group] = manifest.split[record.source]
+    assigned = split_images(boxes, before, manifest.seed)
+    filled = [group for group, count in boxes.items() if count]
+    splits = {r.file: assigned.by_image[split_group_of_crop(r)] for r in records}
+    one = ""
+    if len(filled) < 2:
+        only = [record for record in records if split_group_of_crop(record) in filled]
+        counts = [record.boxes for record in only]
+        parts = split_single_image(_overlap_groups(only), counts, manifest.seed)
+        one = "same" if parts is None else "regions"
+        splits = dict.fromkeys(splits, TRAIN)
+        splits |= {record.file: part for record, part in zip(only, parts or (), strict=False)}
+    placed = [replace(record, split=splits[record.file]) for record in records]
+    placed.sort(key=lambda record: (record.source, record.y, record.x, record.file))
+    of_images = {r.source: assigned.by_image[split_group_of_crop(r)] for r in records}
+    manifest = replace(manifest, split={**manifest.split, **of_images}, one=one)
+    return CropUpdate(manifest, placed, assigned.notes)
+
+
+def split_group_of_crop(record: CropRecord) -> str:
+    """What must stay in one split with a crop: its image or, of a stack, all planes."""
+    return split_group(record.source_name, record.source_path, record.plane, record.source)
+
+
+def split_group(name: str, path: str | None, plane: str | Sequence[int], source: str) -> str:
+    """The same from an image's name, path, plane and id."""
+    return (path or name) if plane else source
+
+
+def _overlap_groups(records: Sequence[CropRecord]) -> list[int]:
+    """(n,) the same number for crops that share pixels, in whichever plane of a stack."""
+    if len({record.source for record in records}) < 2:
+        return [record.group for record in records]
+    windows = [Rectangle(r.x, r.y, r.width, r.height) for r in records]
+    number = {k: g for g, members in enumerate(group_touching(windows)) for k in members}
+    return [number[k] for k in range(len(records))]
+
+
+def describe_unused_boxes(annotations: Annotations, crops: Sequence[StagedCrop]) -> list[str]:
+    """A sentence on objects that no crop holds, whole or mostly."""
+    unused = set(annotations.object_ids.tolist()).difference(*(crop.ids for crop in crops))
+    if not unused:
+        return []
+    boxes = count_of(len(unused), "box is", "boxes are")
+    return [
+        f"{boxes} not used for training: most of each lies outside of the annotated regions, or it "
+        "is larger than a crop."
+    ]
+
+
+def _move_to_split(change: Transaction, record: CropRecord, split: str) -> None:
+    label: Path = change.root / record.label()
+    if label.exists():
+        change.write(record.label(split), label.read_bytes())
+    change.move(record.image(), record.image(split))
+    change.remove(record.label())
+
+
+def _encode_png(crop: Crop) -> bytes:
+    content = io.BytesIO()
+    Image.fromarray(crop.pixels).save(content, "PNG", compress_level=_PNG_COMPRESS_LEVEL)
+    return content.getvalue()
+
+
+def _encode_label(crop: Crop) -> bytes:
+    height, width = crop.pixels.shape[:2]
+    return format_yolo_lines(crop.labels, crop.xyxy, (height, width)).encode()
+
+
+def _crop_record(
+    name: str,
+    source: ImageSource,
+    plan: PlannedCrop,
+    crop: Crop,
+    crop_size: int,
+    image: bytes,
+    label: bytes,
+) -> CropRecord:
+    window = crop.window
+    # With a hash of its content in its name, a file never changes.
+    mark = hashlib.sha256(image + b"\0" + label).hexdigest()[:10]
+    counts = np.bincount(crop.labels)
+    return CropRecord(
+        file=f"{name}_x{window.x}_y{window.y}_{mark}",
+        split="",
+        source=name,
+        source_name=source.name,
+        source_path=source.path or "",
+        source_digest=source.digest,
+        plane=" ".join(map(str, source.plane)),
+        x=window.x,
+        y=window.y,
+        width=window.width,
+        height=window.height,
+        side=crop_size,
+        group=plan.group,
+        regions=" ".join(map(str, plan.regions)),
+        boxes=len(crop.labels),
+        counts=" ".join(f"{k}:{n}" for k, n in enumerate(counts) if n),
+        hidden=crop.hidden,
+        shown=round(crop.visible_fraction, 4),
+        sha256=hashlib.sha256(image).hexdigest(),
+    )

@@ -1,0 +1,270 @@
+"""The files in a project's folder, and how each is read and written.
+
+project.json         classes, train/validation split, versions
+data.yaml            for Ultralytics, and for `fine_tune`
+images/train, val    crops of annotated regions, PNG
+labels/train, val    their boxes, YOLO text
+crops.csv            where each crop comes from
+annotations/         a JSON file for each image, as it was last saved
+runs/, models/       training runs, and the models saved from them
+"""
+
+from __future__ import annotations
+
+import csv
+import errno
+import io
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from napari_beerlanet._version import __version__
+from napari_beerlanet.core.boxes.annotations import Annotations
+from napari_beerlanet.core.common.messages import system_reason
+from napari_beerlanet.core.common.storage import FileError
+from napari_beerlanet.core.formats.yolo import format_data_yaml
+from napari_beerlanet.core.project.image_source import ImageSource
+from napari_beerlanet.core.project.split import TRAIN, VAL
+
+FORMAT_VERSION = 1
+PROJECT_FILE, DATA_FILE, CROPS_FILE = "project.json", "data.yaml", "crops.csv"
+ANNOTATIONS_DIR, RUNS_DIR, MODELS_DIR = "annotations", "runs", "models"
+SUBFOLDERS = (
+    *(f"{kind}/{split}" for kind in ("images", "labels") for split in (TRAIN, VAL)),
+    *(ANNOTATIONS_DIR, RUNS_DIR, MODELS_DIR),
+)
+
+_DRIVE_GONE_ERRNOS = {
+    errno.ENOENT,
+    errno.ENODEV,
+    errno.ENXIO,
+    errno.EIO,
+    errno.ESTALE,
+    errno.ENOTCONN,
+}
+_DISK_FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT}
+
+
+class ProjectError(FileError):
+    """What cannot be done with a project; the message is a sentence with the way out."""
+
+
+@dataclass
+class ProjectManifest:
+    """What project.json holds; `one` says how a single image is split, see `describe_split`."""
+
+    classes: list[str]
+    seed: int = 0
+    created: str = ""
+    split: dict[str, str] = field(default_factory=dict)
+    one: str = ""
+    training_size: int = 0
+    format: int = FORMAT_VERSION
+    program: str = __version__
+
+
+@dataclass
+class CropRecord:
+    """Where a training crop comes from; `counts` are labels and numbers of boxes as "0:12 1:3"."""
+
+    file: str
+    split: str
+    source: str
+    source_name: str
+    source_path: str
+    source_digest: str
+    plane: str
+    x: int
+    y: int
+    width: int
+    height: int
+    side: int
+    group: int
+    regions: str
+    boxes: int
+    counts: str
+    hidden: int
+    shown: float
+    sha256: str
+
+    def image(self, split: str | None = None) -> str:
+        """Its place in the project, in its split or another."""
+        return f"images/{split or self.split}/{self.file}.png"
+
+    def label(self, split: str | None = None) -> str:
+        """The place of its boxes."""
+        return f"labels/{split or self.split}/{self.file}.txt"
+
+
+@contextmanager
+def explain_disk_errors(root: Path, doing: str) -> Iterator[None]:
+    """Turn errors of the disk into a `ProjectError` of one sentence; `doing` completes "to …"."""
+    try:
+        yield
+    except FileError:
+        raise
+    except OSError as error:
+        raise ProjectError(_disk_error_message(root, doing, error)) from error
+
+
+def _disk_error_message(root: Path, doing: str, error: OSError) -> str:
+    if error.errno in _DISK_FULL_ERRNOS:
+        return (
+            f"{root}: no space left on the disk to {doing}; make some and try again. What was "
+            "saved before is as it was."
+        )
+    if error.errno in _DRIVE_GONE_ERRNOS and not (root / PROJECT_FILE).exists():
+        return (
+            f"{root}: the project's folder is gone, so it is not possible to {doing}; connect its "
+            "drive again. Until then keep the viewer open."
+        )
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return f"{root}: no permission to {doing}; choose a folder that you may write to."
+    return f"{root}: it was not possible to {doing} ({system_reason(error)})."
+
+
+def read_json_object(path: Path, what: str) -> dict[str, Any]:
+    """The JSON object in a file; `what` it should be is named where it is none."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ProjectError(f"{path}: damaged, or not {what}.") from error
+    if not isinstance(content, dict):
+        raise ProjectError(f"{path}: damaged, or not {what}.")
+    return content
+
+
+def read_manifest(root: Path) -> ProjectManifest:
+    """project.json; of a newer version, what can be understood of it."""
+    content = read_json_object(root / PROJECT_FILE, "a project of napari-beerlanet")
+    names = {part.name for part in fields(ProjectManifest)}
+    try:
+        manifest = ProjectManifest(**{key: value for key, value in content.items() if key in names})
+        valid = (
+            isinstance(manifest.format, int)
+            and all(isinstance(name, str) for name in manifest.classes)
+            and set(manifest.split.values()) <= {TRAIN, VAL}
+        )
+    except (TypeError, AttributeError):
+        valid = False
+    if not valid:
+        raise ProjectError(f"{root / PROJECT_FILE}: damaged, or not a project of napari-beerlanet.")
+    return manifest
+
+
+def encode_manifest(manifest: ProjectManifest) -> bytes:
+    """As project.json."""
+    content = {**asdict(manifest), "format": FORMAT_VERSION, "program": __version__}
+    return (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode("utf-8", "replace")
+
+
+def encode_data_yaml(manifest: ProjectManifest) -> bytes:
+    """As data.yaml, relative to the file itself so that the folder may be moved."""
+    val = TRAIN if manifest.one == "same" else VAL
+    comment = "Made by napari-beerlanet; where each crop comes from is in crops.csv."
+    text = format_data_yaml(f"images/{TRAIN}", f"images/{val}", manifest.classes, comment)
+    return text.encode("utf-8", "replace")
+
+
+def clean_class_names(names: Sequence[str]) -> list[str]:
+    """Class names with single blanks; none, empty ones and duplicates are refused."""
+    clean = [" ".join(str(name).split()) for name in names]
+    if not clean or not all(clean):
+        raise ProjectError("A project needs at least one class, and each a name.")
+    folded = [name.casefold() for name in clean]
+    duplicates = [name for name in clean if folded.count(name.casefold()) > 1]
+    if duplicates:
+        raise ProjectError(f"The class {duplicates[0]} is there twice; rename one of them.")
+    return clean
+
+
+def read_crop_records(root: Path) -> list[CropRecord]:
+    """crops.csv."""
+    path = root / CROPS_FILE
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            return [_parse_crop_record(entry) for entry in csv.DictReader(file)]
+    except FileNotFoundError:
+        return []
+    except (ValueError, KeyError, TypeError, csv.Error) as error:
+        raise ProjectError(
+            f"{path}: damaged ({error}); it says where each crop comes from."
+        ) from error
+
+
+def encode_crop_records(records: Sequence[CropRecord]) -> bytes:
+    """As crops.csv."""
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, [part.name for part in fields(CropRecord)], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(asdict(record) for record in records)
+    return text.getvalue().encode("utf-8", "replace")
+
+
+def _parse_crop_record(entry: dict[str, Any]) -> CropRecord:
+    kinds: dict[str, Any] = {"int": int, "float": float, "str": str}
+    record = CropRecord(
+        **{part.name: kinds[str(part.type)](entry[part.name]) for part in fields(CropRecord)}
+    )
+    names = (record.file, record.source)
+    if record.split not in (TRAIN, VAL) or any(re.search(r"[/\\]|^\.", name) for name in names):
+        raise ValueError(f"a crop {record.file!r} in {record.split!r}")
+    return record
+
+
+def read_annotation_file(path: Path) -> dict[str, Any]:
+    """A file's content, with a source and a format that is known."""
+    content = read_json_object(path, "annotations of napari-beerlanet")
+    if not isinstance(content.get("source"), dict) or not isinstance(content.get("format"), int):
+        raise ProjectError(f"{path}: damaged, or not annotations of napari-beerlanet.")
+    if content["format"] > FORMAT_VERSION:
+        raise ProjectError(f"{path}: of a newer version of this program; update napari-beerlanet.")
+    return content
+
+
+def read_image_source(path: Path) -> ImageSource:
+    """The image that a file is about."""
+    content = read_annotation_file(path)
+    try:
+        return ImageSource.from_json(content["source"])
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise ProjectError(f"{path}: damaged; it does not say which image it is about.") from error
+
+
+def read_annotations(path: Path, source: ImageSource) -> Annotations:
+    """The annotations in a file."""
+    content = read_annotation_file(path)
+    try:
+        return Annotations.from_json(content, source.shape)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ProjectError(f"{path}: damaged; remove it to annotate the image again.") from error
+
+
+def encode_annotations(source: ImageSource, annotations: Annotations) -> bytes:
+    """An image's annotations as a file."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    content = {
+        "format": FORMAT_VERSION,
+        "saved": now,
+        "source": asdict(source),
+        **annotations.to_json(),
+    }
+    return _to_json_bytes(content)
+
+
+def encode_with_renamed_classes(path: Path, renamed: Mapping[str, str]) -> bytes:
+    """An annotation file with other names for its classes."""
+    content = read_annotation_file(path)
+    content["classes"] = [renamed.get(name, name) for name in content["classes"]]
+    for entry in content["objects"]:
+        entry["class"] = renamed.get(entry["class"], entry["class"])
+    return _to_json_bytes(content)
+
+
+def _to_json_bytes(content: dict[str, Any]) -> bytes:
+    return (json.dumps(content, ensure_ascii=False) + "\n").encode("utf-8", "replace")

@@ -1,0 +1,70 @@
+"""The report on one image: a single self-contained HTML file, for the screen and for print."""
+
+from __future__ import annotations
+
+import os
+import unicodedata
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from napari_beerlanet.core.common.messages import system_reason
+from napari_beerlanet.core.common.storage import FileError, atomic_path
+from napari_beerlanet.core.images.rgb import check_rgb
+from napari_beerlanet.core.report.charts import CHART_HEIGHT, CHART_WIDTH, chart_x, chart_y
+from napari_beerlanet.core.report.sections import report_content
+from napari_beerlanet.core.report.subject import ReportSubject
+
+CONTENT_SECURITY_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+"""What a browser may load for a report: nothing but what is inside of it."""
+
+
+def write_report(path: str | os.PathLike[str], subject: ReportSubject) -> None:
+    """Write the report whole or not at all."""
+    text = render_report(subject)
+    try:
+        with atomic_path(path) as unfinished:
+            unfinished.write_bytes(text.encode("utf-8", "replace"))
+    except OSError as error:
+        raise FileError(f"{path}: cannot be written ({system_reason(error)}).") from error
+
+
+def render_report(subject: ReportSubject) -> str:
+    """The report as HTML."""
+    check_rgb(subject.pixels if subject.picture is None else subject.picture)
+    template = report_environment().get_template("report.html.jinja")
+    return template.render(report_content(subject))
+
+
+@cache
+def report_environment() -> Environment:
+    """The templates, in which every text is escaped that they do not declare safe."""
+    package = __package__ or ""
+    environment = Environment(
+        loader=PackageLoader(package, ""),
+        autoescape=True,
+        finalize=clean_text,
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    environment.globals |= {
+        "policy": CONTENT_SECURITY_POLICY,
+        "style": (files(package) / "report.css").read_text(encoding="utf-8"),
+        "chart_width": CHART_WIDTH,
+        "chart_height": CHART_HEIGHT,
+        "x": chart_x,
+        "y": chart_y,
+    }
+    return environment
+
+
+def clean_text(value: Any) -> Any:
+    """A text without what is no character (control characters, halves of surrogate pairs)."""
+    if not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    plain = value.encode("utf-8", "replace").decode("utf-8")
+    is_text = (c in "\n\t" or unicodedata.category(c) != "Cc" for c in plain)
+    return "".join(c if good else "\ufffd" for c, good in zip(plain, is_text, strict=True))

@@ -1,0 +1,355 @@
+"""Content of a report's sections: what the template shows of an image, as texts and pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from napari_beerlanet.core.boxes.classes import parasitaemia
+from napari_beerlanet.core.common.messages import count_of, format_percent
+from napari_beerlanet.core.common.storage import pixel_hash
+from napari_beerlanet.core.evaluation.label_errors import likely_label_errors
+from napari_beerlanet.core.evaluation.live import LiveEvaluation
+from napari_beerlanet.core.evaluation.metrics import ClassMetrics, PrecisionRecallCurve, Values
+from napari_beerlanet.core.figures.overlay import draw_overlay, scale_to_picture
+from napari_beerlanet.core.figures.preview import draw_preview
+from napari_beerlanet.core.images.rgb import hex_colour
+from napari_beerlanet.core.report.charts import (
+    ChartLine,
+    ConfusionTable,
+    HistogramChart,
+    LineChart,
+)
+from napari_beerlanet.core.report.pictures import (
+    EmbeddedImage,
+    crop_gallery,
+    embed_image,
+    example_gallery,
+)
+from napari_beerlanet.core.report.subject import ReportSubject, software_versions
+
+_OVERVIEW_SIZE = 1700  # pixels of the picture
+_HISTOGRAM_BINS = 20
+_MAX_CLASS_CARDS = 6  # of classes; the table has all
+_MAX_CLASSES = 24  # with a gallery and a histogram each
+_MAX_EXAMPLES = 16
+_MAX_LABEL_ERRORS = 12
+_REJECTED_COLOUR, _DETECTION_COLOUR, _ANNOTATION_COLOUR = "#c0392b", "#e5484d", "#f5a524"
+_AP_NOTE = (
+    "Average precision is the area under the precision-recall curve as Ultralytics computes it, "
+    "over all candidates whatever the threshold; AP50-95 is the mean over IoU from 0.5 to 0.95."
+)
+
+Content = dict[str, Any]
+
+
+class RowName(NamedTuple):
+    """The first cell of a table's row; with a colour it is the name of a class or a stain."""
+
+    name: str
+    colour: str = ""
+    bold: bool = False
+
+
+def report_content(subject: ReportSubject) -> Content:
+    """What the template shows, by its names there; a section without content is None."""
+    return {
+        "title": subject.name,
+        "subtitle": _subtitle(subject),
+        "summary": _summary(subject),
+        "overview": _overview(subject),
+        "counts": _counts(subject),
+        "review": _review(subject),
+        "metrics": None if subject.evaluation is None else _metrics(subject, subject.evaluation),
+        "stains": _stains(subject),
+        "examples": _examples(subject),
+        "settings": _settings(subject),
+        "model": _model(subject),
+        "provenance": _provenance(subject),
+    }
+
+
+def _subtitle(subject: ReportSubject) -> str:
+    height, width = subject.pixels.shape[:2]
+    size = subject.candidates.pixel_size
+    parts = [f"{width:,} × {height:,} pixels"]
+    if size:
+        parts.append(f"{width * size[1]:,.0f} × {height * size[0]:,.0f} µm")
+    name = subject.model.get("name") or subject.candidates.report.get("model")
+    parts += [f"model {name}"] if name else []
+    return " · ".join([*parts, subject.date.strftime("%d %B %Y, %H:%M %Z")])
+
+
+def _summary(subject: ReportSubject) -> Content:
+    """The main numbers as cards (value, label, note), and what a reader must know first."""
+    counts = subject.counted_detections.counts()
+    note = f"above confidence {subject.threshold_text()}"
+    note += ", after review" if subject.reviewed else ""
+    cards = [(f"{sum(counts.values()):,}", "objects", note)]
+    infected = parasitaemia(counts)
+    if infected is not None:
+        low, high = infected.interval
+        note = (
+            f"95 % interval {100 * low:.2f} to {100 * high:.2f} %; "
+            f"{infected.infected:,} infected of {infected.cells:,} red cells"
+        )
+        cards.append((f"{100 * infected.share:.2f} %", "parasitaemia", note))
+    cards += [(f"{count:,}", name, "") for name, count in list(counts.items())[:_MAX_CLASS_CARDS]]
+    return {"cards": cards, "notes": [str(note) for note in subject.notes]}
+
+
+def _overview(subject: ReportSubject) -> EmbeddedImage:
+    """The image with the detections that count."""
+    pixels, detections = subject.pixels, subject.counted_detections
+    if subject.picture is not None:
+        pixels, detections = subject.picture, scale_to_picture(detections, subject.picture)
+    drawn = draw_overlay(pixels, detections, subject.class_shades, max_side=_OVERVIEW_SIZE)
+    return embed_image(Image.fromarray(drawn), "The image with the boxes of its detections")
+
+
+def _counts(subject: ReportSubject) -> Content:
+    """Numbers of each class, and how sure the detector is of them."""
+    detections, rows = subject.counted_detections, []
+    total = max(len(detections), 1)
+    for label, name in enumerate(detections.names):
+        mine = detections[detections.labels == label]
+        sides = np.sqrt(np.prod(mine.xyxy[:, 2:] - mine.xyxy[:, :2], axis=1))
+        cells = [f"{len(mine):,}", f"{len(mine) / total:.1%}", "–", "–"]
+        if len(mine):
+            cells[2:] = [f"{mine.scores.mean():.2f}", _typical_size(sides, subject)]
+        rows.append([RowName(name, subject.class_shades[label]), *cells])
+    return {"rows": rows, "charts": _confidence_histograms(subject)}
+
+
+def _typical_size(sides: npt.NDArray[Any], subject: ReportSubject) -> str:
+    typical = float(np.median(sides))
+    size = subject.candidates.pixel_size
+    length = f"{typical:.0f} px"
+    return f"{typical * float(np.sqrt(size[0] * size[1])):.1f} µm ({length})" if size else length
+
+
+def _confidence_histograms(subject: ReportSubject) -> list[HistogramChart]:
+    candidates, charts = subject.candidates, []
+    for label, name in list(enumerate(candidates.names))[:_MAX_CLASSES]:
+        scores = candidates.scores[(candidates.labels == label) & ~subject.rejected]
+        if len(scores):
+            counts = np.histogram(scores, np.linspace(0, 1, _HISTOGRAM_BINS + 1))[0]
+            caption = f"{name}: {count_of(len(scores), 'candidate')}"
+            shade, threshold = subject.class_shades[label], subject.threshold_of(name)
+            charts.append(HistogramChart(counts, shade, "confidence", threshold, caption))
+    return charts
+
+
+def _review(subject: ReportSubject) -> Content | None:
+    """How much of it a person has reviewed."""
+    if subject.status is None:
+        return None
+    touched = subject.above_threshold | subject.accepted | subject.rejected
+    rows, labels = [], subject.candidates.labels
+    for label, name in enumerate(subject.candidates.names):
+        mine = touched & (labels == label)
+        good, bad = int((mine & subject.accepted).sum()), int((mine & subject.rejected).sum())
+        rest = int(mine.sum()) - good - bad
+        cells = [f"{good:,}", f"{bad:,}", f"{rest:,}"]
+        rows.append([RowName(name, subject.class_shades[label]), *cells])
+    done = int((touched & (subject.accepted | subject.rejected)).sum())
+    return {"text": f"{done:,} of {int(touched.sum()):,} reviewed.", "rows": rows}
+
+
+def _examples(subject: ReportSubject) -> list[Content]:
+    """Examples of each class, from the highest score to the lowest, and of what was rejected."""
+    candidates, examples = subject.candidates, []
+    for label, name in list(enumerate(candidates.names))[:_MAX_CLASSES]:
+        rows = np.flatnonzero(subject.counted & (candidates.labels == label))
+        if len(rows):
+            shade = subject.class_shades[label]
+            crops = example_gallery(subject.pixels, candidates, rows, shade, _MAX_EXAMPLES)
+            examples.append({"name": name, "colour": shade, "crops": crops})
+    rejected = np.flatnonzero(subject.rejected)
+    if len(rejected):
+        pixels, shade = subject.pixels, _REJECTED_COLOUR
+        crops = example_gallery(pixels, candidates, rejected, shade, _MAX_EXAMPLES)
+        name = f"Rejected by the reviewer ({len(rejected):,})"
+        examples.append({"name": name, "colour": "", "crops": crops})
+    return examples
+
+
+# --- metrics against annotations -----------------------------------------------------------------
+
+
+def _metrics(subject: ReportSubject, evaluation: LiveEvaluation) -> Content:
+    matches = evaluation.match_at(subject.confidence, subject.iou)
+    text = (
+        f"At confidence {subject.threshold_text()} and an IoU of at least {subject.iou:g}: "
+        f"{len(matches.true_positives):,} true, {len(matches.false_positives):,} false, "
+        f"{len(matches.missed):,} missed, {len(matches.wrong_class):,} detected as another class."
+    )
+    rows = [
+        _metrics_row(RowName(scores.name, subject.colour_of(scores.name)), scores)
+        for scores in matches.per_class
+    ]
+    rows.append(_metrics_row(RowName("mean, or all", bold=True), matches.mean))
+    note = _AP_NOTE
+    if matches.mean.annotated:
+        coco = np.nanmean(evaluation.average_precisions("coco"), axis=0)
+        note += f" As COCO's own program computes it: {coco[0]:.3f} and {coco.mean():.3f}."
+    return {
+        "text": text,
+        "rows": rows,
+        "note": note,
+        "charts": _metrics_charts(subject, evaluation),
+        "confusion": ConfusionTable(matches.confusion, matches.names),
+        "label_errors": _label_errors(subject, evaluation),
+    }
+
+
+def _metrics_row(name: RowName, metrics: ClassMetrics) -> list[Any]:
+    counts = [
+        f"{value:,}" for value in (metrics.annotated, metrics.detected, metrics.true_positives)
+    ]
+    fractions = (metrics.precision, metrics.recall, metrics.f1, metrics.ap50, metrics.ap)
+    return [name, *counts, *map(_three_decimals, fractions)]
+
+
+def _metrics_charts(subject: ReportSubject, evaluation: LiveEvaluation) -> list[LineChart]:
+    over_recall, over_threshold = [], []
+    annotated = [
+        s.name
+        for s in evaluation.match_at(subject.confidence, subject.iou).per_class
+        if s.annotated
+    ]
+    for name in annotated:
+        curve = evaluation.curve(name, subject.iou)
+        threshold = subject.threshold_of(name)
+        mark = curve.point_at(threshold) if threshold is not None else None
+        shade = subject.colour_of(name)
+        over_recall.append(ChartLine(name, shade, *_precision_recall_points(curve), mark))
+        over_threshold.append(ChartLine(name, shade, *_f1_steps(curve)))
+    if not annotated:
+        return []
+    best = evaluation.best_threshold(iou=subject.iou)
+    best_text = f"; highest on average at {best:.2f}" if best is not None else ""
+    shared = None if isinstance(subject.confidence, Mapping) else subject.confidence
+    caption = "Precision over recall; the dots are at the threshold."
+    return [
+        LineChart(over_recall, "recall", "precision", caption=caption),
+        LineChart(over_threshold, "confidence", "F1", shared, f"F1 at each threshold{best_text}."),
+    ]
+
+
+def _precision_recall_points(curve: PrecisionRecallCurve) -> tuple[Values, Values]:
+    """Recall and precision, from recall 0 on."""
+    first = curve.precision[:1]
+    return np.append(0.0 * first, curve.recall), np.append(first, curve.precision)
+
+
+def _f1_steps(curve: PrecisionRecallCurve) -> tuple[Values, Values]:
+    """Thresholds and F1: the same from one score that occurs to the next, 0 above the highest."""
+    edges = np.concatenate([[0.0], np.repeat(curve.confidence[::-1], 2), [1.0]])
+    heights = np.append(np.repeat(curve.f1[::-1], 2), [0.0, 0.0])
+    return edges, heights
+
+
+def _label_errors(subject: ReportSubject, evaluation: LiveEvaluation) -> list[EmbeddedImage]:
+    """Crops of annotations that may be wrong; only where it is about this one image."""
+    if len(evaluation.detections) != 1:
+        return []
+    errors = likely_label_errors(evaluation, subject.iou, max_count=_MAX_LABEL_ERRORS)
+    if not errors:
+        return []
+    boxes, truth = evaluation.detections[0].xyxy, np.asarray(evaluation.annotations[0].xyxy)
+    xyxy = [boxes[e.detection] if e.detection >= 0 else truth[e.annotation] for e in errors]
+    colours = [_DETECTION_COLOUR if e.detection >= 0 else _ANNOTATION_COLOUR for e in errors]
+    return crop_gallery(subject.pixels, np.array(xyxy), colours, [e.message for e in errors])
+
+
+# --- stains, settings, model, provenance ---------------------------------------------------------
+
+
+def _stains(subject: ReportSubject) -> Content | None:
+    d = subject.decomposition
+    if d is None:
+        return None
+    rows = []
+    for i in sorted(range(len(d.share)), key=lambda k: -d.share[k]):
+        if d.active[i]:
+            absorbs = [f"{value:.2f}" for value in d.spectra[:, i]]
+            name = RowName(f"OD {i + 1}", hex_colour(d.colours[i]))
+            rows.append([name, format_percent(float(d.share[i])), *absorbs])
+    preview = draw_preview(d, subject.name, subject.candidates.pixel_size)
+    return {
+        "background": ", ".join(f"{value:.2f}" for value in d.light),
+        "picture": embed_image(preview, "Decomposed stains"),
+        "rows": rows,
+    }
+
+
+def _settings(subject: ReportSubject) -> Content:
+    """Thresholds and settings, and the detector's own report."""
+    report = subject.candidates.report or subject.detections.report
+    facts: list[tuple[str, object]] = [("Minimum confidence", subject.threshold_text())]
+    facts += [(str(name), value) for name, value in subject.settings.items()]
+    size = report.get("object_size")
+    facts.append(("Object size", f"{size:.0f} px" if size not in (None, "") else None))
+    names = {"chosen": "Scale chosen", "scale": "Scale", "tiles": "Tiles", "device": "Device"}
+    facts += [(name, report.get(key)) for key, name in names.items()]
+    return {"facts": facts, "notes": [str(note) for note in report.get("notes") or []]}
+
+
+def _model(subject: ReportSubject) -> Content | None:
+    """What the model was trained on, and its metrics there."""
+    info = subject.model
+    if not info:
+        return None
+    training = info.get("training") or {}
+    images = training.get("images") or {}
+    front_end = ""
+    if "components" in info:
+        front_end = f"{info['components']} components, {info.get('iterations')} iterations"
+    facts = [
+        ("Name", info.get("name")),
+        ("Classes", ", ".join(map(str, info.get("classes", [])))),
+        ("Stain front end", front_end),
+        ("Trained", training.get("date")),
+        ("Data", training.get("data")),
+        ("Images", ", ".join(f"{n} {part}" for part, n in images.items())),
+        ("Epochs", training.get("epochs")),
+        ("Scope", training.get("scope")),
+        ("Parent", training.get("parent")),
+        ("Hash of the data", training.get("data_hash")),
+        ("Trained with", _list_versions(training.get("versions") or {})),
+    ]
+    return {"facts": facts, "metrics": _training_metrics(training.get("metrics"))}
+
+
+def _training_metrics(metrics: Any) -> list[list[Any]]:
+    rows: list[list[Any]] = []
+    for name, values in metrics.items() if isinstance(metrics, Mapping) else ():
+        if isinstance(values, Mapping) and "mAP50" in values:
+            numbers = [values.get(key) for key in ("mAP50", "mAP50-95")]
+            images = str(values.get("images", "–"))
+            rows.append([RowName(str(name)), images, *map(_three_decimals, numbers)])
+    return rows
+
+
+def _three_decimals(value: Any) -> str:
+    """A number, a dash where there is none."""
+    known = isinstance(value, (int, float)) and value == value
+    return f"{value:.3f}" if known else "–"
+
+
+def _provenance(subject: ReportSubject) -> Content:
+    """Versions, hashes and the date: what is needed to get the same numbers again."""
+    facts: list[tuple[str, object]] = [("Report made", subject.date.isoformat(timespec="seconds"))]
+    facts += [(str(name), value) for name, value in subject.facts.items()]
+    facts.append(("Versions", _list_versions(software_versions())))
+    hashes = dict(subject.hashes) or {"image (pixels)": pixel_hash(subject.pixels)}
+    return {"facts": facts, "hashes": hashes}
+
+
+def _list_versions(versions: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {number}" for name, number in versions.items())

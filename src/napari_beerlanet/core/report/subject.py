@@ -1,0 +1,138 @@
+"""What a report is about: an image, its detections and their review, and which of them count."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from napari_beerlanet._version import __version__
+from napari_beerlanet.core.boxes.classes import class_colours
+from napari_beerlanet.core.boxes.detections import Detections
+from napari_beerlanet.core.detection.settings import DetectSettings
+from napari_beerlanet.core.evaluation.live import LiveEvaluation
+from napari_beerlanet.core.stains.decomposition import Decomposition
+
+Mask = npt.NDArray[np.bool_]
+
+_ACCEPTED_STATUSES = ("accepted", "edited", "added", "drawn", "corrected", "confirmed")
+_REJECTED_STATUSES = ("rejected",)
+_REPORTED_LIBRARIES = ("numpy", "torch", "ultralytics", "napari")
+
+
+@dataclass(frozen=True, eq=False)
+class ReportSubject:
+    """One image and everything known about it.
+
+    `pixels` (H, W, 3 or 4) may be lazy, where `picture` is a small copy of it to draw boxes in.
+    `detections` with all their candidates; a column "status" holds a review's decision on each.
+    `confidence` is the threshold, or one by class name. `colours` are "#rrggbb" by class.
+    `model` is the checkpoint's `info`, `hashes` are digests by what they are of, `settings` and
+    `facts` further values by name. `evaluation` must be of the same candidates, `iou` is the
+    minimum overlap of a match.
+    """
+
+    name: str
+    pixels: Any = field(repr=False)
+    detections: Detections = field(repr=False)
+    confidence: float | Mapping[str, float] = DetectSettings.default("confidence")
+    colours: Sequence[str] | None = None
+    decomposition: Decomposition | None = field(default=None, repr=False)
+    evaluation: LiveEvaluation | None = field(default=None, repr=False)
+    iou: float = 0.5
+    model: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    hashes: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict)
+    facts: Mapping[str, object] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    picture: npt.NDArray[Any] | None = field(default=None, repr=False)
+    date: datetime = field(default_factory=lambda: datetime.now().astimezone())
+
+    @cached_property
+    def candidates(self) -> Detections:
+        """All candidates."""
+        return self.detections if self.detections.candidates is None else self.detections.candidates
+
+    @cached_property
+    def class_shades(self) -> list[str]:
+        """A colour for each class."""
+        names = self.candidates.names
+        given = list(self.colours or ())[: len(names)]
+        return given + class_colours(len(names))[len(given) :]
+
+    def colour_of(self, name: str) -> str:
+        """A class's colour, grey for one that only the annotations have."""
+        names = self.candidates.names
+        return self.class_shades[names.index(name)] if name in names else "#7f7f7f"
+
+    @cached_property
+    def status(self) -> npt.NDArray[Any] | None:
+        """(n,) what a review said, None without one."""
+        said = self.candidates.columns.get("status")
+        return None if said is None else np.asarray(said, str)
+
+    @cached_property
+    def accepted(self) -> Mask:
+        """(n,) what a reviewer has accepted, or added."""
+        none = np.zeros(len(self.candidates), bool)
+        return none if self.status is None else np.isin(self.status, _ACCEPTED_STATUSES)
+
+    @cached_property
+    def rejected(self) -> Mask:
+        """(n,) what a reviewer has rejected."""
+        none = np.zeros(len(self.candidates), bool)
+        return none if self.status is None else np.isin(self.status, _REJECTED_STATUSES)
+
+    @cached_property
+    def above_threshold(self) -> Mask:
+        """(n,) what the threshold lets through."""
+        everything = self.candidates
+        if isinstance(self.confidence, Mapping):
+            least = [self.confidence.get(name, np.inf) for name in everything.names]
+            return np.asarray(everything.scores >= np.array(least, np.float32)[everything.labels])
+        return np.asarray(everything.scores >= np.float32(self.confidence))
+
+    @cached_property
+    def counted(self) -> Mask:
+        """(n,) what counts: above the threshold or accepted, and not rejected."""
+        return (self.above_threshold | self.accepted) & ~self.rejected
+
+    @cached_property
+    def counted_detections(self) -> Detections:
+        """The detections that count."""
+        return self.candidates[self.counted]
+
+    @property
+    def reviewed(self) -> bool:
+        """Whether anything was decided on."""
+        return bool(self.accepted.any() or self.rejected.any())
+
+    def threshold_of(self, name: str) -> float | None:
+        """The threshold of a class, None where it has none."""
+        if isinstance(self.confidence, Mapping):
+            return self.confidence.get(name)
+        return self.confidence
+
+    def threshold_text(self) -> str:
+        """The threshold, or those of the classes."""
+        if isinstance(self.confidence, Mapping):
+            return ", ".join(f"{name} {value:.2f}" for name, value in self.confidence.items())
+        return f"{self.confidence:.2f}"
+
+
+def software_versions() -> dict[str, str]:
+    """What the numbers come from: this program, Python, and the libraries that count."""
+    versions = {"napari-beerlanet": __version__, "Python": platform.python_version()}
+    for name in _REPORTED_LIBRARIES:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return versions | {"system": f"{platform.system()} {platform.machine()}"}

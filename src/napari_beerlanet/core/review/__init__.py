@@ -1,0 +1,1 @@
+"""Review of detections: filters, order, decisions and how they are saved."""

@@ -1,0 +1,346 @@
+"""Review decisions on detections (accepted, rejected, relabelled), with filters, orders and undo.
+
+Everything is columnar and NumPy, so that a hundred thousand detections are filtered and sorted
+between two movements of a slider. Rows are positions in the review's detections, the highest score
+first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from napari_beerlanet.core.boxes.detections import DOMAIN_SHIFT_COLUMN, Detections
+from napari_beerlanet.core.common.arrays import stable_argsort
+from napari_beerlanet.core.detection.settings import DetectSettings
+
+RowIndices = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+UNREVIEWED, ACCEPTED, REJECTED = "unreviewed", "accepted", "rejected"
+STATES = (UNREVIEWED, ACCEPTED, REJECTED)
+ReviewOrder = Literal[
+    "confidence", "least confident", "uncertain", "unusual", "out of domain", "position",
+    "shuffled",
+]  # fmt: skip
+ORDERS: tuple[ReviewOrder, ...] = get_args(ReviewOrder)
+OUT_OF_DOMAIN: ReviewOrder = "out of domain"
+_DEFAULT_CONFIDENCE: float = DetectSettings.default("confidence")
+_MAX_UNDO = 1000  # decisions
+_BUILTIN_COLUMNS = ("id", "class", "confidence", "status", "area", "width", "height", "x", "y")
+
+
+@dataclass(frozen=True)
+class DetectionFilter:
+    """Which detections to show. None is no restriction; ranges are inclusive.
+
+    `ranges`: minimum and maximum of a numeric column, such as "confidence", "area", "OD 1 mean".
+    `text` is searched in class, status and other columns of words, whatever the case.
+    """
+
+    classes: frozenset[str] | None = None
+    states: frozenset[str] | None = None
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class _Decision:
+    rows: RowIndices
+    status: npt.NDArray[np.uint8]
+    labels: RowIndices
+
+
+class Review:
+    """Decisions on `detections`, which are all candidates; nothing here changes the detections.
+
+    Decisions that came with them, in a column "status", hold: the review of a file that a colleague
+    has started is resumed.
+
+    `status` (n,) uint8, indices into `STATES`; `labels` (n,) int64, indices into `names`: the
+    reviewer's classes, which may be others than were detected.
+    """
+
+    def __init__(self, detections: Detections) -> None:
+        candidates = detections.candidates
+        self.detections = detections if candidates is None else candidates
+        self.names = list(self.detections.names)
+        self.status = _imported_status(self.detections)
+        self.labels = self.detections.labels.copy()
+        self._undo_stack: list[_Decision] = []
+        self._redo_stack: list[_Decision] = []
+        self._orders: dict[tuple[str, int], RowIndices] = {}
+
+    def __len__(self) -> int:
+        return len(self.detections)
+
+    # --- deciding ---
+
+    def accept(self, rows: Sequence[int] | RowIndices) -> RowIndices:
+        """These are right; returns the rows that this changes."""
+        return self._decide(rows, ACCEPTED)
+
+    def reject(self, rows: Sequence[int] | RowIndices) -> RowIndices:
+        """These are no objects, or not of their class."""
+        return self._decide(rows, REJECTED)
+
+    def reset(self, rows: Sequence[int] | RowIndices) -> RowIndices:
+        """These are unreviewed again."""
+        return self._decide(rows, UNREVIEWED)
+
+    def relabel(self, rows: Sequence[int] | RowIndices, name: str) -> RowIndices:
+        """These are right but for their class, which is `name`; that accepts them."""
+        return self._decide(rows, ACCEPTED, self.class_index(name))
+
+    def _decide(
+        self, rows: Sequence[int] | RowIndices, state: str, label: int | None = None
+    ) -> RowIndices:
+        given = np.asarray(rows, np.int64).reshape(-1)
+        if len(given) and not (given.min() >= 0 and given.max() < len(self)):
+            raise ValueError(f"There are {len(self)} detections; there is no row {given.max()}.")
+        chosen = np.zeros(len(self), bool)
+        chosen[given] = True
+        unique: RowIndices = np.flatnonzero(chosen)
+        new = np.full(len(unique), STATES.index(state), np.uint8)
+        labels = self.labels[unique] if label is None else np.full(len(unique), label, np.int64)
+        changed = (self.status[unique] != new) | (self.labels[unique] != labels)
+        if changed.any():
+            decision = _Decision(unique[changed], new[changed], labels[changed])
+            self._undo_stack = [*self._undo_stack[-_MAX_UNDO + 1 :], self._apply(decision)]
+            self._redo_stack.clear()
+        return np.asarray(unique[changed])
+
+    def _apply(self, decision: _Decision) -> _Decision:
+        """Set status and labels of its rows; returns the decision that undoes it."""
+        rows = decision.rows
+        inverse = _Decision(rows, self.status[rows], self.labels[rows])
+        self.status[rows], self.labels[rows] = decision.status, decision.labels
+        return inverse
+
+    def undo(self) -> RowIndices:
+        """Undo the last decision; returns the rows that this changes, none if there is nothing."""
+        return self._undo_or_redo(self._undo_stack, self._redo_stack)
+
+    def redo(self) -> RowIndices:
+        """Redo the decision that was undone last."""
+        return self._undo_or_redo(self._redo_stack, self._undo_stack)
+
+    def _undo_or_redo(self, source: list[_Decision], target: list[_Decision]) -> RowIndices:
+        if not source:
+            return np.empty(0, np.int64)
+        decision = source.pop()
+        target.append(self._apply(decision))
+        return decision.rows
+
+    # --- columns, filters and orders ---
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """(n,) values by name: class, confidence, status, area, width, height, x, y, others."""
+        x1, y1, x2, y2 = self.detections.xyxy.T
+        if name == "class":
+            return np.array(self.names, dtype=object)[self.labels]
+        if name == "status":
+            return np.array(STATES, dtype=object)[self.status]
+        plain: dict[str, Callable[[], npt.NDArray[Any]]] = {
+            "id": lambda: np.arange(len(self)),
+            "confidence": lambda: self.detections.scores,
+            "area": lambda: (x2 - x1) * (y2 - y1),
+            "width": lambda: x2 - x1,
+            "height": lambda: y2 - y1,
+            "x": lambda: (x1 + x2) / 2,
+            "y": lambda: (y1 + y2) / 2,
+        }
+        return plain[name]() if name in plain else self.detections.columns[name]
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of all columns, in the order of a table."""
+        return [*_BUILTIN_COLUMNS, *self._extra_columns]
+
+    @property
+    def numeric_columns(self) -> list[str]:
+        """Names of the columns of numbers."""
+        others = [
+            name
+            for name in self._extra_columns
+            if self.detections.columns[name].dtype.kind in "biuf"
+        ]
+        return [*(name for name in _BUILTIN_COLUMNS if name not in ("class", "status")), *others]
+
+    @property
+    def _extra_columns(self) -> list[str]:
+        """Columns that came with the detections, but those that we have of our own."""
+        return [name for name in self.detections.columns if name not in _BUILTIN_COLUMNS]
+
+    def mask(self, chosen: DetectionFilter) -> Mask:
+        """(n,) which rows pass."""
+        passing = np.ones(len(self), bool)
+        if chosen.classes is not None:
+            included = np.array([name in chosen.classes for name in self.names], bool)
+            passing &= included[self.labels]
+        if chosen.states is not None:
+            passing &= self.in_states(chosen.states)
+        for name, (minimum, maximum) in chosen.ranges.items():
+            values = self.column(name)
+            passing &= (values >= np.asarray(minimum, values.dtype)) & (values <= maximum)
+        if chosen.text:
+            passing &= self._matches_text(chosen.text.casefold())
+        return passing
+
+    def in_states(self, states: frozenset[str] | None) -> Mask:
+        """(n,) which rows are in one of these states; None means any."""
+        included = np.array([states is None or state in states for state in STATES])
+        return np.asarray(included[self.status])
+
+    def class_of(self, row: int) -> str:
+        """The reviewer's class of a row."""
+        return self.names[int(self.labels[row])]
+
+    def state_of(self, row: int) -> str:
+        """The status of a row, of `STATES`."""
+        return STATES[int(self.status[row])]
+
+    def _matches_text(self, text: str) -> Mask:
+        classes = np.array([text in name.casefold() for name in self.names], bool)
+        states = np.array([text in state for state in STATES])
+        matching = classes[self.labels] | states[self.status]
+        for name in self._extra_columns:
+            if name not in self.numeric_columns:
+                words, index = np.unique(
+                    self.detections.columns[name].astype(str), return_inverse=True
+                )
+                matching |= np.array([text in word.casefold() for word in words], bool)[index]
+        return np.asarray(matching)
+
+    def ordered(
+        self,
+        mask: Mask,
+        order: ReviewOrder = "confidence",
+        threshold: float = _DEFAULT_CONFIDENCE,
+        seed: int = 0,
+    ) -> RowIndices:
+        """The rows of a mask in an order for reviewing.
+
+        "uncertain": the nearest to the threshold first. "unusual": the densities least like those
+        of their class first. "out of domain": the densities farthest from those of their class in
+        training first, if the model has these (see `has_domain_shift`). "position": line by line,
+        as one reads. "shuffled": an unbiased sample.
+        """
+        if order not in ORDERS:
+            raise ValueError(f"The order is one of {', '.join(ORDERS)}, not {order!r}.")
+        if order == "confidence":
+            return np.flatnonzero(mask).astype(np.int64)
+        if order == "uncertain":
+            rows = np.flatnonzero(mask).astype(np.int64)
+            return rows[
+                stable_argsort(np.abs(self.detections.scores[rows] - np.float32(threshold)))
+            ]
+        everything = self._cached_order(order, seed)
+        return everything[mask[everything]]
+
+    def precompute_orders(self) -> None:
+        """Compute and cache the orders that take long; for a worker thread."""
+        for order in ("position", "unusual"):
+            self._cached_order(order)
+
+    def _cached_order(self, order: str, seed: int = 0) -> RowIndices:
+        """(n,) all rows in an order; cached, as the detections do not change."""
+        if (order, seed) not in self._orders:
+            make: dict[str, Callable[[], RowIndices]] = {
+                "least confident": lambda: stable_argsort(self.detections.scores),
+                "unusual": lambda: stable_argsort(-self._outlier_scores()),
+                OUT_OF_DOMAIN: lambda: stable_argsort(-self._domain_shift()),
+                "position": self._reading_order,
+                "shuffled": lambda: np.argsort(np.random.default_rng(seed).permutation(len(self))),
+            }
+            self._orders[order, seed] = make[order]()
+        return self._orders[order, seed]
+
+    def _reading_order(self) -> RowIndices:
+        """By lines as high as two objects, and from left to right within them."""
+        if not len(self):
+            return np.empty(0, np.int64)
+        height = 2 * max(float(np.median(self.column("height"))), 1e-6)
+        across = stable_argsort(self.column("x"))
+        line = np.floor(self.column("y") / height).astype(np.int32)
+        return across[stable_argsort(line[across])]
+
+    def _outlier_scores(self) -> npt.NDArray[np.float64]:
+        """(n,) how far mean densities are from their class's median, in typical spreads."""
+        names = [name for name in self.detections.columns if name.endswith(" mean")]
+        far = np.zeros(len(self))
+        for label in np.unique(self.detections.labels):
+            mine = self.detections.labels == label
+            for name in names:
+                values = np.asarray(self.detections.columns[name][mine], np.float64)
+                off = np.abs(values - np.median(values))
+                spread = float(np.median(off))
+                if spread > 0:
+                    far[mine] += (off / spread) ** 2
+        return np.sqrt(far)
+
+    @property
+    def has_domain_shift(self) -> bool:
+        """Whether the detections say how far their densities are from those of training."""
+        return DOMAIN_SHIFT_COLUMN in self.numeric_columns and bool(
+            np.isfinite(self.detections.columns[DOMAIN_SHIFT_COLUMN]).any()
+        )
+
+    def _domain_shift(self) -> npt.NDArray[np.float64]:
+        """(n,) standard deviations, -1 where they are not known."""
+        if not self.has_domain_shift:
+            return np.zeros(len(self))
+        far = np.asarray(self.detections.columns[DOMAIN_SHIFT_COLUMN], np.float64)
+        return np.where(np.isnan(far), -1.0, far)
+
+    def progress(self, mask: Mask | None = None) -> tuple[int, int]:
+        """How many are reviewed, of how many."""
+        status = self.status if mask is None else self.status[mask]
+        return int((status > 0).sum()), len(status)
+
+    def next_unreviewed(self, rows: RowIndices, after: int) -> int | None:
+        """The position in `rows` of the next unreviewed one, wrapping around; None if all are."""
+        unreviewed = np.flatnonzero(self.status[rows] == 0)
+        if not len(unreviewed):
+            return None
+        later = unreviewed[unreviewed > after]
+        return int(later[0] if len(later) else unreviewed[0])
+
+    def reviewed(self, rows: RowIndices | None = None) -> Detections:
+        """Detections, all or some, with the reviewer's classes and a column "status"."""
+        rows = np.arange(len(self)) if rows is None else rows
+        part = self.detections[rows]
+        return Detections(
+            part.xyxy,
+            self.labels[rows],
+            part.scores,
+            self.names,
+            {**part.columns, "status": self.column("status")[rows]},
+            part.image_shape,
+            part.pixel_size,
+            self.detections.report,
+        )
+
+    def accepted(self) -> Detections:
+        """The accepted detections, with the reviewer's classes."""
+        return self.reviewed(np.flatnonzero(self.status == STATES.index(ACCEPTED)))
+
+    def class_index(self, name: str) -> int:
+        """The number of a class, which is added if it is new."""
+        if name not in self.names:
+            self.names.append(name)
+        return self.names.index(name)
+
+
+def _imported_status(detections: Detections) -> npt.NDArray[np.uint8]:
+    """(n,) indices into `STATES` by a column "status", 0 where it holds something else."""
+    column = detections.columns.get("status")
+    status = np.zeros(len(detections), np.uint8)
+    if column is not None:
+        for index, state in enumerate(STATES):
+            status[np.asarray(column).astype(str) == state] = index
+    return status

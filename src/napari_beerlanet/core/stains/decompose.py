@@ -1,0 +1,367 @@
+"""Decompose an image into background, spectra and stain densities.
+
+K steps of Algorithm 1, or the converged solution. Either way the fit maps any colour to its
+densities, so that pixels, palettes and tiles that the solver never saw are all treated alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from napari_beerlanet.core.common.device import pick_device
+from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
+from napari_beerlanet.core.common.threads import chunk_slices
+from napari_beerlanet.core.images import Domain
+from napari_beerlanet.core.images.rgb import (
+    ImageError,
+    RGBImage,
+    check_rgb,
+    to_columns,
+    to_uint8,
+)
+from napari_beerlanet.core.stains.decomposition import Decomposition, DensityArray, map_pixels
+from napari_beerlanet.core.stains.palette import Palette, palette_of, palette_pays
+from napari_beerlanet.core.stains.settings import DEFAULT_ITERATIONS, DecomposeSettings, Method
+from napari_beerlanet.core.stains.solver import model_selection
+from napari_beerlanet.core.stains.solver.columns import (
+    PIXELS_PER_BLOCK,
+    ArrayColumns,
+    MapChain,
+    StreamedColumns,
+    to_numpy,
+)
+from napari_beerlanet.core.stains.solver.converge import (
+    ColourCells,
+    ColumnSolver,
+    build_cells,
+    converge,
+)
+from napari_beerlanet.core.stains.solver.spectra import check_spectra
+from napari_beerlanet.core.stains.solver.unroll import unroll
+
+if TYPE_CHECKING:
+    import torch
+
+
+Array = npt.NDArray[np.float64]
+
+_MAX_DENSITIES_IN_MEMORY = 1 << 24  # of a dense solve: 128 MB as float64
+_MIN_MEAN_DENSITY = 1e-12  # below it a component is rounding and no stain
+_DEFAULTS = DecomposeSettings(iterations=DEFAULT_ITERATIONS)
+
+
+def decompose(
+    rgb: Any,
+    components: int | Literal["auto"] = _DEFAULTS.components,
+    iterations: int | Literal["converge"] = _DEFAULTS.iterations,
+    spectra: npt.ArrayLike | None = _DEFAULTS.spectra,
+    lam: float | Literal["auto"] = _DEFAULTS.lam,
+    gamma: float | Literal["auto"] = _DEFAULTS.gamma,
+    domain: Domain = _DEFAULTS.domain,
+    unit_spectra: bool = _DEFAULTS.unit_spectra,
+    reference_pixels: float | None = _DEFAULTS.reference_pixels,
+    method: Method = _DEFAULTS.method,
+    device: str | torch.device = "auto",
+    report: Report | None = None,
+    palette: Palette | None = None,
+) -> Decomposition:
+    """Decompose an image into its stains.
+
+    Parameters
+    ----------
+    rgb
+        (H, W, 3 or 4) uint8, uint16 or float in [0, 1]. Fully transparent pixels weigh zero.
+    components
+        r, the number of components; `spectra`, if given, decides it. "auto" with "converge" and
+        given λ or γ: the stains are counted with both on "auto", then fitted again from there.
+    iterations
+        K steps of Algorithm 1, or "converge" for the objective's minimum, with parallel
+        components merged: what to use for looking at stains.
+    spectra
+        (3, r) start values, None for `default_spectra(components)`.
+    lam, gamma
+        λ and γ, or "auto" to choose them from the image. With "converge", both "auto" and no
+        `spectra` given, the number of stains is chosen too: see `solver.model_selection`.
+    domain, unit_spectra, reference_pixels
+        As for `BeerLaNet`. A converged solution always has unit spectra.
+    method
+        "palette": exact, through the distinct colours of an 8- or 16-bit image; "dense": pixel by
+        pixel, blockwise; "auto" takes the palette where that pays.
+    device
+        Where K steps are computed. "auto" is the CPU for the palette, which is faster there than
+        the transfer to a GPU, and the best device for dense. "converge" always runs on the CPU.
+    report
+        Called with a `Progress`; may raise `Cancelled`.
+    palette
+        The image's own colours as `palette_of` counts them, or more, for instance those of all
+        planes of a stack, which then have one fit. Spares counting them again.
+    """
+    image = check_rgb(rgb)
+    given: Any = spectra  # made a tuple by the settings
+    settings = DecomposeSettings(
+        components=components,
+        iterations=iterations,
+        spectra=given,
+        lam=lam,
+        gamma=gamma,
+        domain=domain,
+        unit_spectra=unit_spectra,
+        reference_pixels=reference_pixels,
+        method=method,
+    )
+    if str(device) not in ("auto", "cpu"):
+        pick_device(device)
+    pixels = image.flat
+    if pixels.shape[1] == 4 and not pixels[:, 3].any():
+        raise ImageError("Every pixel of the image is fully transparent.")
+    report_progress(report, 0, 1, "counting colours")
+    if palette is None:
+        palette = _choose_palette(pixels, method)
+    else:
+        _check_palette(palette, pixels, method)
+    solving = subprogress(report, 0.1, 0.7)
+    # An array is taken as it is: sums depend on its memory layout in the last digit.
+    start = settings.start if spectra is None else check_spectra(spectra, 1)
+    problem = Problem(image, pixels, palette, start, domain, settings.reference_pixels, solving)
+    report_progress(solving, 0, 1, "finding stains")
+    fit = _solve(problem, settings, device)
+    report_progress(solving, 1, 1, "writing densities")
+    result = _build_decomposition(problem, fit)
+    report_progress(report, 1, 1, "done")
+    return result
+
+
+def _solve(problem: Problem, settings: DecomposeSettings, device: str | torch.device) -> Fit:
+    lam = None if settings.lam == "auto" else settings.lam
+    gamma = None if settings.gamma == "auto" else settings.gamma
+    if settings.iterations != "converge":
+        steps, unit_spectra = settings.iterations, settings.unit_spectra
+        return solve_unrolled(problem, lam, gamma, steps, unit_spectra, device)
+    if settings.refits:
+        counting, refitting = (subprogress(problem.report, *span) for span in ((0, 0.5), (0.5, 1)))
+        counted = solve_converged(replace(problem, report=counting), None, None, find_rank=True)
+        problem = replace(problem, start=counted.spectra, report=refitting)
+    return solve_converged(problem, lam, gamma, find_rank=settings.counts_stains)
+
+
+def _choose_palette(pixels: npt.NDArray[Any], method: str) -> Palette | None:
+    if method == "palette" and pixels.dtype.kind == "f":
+        raise ImageError('method="palette" takes uint8 or uint16 images; use "auto" or "dense".')
+    wanted = method == "palette" or (method == "auto" and palette_pays(pixels))
+    return palette_of(pixels) if wanted else None
+
+
+def _check_palette(palette: Palette, pixels: npt.NDArray[Any], method: str) -> None:
+    """Whether it can be the image's palette; colours that it lacks are noticed at the look-up."""
+    if method == "dense":
+        raise ValueError('method="dense" goes pixel by pixel and takes no palette.')
+    if palette.dtype != pixels.dtype:
+        raise ImageError(f"The palette is of {palette.dtype} colours, the image {pixels.dtype}.")
+    if not palette.counts.any():
+        raise ImageError("The palette is empty: none of its colours was counted.")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What there is to solve: `pixels` (p, 3 or 4) or, where there is one, their palette."""
+
+    image: RGBImage
+    pixels: npt.NDArray[Any]
+    palette: Palette | None
+    start: Array
+    domain: Domain
+    reference_pixels: float | None
+    report: Report | None
+
+    @property
+    def total_weight(self) -> float:
+        """What the weights of all pixels add up to."""
+        if self.reference_pixels is not None:
+            return self.reference_pixels
+        if self.palette is not None:
+            return float(self.palette.counts.sum())
+        return float(_pixel_weights(self.pixels).sum())
+
+    def cells(self) -> ColourCells:
+        """Weighted colours in levels for `converge`: the palette's, or 8-bit bins of pixels."""
+        if self.palette is not None and self.palette.dtype == np.uint8:
+            codes, w = self.palette.codes, self.palette.counts.astype(np.float64)
+            X = to_columns(self.palette.colours, self.domain)
+        else:
+            codes, X, w = self._bins()
+        if self.reference_pixels is not None:
+            w = w * (self.reference_pixels / w.sum())
+        return build_cells(codes, X, w)
+
+    def _bins(self) -> tuple[npt.NDArray[Any], Array, Array]:
+        """Pixels joined where they agree to 8 bits: codes (u,), mean X (3, u), weights (u,)."""
+        bins = palette_of(to_uint8(self.pixels))
+        total = np.zeros((3, len(bins)))
+        for part in chunk_slices(len(self.pixels), PIXELS_PER_BLOCK):
+            rows = bins.rows(to_uint8(self.pixels[part]))
+            X = to_columns(self.pixels[part], self.domain) * _pixel_weights(self.pixels[part])
+            for k in range(3):
+                total[k] += np.bincount(rows, X[k], len(bins))
+        seen = bins.counts > 0
+        w = bins.counts[seen].astype(np.float64)
+        return bins.codes[seen], total[:, seen] / w, w
+
+
+@dataclass(frozen=True)
+class Fit:
+    """x₀, S, the objective, λ, γ; ‖dᵢ‖₁; D of the palette's colours; D of any columns."""
+
+    background: Array
+    spectra: Array
+    objective: Array
+    penalties: tuple[float, float]
+    mass: Array
+    table: Array | None
+    columns_to_densities: Callable[[Array], Array]
+
+
+def solve_converged(
+    problem: Problem, lam: float | None, gamma: float | None, *, find_rank: bool
+) -> Fit:
+    """The objective's minimum; `find_rank` chooses the number of stains, and λ and γ with it."""
+    cells = problem.cells()
+    if find_rank:
+        blocks = model_selection.block_means(problem.image.pixels, problem.domain)
+        solution = model_selection.find_stains(cells, blocks, problem.start, problem.report)
+    else:
+        used = model_selection.auto_penalties(cells, lam, gamma)
+        solution = converge(cells, problem.start, *used, report=problem.report)
+    exact = problem.palette is not None and problem.palette.dtype == np.uint8
+    return Fit(
+        solution.background,
+        solution.spectra,
+        solution.objective,
+        (solution.lam, solution.gamma),
+        solution.densities @ cells.w,
+        solution.densities if exact else None,
+        ColumnSolver.of(solution, cells.w),
+    )
+
+
+def solve_unrolled(
+    problem: Problem,
+    lam: float | None,
+    gamma: float | None,
+    iterations: int,
+    unit_spectra: bool,
+    device: str | torch.device,
+) -> Fit:
+    """K steps of Algorithm 1."""
+    if lam is None or gamma is None:
+        lam, gamma = model_selection.auto_penalties(problem.cells(), lam, gamma)
+    columns = _make_columns(problem, iterations, device)
+    settings: tuple[Any, ...] = (problem.start, lam, gamma)
+    if not isinstance(columns, (ArrayColumns, StreamedColumns)):
+        settings = columns.as_tensors(*settings)
+    done = unroll(
+        [columns], *settings, iterations=iterations, unit_spectra=unit_spectra, track=True
+    )
+    scale, background, spectra, objective, m = (
+        to_numpy(t[0])
+        for t in (done.scale, done.background, done.spectra, done.objective, done.sums.m)
+    )
+    maps = [(to_numpy(M[0]), to_numpy(N[0]), to_numpy(b[0])) for M, N, b in done.maps]
+    table = None
+    if problem.palette is not None and not isinstance(columns, StreamedColumns):
+        table = to_numpy(columns.D) * scale[:, None]
+    return Fit(background, spectra, objective, (lam, gamma), m, table, MapChain(maps, scale))
+
+
+def _make_columns(problem: Problem, iterations: int, device: str | torch.device) -> Any:
+    """The palette's colours or the pixels as columns, in memory if they fit, else streamed."""
+    palette, pixels = problem.palette, problem.pixels
+    if palette is not None:
+        X, w = to_columns(palette.colours, problem.domain), palette.counts.astype(np.float64)
+    elif len(pixels) * problem.start.shape[1] <= _MAX_DENSITIES_IN_MEMORY:
+        X, w = to_columns(pixels, problem.domain), _pixel_weights(pixels)
+    else:
+        return _stream_columns(problem, iterations)
+    if str(device) == "cpu" or (str(device) == "auto" and palette is not None):
+        return ArrayColumns(X, w, problem.reference_pixels)
+    where = pick_device(device)
+    if where.type in ("cpu", "mps"):  # the latter has no float64
+        return ArrayColumns(X, w, problem.reference_pixels)
+    from napari_beerlanet.core.stains.solver.unroll_backward import TensorColumns
+
+    return TensorColumns.on(where, X, w, problem.reference_pixels)
+
+
+def _stream_columns(problem: Problem, iterations: int) -> StreamedColumns:
+    pixels = problem.pixels
+    parts = chunk_slices(len(pixels), PIXELS_PER_BLOCK)
+    visits, done = len(parts) * (3 + iterations), 0  # three passes are for the sums of X
+
+    def blocks() -> Iterator[tuple[Array, Array]]:
+        nonlocal done
+        for part in parts:
+            report_progress(problem.report, done, visits, "finding stains")
+            done += 1
+            yield to_columns(pixels[part], problem.domain), _pixel_weights(pixels[part])
+
+    scale = 1.0
+    if problem.reference_pixels is not None:
+        scale = problem.reference_pixels / sum(_pixel_weights(pixels[part]).sum() for part in parts)
+    return StreamedColumns(blocks, float(scale))
+
+
+def _pixel_weights(pixels: npt.NDArray[Any]) -> Array:
+    if pixels.shape[1] == 4:
+        return (pixels[:, 3] > 0).astype(np.float64)
+    return np.ones(len(pixels))
+
+
+def _build_decomposition(problem: Problem, fit: Fit) -> Decomposition:
+    palette, r = problem.palette, fit.spectra.shape[1]
+    present = fit.mass > _MIN_MEAN_DENSITY * problem.total_weight
+    active = (np.linalg.norm(fit.spectra, axis=0) > 0) & present
+    palette_densities = None
+    if palette is not None:
+        palette_densities = palette, _palette_densities(problem, palette, fit)
+        planes = _look_up_pixels(*palette_densities, problem.pixels)
+    else:
+        planes = map_pixels(problem.pixels, problem.domain, fit.columns_to_densities, r)
+    weight = np.where(active, fit.spectra.sum(0) * fit.mass, 0.0)
+    share = weight / weight.sum() if weight.sum() > 0 else np.zeros(r)
+    return Decomposition(
+        background=fit.background,
+        spectra=fit.spectra,
+        densities=planes.reshape(r, *problem.image.shape),
+        active=active,
+        share=share,
+        objective=fit.objective,
+        lam=fit.penalties[0],
+        gamma=fit.penalties[1],
+        domain=problem.domain,
+        method="dense" if palette is None else "palette",
+        image=problem.image,
+        _columns_to_densities=fit.columns_to_densities,
+        _palette_densities=palette_densities,
+    )
+
+
+def _palette_densities(problem: Problem, palette: Palette, fit: Fit) -> DensityArray:
+    """(u, r) densities of the palette's colours."""
+    table = fit.table
+    if table is None:
+        table = fit.columns_to_densities(to_columns(palette.colours, problem.domain))
+    return np.ascontiguousarray(table.T, dtype=np.float32)
+
+
+def _look_up_pixels(
+    palette: Palette, entries: DensityArray, pixels: npt.NDArray[Any]
+) -> DensityArray:
+    """(r, n) planes from the entries (u, r) of the palette's colours."""
+    try:
+        return palette.look_up(entries, pixels)
+    except KeyError as error:
+        raise ImageError("The image has colours that the given palette does not hold.") from error

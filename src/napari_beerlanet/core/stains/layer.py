@@ -1,0 +1,269 @@
+"""BeerLaNet as a torch module: images in, optical densities out, differentiable in S_init, λ, γ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from napari_beerlanet.core.common.threads import chunk_slices, map_chunks
+from napari_beerlanet.core.images import Domain
+from napari_beerlanet.core.images.rgb import FLOAT_FLOOR
+from napari_beerlanet.core.stains.palette import decode
+from napari_beerlanet.core.stains.settings import DEFAULT_COMPONENTS, DEFAULT_ITERATIONS, Method
+from napari_beerlanet.core.stains.solver import kernels
+from napari_beerlanet.core.stains.solver.columns import contiguous
+from napari_beerlanet.core.stains.solver.spectra import (
+    check_number,
+    check_solver_settings,
+    check_spectra,
+)
+from napari_beerlanet.core.stains.solver.unroll_backward import (
+    TensorColumns,
+    is_tracing,
+    refuse_second_derivative,
+    unroll_tensors,
+)
+
+_MAX_LOG_PENALTY = 40.0  # of λ and γ: beyond it nothing lives, and sums would overflow
+_PIXELS_PER_TASK = 1 << 18  # pixels per task of the look-up's gradient: fixed, as sums depend on it
+
+
+class BeerLaNet(nn.Module):
+    """K unrolled iterations of Algorithm 1: (N, c, H, W) in [0, 1] to densities (N, r, H, W).
+
+    S_init, λ and γ are learned; they are nonnegative by construction (an absolute value, and
+    exponentials) and nothing is changed in `forward`. Every image is solved by itself, in float64
+    (float32 where the device has no float64). `method="auto"` recognises 8-bit images, also as
+    float / 255, and solves for their distinct colours.
+
+    Parameters
+    ----------
+    components, iterations
+        r and K.
+    spectra
+        S_init (channels, r), nonnegative; None is `default_spectra`.
+    lam, gamma
+        Start values of λ and γ, at least 0. A zero stays zero in training.
+    domain
+        "log" (Beer–Lambert) or "intensity" (as the authors' published code).
+    unit_spectra, reference_pixels
+        See METHOD: unit columns of S after each iteration; total weight that an image is scaled to.
+    padding
+        Grey value in [0, 1] of pixels that weigh zero, for instance 114 / 255.
+    """
+
+    def __init__(
+        self,
+        components: int = DEFAULT_COMPONENTS,
+        iterations: int = DEFAULT_ITERATIONS,
+        *,
+        spectra: npt.ArrayLike | None = None,
+        lam: float = 0.01,
+        gamma: float = 0.1,
+        domain: Domain = "log",
+        unit_spectra: bool = True,
+        reference_pixels: float | None = None,
+        padding: float | None = None,
+        method: Method = "auto",
+        channels: int = 3,
+    ) -> None:
+        super().__init__()
+        start = check_spectra(spectra, components, channels)
+        check_solver_settings(iterations, domain, method, reference_pixels)
+        if padding is not None:
+            check_number(padding, "padding", maximum=1.0)
+        self.components, self.iterations, self.channels = start.shape[1], iterations, channels
+        self.domain, self.unit_spectra, self.method = domain, unit_spectra, method
+        self.reference_pixels, self.padding = reference_pixels, padding
+        self.raw_spectra = nn.Parameter(torch.tensor(start, dtype=torch.float32))
+        lam, gamma = check_number(lam, "lam"), check_number(gamma, "gamma")
+        self.log_lam = nn.Parameter(torch.tensor(math.log(lam or 1.0)))
+        self.log_gamma = nn.Parameter(torch.tensor(math.log(gamma or 1.0)))
+        # The logarithm of zero would be no number to take a step from.
+        self.register_buffer("penalised", torch.tensor([lam > 0, gamma > 0]))
+        self.penalised: Tensor
+
+    @property
+    def spectra(self) -> Tensor:
+        """S_init (channels, r), nonnegative."""
+        return self.raw_spectra.abs()
+
+    @property
+    def lam(self) -> Tensor:
+        """λ, a nonnegative scalar."""
+        return self.penalised[0] * self.log_lam.clamp(max=_MAX_LOG_PENALTY).exp()
+
+    @property
+    def gamma(self) -> Tensor:
+        """γ, a nonnegative scalar."""
+        return self.penalised[1] * self.log_gamma.clamp(max=_MAX_LOG_PENALTY).exp()
+
+    def extra_repr(self) -> str:
+        """What `print` shows."""
+        return (
+            f"components={self.components}, iterations={self.iterations}, domain={self.domain!r}, "
+            f"unit_spectra={self.unit_spectra}, reference_pixels={self.reference_pixels}"
+        )
+
+    def forward(self, images: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Densities (N, r, H, W) of images (N, c, H, W), in the images' floating type.
+
+        `weights` (N, H, W) or (N, 1, H, W), nonnegative, say how much each pixel counts in the
+        sums; a pixel of weight zero still gets its densities.
+        """
+        if images.ndim != 4 or images.shape[1] != self.channels:
+            raise ValueError(
+                f"BeerLaNet takes (N, {self.channels}, H, W), not {tuple(images.shape)}."
+            )
+        n, _, height, width = images.shape
+        fitting = ((n, height, width), (n, 1, height, width))
+        if weights is not None and tuple(weights.shape) not in fitting:
+            raise ValueError(f"weights must be {fitting[0]}, not {tuple(weights.shape)}.")
+        if not (images.is_floating_point() or images.dtype == torch.uint8):
+            raise ValueError(f"BeerLaNet takes uint8 or floats in [0, 1], not {images.dtype}.")
+        if images.dtype == torch.uint8:
+            images = images.float() / 255
+        if images.numel() == 0:
+            return images.new_zeros((len(images), self.components, *images.shape[2:]))
+        return self.forward_readout(images, weights)
+
+    def forward_readout(
+        self,
+        images: Tensor,
+        weights: Tensor | None = None,
+        readout: Callable[[Tensor, Tensor], Tensor] | None = None,
+    ) -> Tensor:
+        """`forward` of checked images, or (N, m, H, W) read out of their densities.
+
+        readout(X, D) takes columns X (c, u), in the solver's domain, and their densities D (r, u)
+        to (m, u). It is the same as a readout of every pixel at the cost of one of every distinct
+        colour.
+        """
+        with torch.autocast(images.device.type, enabled=False):
+            parts = [
+                self._columns(*pair)
+                for pair in zip(images, _weights_per_image(weights), strict=False)
+            ]
+            dtype = parts[0][0].X.dtype
+            learned = (p.to(dtype) for p in (self.spectra, self.lam, self.gamma))
+            columns = [part for part, _ in parts]
+            done = unroll_tensors(
+                columns, *learned, iterations=self.iterations, unit_spectra=self.unit_spectra
+            )
+            planes = []
+            for (image, rows), a in zip(parts, done.scale, strict=True):
+                table, scale = image.D, a
+                if readout is not None:
+                    table = readout(image.X, table * a[:, None])
+                    scale = table.new_ones(len(table))
+                planes.append(_colours_to_pixels(table, scale, rows))
+        size = images.shape[2:]
+        together = torch.stack(planes) if len(planes) > 1 else planes[0]
+        return together.to(images.dtype).reshape(len(images), -1, *size)
+
+    def _columns(
+        self, image: Tensor, weights: Tensor | None
+    ) -> tuple[TensorColumns, Tensor | None]:
+        """An image (c, H, W) as columns, and the row of each pixel among them (None: its own)."""
+        values, rows = image.flatten(1), None
+        by_colour = self.method != "dense" and self.channels == 3 and not is_tracing()
+        if by_colour and not image.requires_grad:
+            values, counts, rows = distinct_colours(values)
+            if rows is None and self.method == "palette":
+                raise ValueError('method="palette" takes 8-bit images (k / 255); use "auto".')
+        precise = torch.float32 if image.device.type == "mps" else torch.float64
+        values = values.to(precise)
+        if weights is not None:
+            flat = weights.reshape(-1).to(precise)
+            w = flat if rows is None else flat.new_zeros(values.shape[1]).index_add_(0, rows, flat)
+        else:
+            w = values.new_ones(values.shape[1]) if rows is None else counts.to(precise)
+        if self.padding is not None:
+            near = max(1e-4, torch.finfo(image.dtype).eps)
+            w = torch.where(((values - self.padding).abs() < near).all(0), 0.0, w)
+        X = values.clamp(FLOAT_FLOOR, None).log() if self.domain == "log" else values
+        return TensorColumns(X, w, self.reference_pixels), rows
+
+
+def distinct_colours(values: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Distinct colours (3, u) of 8-bit `values` (3, n) in [0, 1], their counts, each pixel's row.
+
+    Values that are not k / 255 come back as they are, with rows None.
+    """
+    tolerance = 4 * 255 * torch.finfo(values.dtype).eps
+    if tolerance > 1:  # too coarse a type to tell grey levels apart
+        return values, values, None
+    if values.device.type == "cpu":
+        planes = np.ascontiguousarray(values.detach().float().numpy())
+        codes = np.empty(planes.shape[1], np.uint32)
+        if not kernels.encode_planes(planes, np.float32(min(tolerance, 0.25)), codes):
+            return values, values, None
+        distinct, counts, rows = kernels.unique_codes(codes)
+        colours = torch.from_numpy(decode(distinct, np.uint8).T / 255.0)
+        return colours, torch.from_numpy(counts), torch.from_numpy(rows)
+    grey = values.float() * 255
+    level = grey.round()
+    if not bool(((level - grey).abs() <= min(tolerance, 0.25)).all()):
+        return values, values, None
+    key = (level[0] * 65536 + level[1] * 256 + level[2]).long()
+    keys, rows, counts = torch.unique(key, return_inverse=True, return_counts=True)
+    return torch.stack([keys >> 16, (keys >> 8) & 255, keys & 255]) / 255.0, counts, rows
+
+
+def _weights_per_image(weights: Tensor | None) -> Any:
+    if weights is None:
+        while True:
+            yield None
+    yield from weights
+
+
+def _colours_to_pixels(table: Tensor, scale: Tensor, rows: Tensor | None) -> Tensor:
+    """(r, n) float32 from `table` (r, u) and its `scale` (r,): column rows[i] for pixel i.
+
+    Without rows it is the scaled table itself.
+    """
+    if rows is not None and table.device.type == "cpu":
+        return _ColourLookUp.apply(table, scale, rows)  # type: ignore[no-any-return]
+    scaled = (table * scale[:, None]).float()
+    return scaled if rows is None else scaled[:, rows]
+
+
+class _ColourLookUp(torch.autograd.Function):
+    """Densities of pixels from those of colours, scaled; its gradient is a scatter-add."""
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, scale: Tensor, rows: Tensor) -> Tensor:
+        ctx.save_for_backward(table, scale, rows)
+        columns, index = contiguous(table.detach()), rows.numpy()
+        entries = np.empty(columns.shape[::-1], np.float32)
+        kernels.scale_to_rows(columns, contiguous(scale.detach()), entries)
+        planes = np.empty((len(columns), len(index)), np.float32)
+
+        def look_up(part: slice) -> None:
+            kernels.look_up_rows(index[part], entries, planes[:, part])
+
+        map_chunks(look_up, len(index), _PIXELS_PER_TASK)
+        return torch.from_numpy(planes)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        refuse_second_derivative(gradient)
+        table, scale, rows = (t.detach().numpy() for t in ctx.saved_tensors)
+        planes = np.ascontiguousarray(gradient.numpy())
+        parts = chunk_slices(len(rows), _PIXELS_PER_TASK)
+        sums = np.zeros((len(parts), *table.shape[::-1]))
+
+        def scatter(part: slice) -> None:
+            k = part.start // _PIXELS_PER_TASK
+            kernels.scatter_add(rows[part], planes[:, part], sums[k])
+
+        map_chunks(scatter, len(rows), _PIXELS_PER_TASK)
+        g_table, g_scale = np.empty(table.shape), np.empty(scale.shape)
+        kernels.scale_to_rows_backward(sums, contiguous(table), contiguous(scale), g_table, g_scale)
+        return torch.from_numpy(g_table), torch.from_numpy(g_scale), None

@@ -1,0 +1,1 @@
+"""Numerics of the decomposition: kernels, unrolled and converged solver, model selection."""

@@ -1,0 +1,348 @@
+"""The minimum of the objective rather than K steps towards it.
+
+Sweeps of exact block solves (see `converged_kernels`), extrapolated, with a restart whenever
+extrapolation would raise the objective, so it never rises. Coarser colours come first: cells of
+8 × 8 × 8 grey levels, about a thousandth of the work, bring the solution close before all colours
+are touched. Components whose spectra have become parallel are merged: that is how the rank adapts.
+
+The loop runs in a kernel, ten sweeps at a time: on a few hundred cells a sweep takes microseconds,
+and Python between two of them would take as long, and would wait for a busy window's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from napari_beerlanet.core.common.progress import Report, max_progress, report_progress, subprogress
+from napari_beerlanet.core.common.threads import map_chunks, run_parallel
+from napari_beerlanet.core.stains.solver import converged_kernels
+from napari_beerlanet.core.stains.solver.columns import ArrayColumns
+from napari_beerlanet.core.stains.solver.unroll import unroll
+
+Array = npt.NDArray[np.float64]
+Hold = Literal["nothing", "spectra", "background"]
+
+TOLERANCE = 1e-6
+"""Converged: over ten sweeps the objective fell by less than this fraction of itself."""
+
+MAX_SWEEPS = 2000
+CONVERGENCE_WINDOW = 10
+_HOLD_CODES: tuple[Hold, ...] = get_args(Hold)  # in the order of the kernel's numbers
+_PARALLEL_COSINE = 0.9999  # from which a merger is tried; kept if the objective does not rise
+_INITIAL_MOMENTUM, _MAX_MOMENTUM = 0.5, 0.98
+_ROUNDING_TOLERANCE = 1e-10
+_COLUMNS_PER_SOLVE = 1 << 14
+_WARM_START_STEPS = 30
+
+
+@dataclass(frozen=True)
+class ColourCells:
+    """Weighted columns X (c, u), w (u,), and the cell of each column on the next coarser level."""
+
+    X: Array
+    w: Array
+    coarser: ColourCells | None = None
+    parent: npt.NDArray[np.int64] | None = None
+
+
+@dataclass(frozen=True)
+class Solution:
+    """x₀ (c,), S (c, r), D (r, u), and the objective after each sweep on the finest level."""
+
+    background: Array
+    spectra: Array
+    densities: Array
+    objective: Array
+    lam: float
+    gamma: float
+
+
+def build_cells(
+    codes: npt.NDArray[Any], X: Array, w: Array, shifts: Sequence[int] = (2, 3)
+) -> ColourCells:
+    """Columns in ascending order of their Morton `codes`, with coarser levels above them.
+
+    A level of shift k joins colours that agree in all but the last k bits of each channel. Their
+    X is averaged: the mean of ln intensity, so Beer–Lambert holds for it.
+    """
+    if not shifts:
+        return ColourCells(X, w)
+    group = codes >> np.asarray(3 * shifts[0], codes.dtype)
+    first = np.flatnonzero(np.r_[True, group[1:] != group[:-1]])
+    weight = np.add.reduceat(w, first)
+    safe = np.where(weight > 0, weight, 1.0)
+    mean = np.where(weight > 0, np.add.reduceat(X * w, first, axis=1) / safe, X[:, first])
+    parent = np.cumsum(np.r_[0, group[1:] != group[:-1]])
+    above = build_cells(codes[first], mean, weight, shifts[1:])
+    return ColourCells(X, w, above, parent)
+
+
+def converge(
+    cells: ColourCells,
+    S: Array,
+    lam: float,
+    gamma: float,
+    *,
+    start: Solution | None = None,
+    hold: Hold = "nothing",
+    tolerance: float = TOLERANCE,
+    single_start: bool = False,
+    report: Report | None = None,
+) -> Solution:
+    """Minimise the objective from S (c, r), or from `start`, coarse levels first.
+
+    `start` is a solution of the coarsest level. `hold` keeps its spectra or its
+    background and solves for the rest.
+    Without a `start` the lowest of three minima is taken: reached by sweeps from S, and by sweeps
+    after some steps of Algorithm 1 with and without unit spectra; `quick` tries the first only.
+    """
+    if cells.coarser is not None:
+        assert cells.parent is not None
+        above = converge(
+            cells.coarser,
+            S,
+            lam,
+            gamma,
+            start=start,
+            hold=hold,
+            tolerance=tolerance / 30,  # cheap there, and what is slow is not left for here
+            single_start=single_start,
+            report=subprogress(report, 0, 0.5),
+        )
+        begin = replace(above, densities=np.ascontiguousarray(above.densities[:, cells.parent]))
+        report = subprogress(report, 0.5, 1)
+    elif start is not None or single_start:
+        begin = start or _zero_start(cells, S)
+    else:
+        return _best_of_starts(cells, S, lam, gamma, hold, tolerance, report)
+    return _descend(cells, begin, lam, gamma, hold, tolerance, report)
+
+
+def _best_of_starts(
+    cells: ColourCells,
+    S: Array,
+    lam: float,
+    gamma: float,
+    hold: Hold,
+    tolerance: float,
+    report: Report | None,
+) -> Solution:
+    """The lowest of the minima that three starts lead to."""
+    report = max_progress(report)
+
+    def from_steps(unit_spectra: bool) -> Solution:
+        begin = _warm_start(cells, S, lam, gamma, unit_spectra)
+        return _descend(cells, begin, lam, gamma, hold, tolerance, report)
+
+    def from_nothing() -> Solution:
+        return _descend(cells, _zero_start(cells, S), lam, gamma, hold, tolerance, report)
+
+    ends = run_parallel([from_nothing, lambda: from_steps(True), lambda: from_steps(False)])
+    return min(ends, key=lambda end: end.objective[-1])
+
+
+def _warm_start(
+    cells: ColourCells, S: Array, lam: float, gamma: float, unit_spectra: bool
+) -> Solution:
+    """Where the first steps of Algorithm 1 lead.
+
+    They move all components at once and a little, while a sweep gives the first one all it can
+    take; with a strong penalty that can leave nothing for the rest, and a higher minimum.
+    """
+    columns = ArrayColumns(cells.X, cells.w)
+    done = unroll([columns], S, lam, gamma, iterations=_WARM_START_STEPS, unit_spectra=unit_spectra)
+    D = columns.D * done.scale[0][:, None]
+    return Solution(done.background[0], done.spectra[0], D, np.empty(0), lam, gamma)
+
+
+def _zero_start(cells: ColourCells, S: Array) -> Solution:
+    norm = np.linalg.norm(S, axis=0)
+    unit = np.divide(S, norm, out=np.zeros_like(S), where=norm > 0)
+    mean = cells.X @ cells.w / max(cells.w.sum(), np.finfo(float).tiny)
+    return Solution(mean, unit, np.zeros((S.shape[1], len(cells.w))), np.empty(0), 0.0, 0.0)
+
+
+def _descend(
+    cells: ColourCells,
+    start: Solution,
+    lam: float,
+    gamma: float,
+    hold: Hold,
+    tolerance: float,
+    report: Report | None,
+) -> Solution:
+    """Where sweeps over one level of cells lead."""
+    begin = (start.densities, start.spectra, start.background)
+    descent = BlockCoordinateDescent(cells.X, cells.w, *begin, lam, gamma, _HOLD_CODES.index(hold))
+    objective = descent.run(tolerance, report)
+    D, S, x0 = descent.current
+    return Solution(x0.copy(), S.copy(), D.copy(), objective, float(lam), float(gamma))
+
+
+class BlockCoordinateDescent:
+    """Descent on columns X (c, u) with weights w (u,), from D (r, u), S (c, r), x₀ (c,).
+
+    Three points of it are kept: the current one, the previous one, and room for the next.
+    """
+
+    def __init__(
+        self, X: Array, w: Array, D: Array, S: Array, x0: Array, lam: float, gamma: float, hold: int
+    ) -> None:
+        self.X, self.w = np.ascontiguousarray(X), w
+        self.penalty = float(lam), float(gamma), hold
+        self._points = tuple(np.stack([np.asarray(a, np.float64)] * 3) for a in (D, S, x0))
+        self._current, self._previous, self._next = 0, 1, 2
+        self._R = np.empty_like(self.X)
+
+    @property
+    def current(self) -> tuple[Array, Array, Array]:
+        """D, S, x₀ as they are now."""
+        return self._point(self._current)
+
+    def run(self, tolerance: float, report: Report | None) -> Array:
+        """Sweep until ten sweeps gain less than `tolerance`; the objective after each of them."""
+        values = np.empty(MAX_SWEEPS + 1)
+        values[0] = self._objective()
+        count, momentum, moving, hold = 1, _INITIAL_MOMENTUM, False, self.penalty[2]
+        while count <= MAX_SWEEPS:
+            count, value, momentum, converged = self._advance(
+                values, count, momentum, moving, tolerance
+            )
+            moving = True
+            merged = None
+            if hold == 0 and (converged or count % CONVERGENCE_WINDOW == 0):
+                merged = self._merge(value)
+            if merged is not None:
+                value, moving = merged, False
+            values[count] = min(value, values[count - 1])  # a rise in the last digit is rounding
+            count += 1
+            report_progress(report, count - 1, MAX_SWEEPS, "finding stains")
+            if converged and merged is None:
+                break
+        return values[1:count]
+
+    def _advance(
+        self, values: Array, count: int, momentum: float, moving: bool, tolerance: float
+    ) -> tuple[int, float, float, bool]:
+        turn = np.array([self._current, self._previous, self._next])
+        D, S, x0 = self._points
+        state = (self.X, self.w, self._R, D, S, x0, turn, values, count)
+        done: Any = _advance(*state, momentum, moving, *self.penalty, tolerance)
+        self._current, self._previous, self._next = (int(k) for k in turn)
+        return done  # type: ignore[no-any-return]
+
+    def _objective(self) -> float:
+        D, S, x0 = self.current
+        converged_kernels.residual(self.X, D, S, x0, self._R)
+        return float(converged_kernels.objective(self.w, D, self._R, S, *self.penalty[:2]))
+
+    def _point(self, which: int) -> tuple[Array, Array, Array]:
+        D, S, x0 = self._points
+        return D[which], S[which], x0[which]
+
+    def _merge(self, value: float) -> float | None:
+        """Join the most parallel pair that can be joined without raising the objective."""
+        D, S, x0 = self.current
+        mass = D @ self.w
+        cosine = S.T @ S
+        pairs = [
+            p for p in combinations(np.flatnonzero(mass > 0), 2) if cosine[p] > _PARALLEL_COSINE
+        ]
+        for i, j in sorted(pairs, key=lambda p: -cosine[p]):
+            D1, S1, x1 = self._point(self._next)
+            for new, old in ((D1, D), (S1, S), (x1, x0)):
+                np.copyto(new, old)
+            keep, drop = (i, j) if mass[i] >= mass[j] else (j, i)
+            joint = mass[i] * S[:, i] + mass[j] * S[:, j]
+            S1[:, keep] = joint / np.linalg.norm(joint)
+            D1[keep] += D1[drop]
+            S1[:, drop], D1[drop] = 0.0, 0.0
+            converged_kernels.residual(self.X, D1, S1, x1, self._R)
+            merged = float(converged_kernels.sweep(self.w, D1, self._R, S1, x1, *self.penalty))
+            if merged <= value * (1 + _ROUNDING_TOLERANCE):
+                self._current, self._next = self._next, self._current
+                return merged
+        return None
+
+
+@njit(cache=True, nogil=True)
+def _advance(  # type: ignore[no-untyped-def]
+    X, w, R, D, S, x0, turn, values, count, momentum, moving, lam, gam, hold, tolerance
+):
+    """Sweep until it converges, or until a multiple of ten sweeps, when components may be merged.
+
+    D (3, r, u), S (3, c, r), x0 (3, c) are the points `turn` (3,): current, previous, next.
+    `values` has `count` objectives; all new ones are added but the last, which is returned:
+    (count, value, momentum, converged).
+    """
+    while True:
+        current, previous, after = turn
+        if moving:
+            converged_kernels.extrapolate(D[current], D[previous], momentum, D[after])
+            converged_kernels.extrapolate(S[current], S[previous], momentum, S[after])
+            x0[after] = x0[current] + momentum * (x0[current] - x0[previous])
+        else:
+            D[after], S[after], x0[after] = D[current], S[current], x0[current]
+        converged_kernels.residual(X, D[after], S[after], x0[after], R)
+        value = converged_kernels.sweep(w, D[after], R, S[after], x0[after], lam, gam, hold)
+        if value > values[count - 1] and moving:
+            D[after], S[after], x0[after] = D[current], S[current], x0[current]
+            converged_kernels.residual(X, D[after], S[after], x0[after], R)
+            value = converged_kernels.sweep(w, D[after], R, S[after], x0[after], lam, gam, hold)
+            momentum /= 2
+        else:
+            momentum = min(1.1 * momentum, _MAX_MOMENTUM)
+        turn[0], turn[1], turn[2] = after, current, previous
+        moving = True
+        gained = (
+            values[count - CONVERGENCE_WINDOW] - value if count >= CONVERGENCE_WINDOW else np.inf
+        )
+        converged = gained <= tolerance * value
+        if converged or count % CONVERGENCE_WINDOW == 0 or count == MAX_SWEEPS:
+            return count, value, momentum, converged
+        values[count] = min(value, values[count - 1])
+        count += 1
+
+
+@dataclass(frozen=True)
+class ColumnSolver:
+    """Densities of any columns under a solution: what its own colours converged to.
+
+    At the minimum the penalty acts on a column as a linear term `low` (r,) and a quadratic term
+    `curvature` (r,), which follow from λ, γ and the norms of the solution's dᵢ.
+    """
+
+    background: Array
+    spectra: Array
+    low: Array
+    curvature: Array
+
+    @classmethod
+    def of(cls, solution: Solution, weights: Array) -> ColumnSolver:
+        """The solver of a solution whose columns have these weights (u,)."""
+        norm = np.sqrt(solution.densities**2 @ weights)
+        alive = (norm > 0) & (np.linalg.norm(solution.spectra, axis=0) > 0)
+        low = np.full(len(norm), solution.lam * solution.gamma)
+        curvature = np.divide(solution.lam, norm, out=np.zeros_like(norm), where=alive)
+        return cls(solution.background, np.where(alive, solution.spectra, 0.0), low, curvature)
+
+    def __call__(self, X: Array) -> Array:
+        """D (r, n) of columns X (c, n)."""
+        D = np.empty((self.spectra.shape[1], X.shape[1]))
+
+        def work(part: slice) -> None:
+            piece = np.empty((len(D), part.stop - part.start))
+            columns = np.ascontiguousarray(X[:, part])
+            settings = (self.background, self.spectra, self.low, self.curvature)
+            converged_kernels.solve_columns(columns, *settings, 1e-12, piece)
+            D[:, part] = piece
+
+        map_chunks(work, X.shape[1], _COLUMNS_PER_SOLVE)
+        return D

@@ -1,0 +1,255 @@
+"""Kernels of the converged solution: exact block solves, one component after the other.
+
+With all else fixed, the objective is an isotropic quadratic in dᵢ and in sᵢ plus the paper's
+penalty, so one prox step with the block's own curvature solves it exactly; x₀ is closed form.
+Fixed points are those of Algorithm 1, whose steps share one curvature among all components.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from napari_beerlanet.core.stains.solver.kernels import CACHE_BLOCK, FASTMATH
+
+
+@njit(cache=True, nogil=True, fastmath=FASTMATH)
+def residual(X, D, S, x0, R):
+    """R (c, u) = x₀1ᵀ − X − S D, with D (r, u)."""
+    u = X.shape[1]
+    for start in range(0, u, CACHE_BLOCK):
+        stop = min(start + CACHE_BLOCK, u)
+        for k in range(X.shape[0]):
+            row = R[k, start:stop]
+            x = X[k, start:stop]
+            for t in range(row.shape[0]):
+                row[t] = x0[k] - x[t]
+            for i in range(D.shape[0]):
+                s = S[k, i]
+                if s != 0.0:
+                    d = D[i, start:stop]
+                    for t in range(row.shape[0]):
+                        row[t] -= s * d[t]
+
+
+@njit(cache=True, nogil=True, fastmath=FASTMATH)
+def extrapolate(here, before, momentum, out):
+    """out = max(0, here + momentum (here − before)) for (r, u) arrays."""
+    for i in range(here.shape[0]):
+        a = here[i]
+        b = before[i]
+        z = out[i]
+        for t in range(z.shape[0]):
+            z[t] = max(a[t] + momentum * (a[t] - b[t]), 0.0)
+
+
+@njit(cache=True, nogil=True, fastmath=FASTMATH)
+def sweep(w, D, R, S, x0, lam, gam, hold):
+    """Solve for x₀, then for each dᵢ and sᵢ in turn, in place; returns the objective.
+
+    `hold` 1 leaves S as it is, 2 leaves x₀.
+
+    w (u,), D (r, u), R (c, u) the residual, kept up to date, S (c, r) and x0 (c,). Live sᵢ end
+    with unit norm. Columns are taken in blocks that fit the cache, twice per component: dᵢ needs
+    its norm before it can be shrunk. What a solved sᵢ changes is applied on the next visit.
+    """
+    c, u = R.shape
+    v = np.empty(u)
+    change, norm, last = np.zeros(c), 1.0, -1
+    if hold != 2:
+        change = _solve_background(w, R, x0)
+    penalty = 0.0
+    for i in range(D.shape[0]):
+        square = 0.0
+        for k in range(c):
+            square += S[k, i] * S[k, i]
+        if square == 0.0:
+            continue
+        size = np.sqrt(square)
+        d2 = 0.0
+        for start in range(0, u, CACHE_BLOCK):
+            stop = min(start + CACHE_BLOCK, u)
+            _apply_pending(D, R, last, change, norm, start, stop)
+            d2 += _propose(w, D, R, S, i, square, lam * gam / size, v, start, stop)
+        factor = max(0.0, 1.0 - lam / size / np.sqrt(d2)) if d2 > 0.0 else 0.0
+        d2 *= factor * factor
+        d1 = 0.0
+        along = np.zeros(c)
+        for start in range(0, u, CACHE_BLOCK):
+            d1 += _accept(w, D[i], R, S, i, factor, v, along, start, min(start + CACHE_BLOCK, u))
+        change, norm, last = np.zeros(c), 1.0, i
+        if d2 > 0.0:
+            if hold == 1:
+                penalty += lam * size * (gam * d1 + np.sqrt(d2))
+            else:
+                norm = _solve_spectrum(S, i, along, d1, d2, lam, gam, change)
+                penalty += lam * norm * (gam * d1 + np.sqrt(d2))
+    fit = 0.0
+    for start in range(0, u, CACHE_BLOCK):
+        stop = min(start + CACHE_BLOCK, u)
+        _apply_pending(D, R, last, change, norm, start, stop)
+        fit += _weighted_square(w, R, start, stop)
+    return 0.5 * fit + penalty
+
+
+@njit(cache=True, nogil=True, fastmath=FASTMATH)
+def _solve_background(w, R, x0):
+    """x₀ given all else: moves x0, and returns by how much R has to fall, (c,)."""
+    total = w.sum()
+    change = np.empty(R.shape[0])
+    for k in range(R.shape[0]):
+        row = R[k]
+        mean = 0.0
+        for t in range(R.shape[1]):
+            mean += w[t] * row[t]
+        change[k] = mean / total if total > 0.0 else 0.0
+        x0[k] -= change[k]
+    return change
+
+
+@njit(cache=True, nogil=True, fastmath=FASTMATH)
+def _apply_pending(D, R, last, change, norm, start, stop):
+    """What the last solve left to do on a block: R −= change dᵢ (or change alone), dᵢ *= norm."""
+    for k in range(R.shape[0]):
+        if change[k] != 0.0:
+            row = R[k, start:stop]
+            step = change[k]
+            if last < 0:
+                for t in range(row.shape[0]):
+                    row[t] -= step
+            else:
+                d = D[last, start:stop]
+                for t in range(row.shape[0]):
+                    row[t] -= step * d[t]
+    if last >= 0 and norm != 1.0:
+        d = D[last, start:stop]
+        for t in range(d.shape[0]):
+            d[t] *= norm
+
+
+@njit(cache=True, nogil=True, fastmath=FASTMATH)
+def _propose(w, D, R, S, i, square, low, v, start, stop):
+    """v = the ℓ₁ prox of dᵢ's exact step on a block; returns its Σ w v²."""
+    d = D[i, start:stop]
+    z = v[start:stop]
+    weight = w[start:stop]
+    for t in range(z.shape[0]):
+        z[t] = d[t] - low
+    for k in range(R.shape[0]):
+        row = R[k, start:stop]
+        s = S[k, i] / square
+        for t in range(z.shape[0]):
+            z[t] += s * row[t]
+    total = 0.0
+    for t in range(z.shape[0]):
+        z[t] = max(z[t], 0.0)
+        total += weight[t] * z[t] * z[t]
+    return total
+
+
+@njit(cache=True, nogil=True, fastmath=FASTMATH)
+def _accept(w, d, R, S, i, factor, v, along, start, stop):
+    """dᵢ = factor v on a block; R follows; adds R W dᵢ to `along` (c,); returns Σ w dᵢ."""
+    old = d[start:stop]
+    z = v[start:stop]
+    weight = w[start:stop]
+    total = 0.0
+    for t in range(z.shape[0]):
+        new = factor * z[t]
+        z[t] = new - old[t]
+        old[t] = new
+        total += weight[t] * new
+    for k in range(R.shape[0]):
+        row = R[k, start:stop]
+        s = S[k, i]
+        dot = 0.0
+        for t in range(z.shape[0]):
+            row[t] -= s * z[t]
+            dot += weight[t] * old[t] * row[t]
+        along[k] += dot
+    return total
+
+
+@njit(cache=True, nogil=True, fastmath=FASTMATH)
+def _solve_spectrum(S, i, along, d1, d2, lam, gam, change):
+    """sᵢ given all else, stored with unit norm; returns the norm and fills its `change` (c,)."""
+    c = S.shape[0]
+    square = 0.0
+    for k in range(c):
+        change[k] = max(S[k, i] + along[k] / d2, 0.0)
+        square += change[k] * change[k]
+    norm = np.sqrt(square)
+    factor = max(0.0, 1.0 - lam * (gam * d1 + np.sqrt(d2)) / d2 / norm) if norm > 0.0 else 0.0
+    norm *= factor
+    for k in range(c):
+        new = factor * change[k]
+        change[k] = new - S[k, i]
+        S[k, i] = new / norm if norm > 0.0 else 0.0
+    return norm
+
+
+@njit(cache=True, nogil=True, fastmath=FASTMATH)
+def _weighted_square(w, R, start, stop):
+    weight = w[start:stop]
+    total = 0.0
+    for k in range(R.shape[0]):
+        row = R[k, start:stop]
+        for t in range(row.shape[0]):
+            total += weight[t] * row[t] * row[t]
+    return total
+
+
+@njit(cache=True, nogil=True, fastmath=FASTMATH)
+def objective(w, D, R, S, lam, gam):
+    """½‖R‖² + λ Σᵢ ‖sᵢ‖ (γ‖dᵢ‖₁ + ‖dᵢ‖₂), sums over columns weighted by w."""
+    c, u = R.shape
+    fit = 0.0
+    for k in range(c):
+        row = R[k]
+        for t in range(u):
+            fit += w[t] * row[t] * row[t]
+    penalty = 0.0
+    for i in range(D.shape[0]):
+        d = D[i]
+        d1 = 0.0
+        d2 = 0.0
+        square = 0.0
+        for k in range(c):
+            square += S[k, i] * S[k, i]
+        for t in range(u):
+            d1 += w[t] * d[t]
+            d2 += w[t] * d[t] * d[t]
+        penalty += np.sqrt(square) * (gam * d1 + np.sqrt(d2))
+    return 0.5 * fit + lam * penalty
+
+
+@njit(cache=True, nogil=True)
+def solve_columns(X, x0, S, low, curvature, tolerance, D):
+    """Densities D (r, u) of columns X (c, u), each by itself, for fixed x₀, S of unit columns.
+
+    Minimises ½‖x₀ − x − S d‖² + Σᵢ lowᵢ dᵢ + ½ Σᵢ curvatureᵢ dᵢ² over d ≥ 0 by coordinate
+    descent until no entry moves by more than `tolerance`. Components with sᵢ = 0 get 0.
+    """
+    c, r = S.shape
+    rest = np.empty(c)
+    for t in range(X.shape[1]):
+        for k in range(c):
+            rest[k] = x0[k] - X[k, t]
+        for i in range(r):
+            D[i, t] = 0.0
+        for _ in range(1000):
+            moved = 0.0
+            for i in range(r):
+                along = -low[i]
+                square = 0.0
+                for k in range(c):
+                    along += S[k, i] * (rest[k] + S[k, i] * D[i, t])
+                    square += S[k, i] * S[k, i]
+                new = max(along, 0.0) / (square + curvature[i]) if square > 0.0 else 0.0
+                change = new - D[i, t]
+                D[i, t] = new
+                for k in range(c):
+                    rest[k] -= S[k, i] * change
+                moved = max(moved, abs(change))
+            if moved <= tolerance:
+                break

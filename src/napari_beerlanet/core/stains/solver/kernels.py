@@ -1,0 +1,317 @@
+"""Kernels for colours: counting, encoding and look-up in one pass, no temporaries, GIL released.
+
+Each has a plain counterpart in NumPy or torch that the tests compare it with. Colours of 8 bits
+are numbered along the Morton curve (bits of R, G, B interleaved): similar colours lie near each
+other in a table of 2**24 entries, so a photograph touches few pages and cache lines of it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+CODE_COUNT = 1 << 24
+"""Number of 8-bit RGB colours, and so of Morton codes."""
+
+_GROUP_SIZE = 64
+CACHE_BLOCK = 512
+FASTMATH = {"reassoc", "contract", "nsz"}  # lets sums vectorise; NaN and inf keep their meaning
+
+
+def _spread_bits() -> np.ndarray:
+    value = np.arange(256, dtype=np.uint32)
+    spread = np.zeros(256, np.uint32)
+    for bit in range(8):
+        spread |= ((value >> bit) & 1) << (3 * bit)
+    return spread
+
+
+SPREAD_BITS = _spread_bits()
+"""(256,) uint32: bit k of the index moved to bit 3k."""
+
+
+@njit(cache=True, nogil=True)
+def count_pixels(pixels, skip_transparent, counts, touched):
+    """Add (n, 3 or 4) uint8 pixels to `counts` (2**24,) uint32; mark groups in `touched`."""
+    if skip_transparent:
+        for i in range(pixels.shape[0]):
+            if pixels[i, 3] != 0:
+                code = (
+                    (SPREAD_BITS[pixels[i, 0]] << 2)
+                    | (SPREAD_BITS[pixels[i, 1]] << 1)
+                    | SPREAD_BITS[pixels[i, 2]]
+                )
+                counts[code] += 1
+                touched[code >> 6] = 1
+    else:
+        for i in range(pixels.shape[0]):
+            code = (
+                (SPREAD_BITS[pixels[i, 0]] << 2)
+                | (SPREAD_BITS[pixels[i, 1]] << 1)
+                | SPREAD_BITS[pixels[i, 2]]
+            )
+            counts[code] += 1
+            touched[code >> 6] = 1
+
+
+@njit(cache=True, nogil=True)
+def drain_counts(counts, touched):
+    """Codes with a count, ascending, and their counts: (u,) uint32, (u,) int64.
+
+    Leaves both tables zero, ready for the next image.
+    """
+    total = 0
+    for group in range(touched.shape[0]):
+        if touched[group]:
+            for code in range(group * _GROUP_SIZE, (group + 1) * _GROUP_SIZE):
+                total += counts[code] > 0
+    codes = np.empty(total, np.uint32)
+    numbers = np.empty(total, np.int64)
+    k = 0
+    for group in range(touched.shape[0]):
+        if touched[group]:
+            for code in range(group * _GROUP_SIZE, (group + 1) * _GROUP_SIZE):
+                if counts[code] > 0:
+                    codes[k] = code
+                    numbers[k] = counts[code]
+                    counts[code] = 0
+                    k += 1
+            touched[group] = 0
+    return codes, numbers
+
+
+@njit(cache=True, nogil=True)
+def count_rgb_words(words, counts):
+    """Add RGB pixels, four in each three uint32 `words`, to `counts` at R + 256 G + 65536 B.
+
+    As bytes stand in memory this needs only shifts, which is twice as fast as Morton codes.
+    """
+    one, colour = np.uint32(1), np.uint32(0xFFFFFF)
+    for k in range(words.shape[0] // 3):
+        at = np.uint64(3 * k)  # unsigned: no index is looked at for being negative
+        a, b, c = words[at], words[at + np.uint64(1)], words[at + np.uint64(2)]
+        counts[a & colour] += one
+        counts[((a >> np.uint32(24)) | (b << np.uint32(8))) & colour] += one
+        counts[((b >> np.uint32(16)) | (c << np.uint32(16))) & colour] += one
+        counts[c >> np.uint32(8)] += one
+
+
+@njit(cache=True, nogil=True)
+def count_rgba_words(words, counts):
+    """Add RGBA pixels, one in each of the uint32 `words`, unless they are transparent."""
+    for word in words:
+        if word >> np.uint32(24):
+            counts[word & np.uint32(0xFFFFFF)] += np.uint32(1)
+
+
+@njit(cache=True, nogil=True)
+def drain_colours(table, colours, counts):
+    """Move what such a table holds into `colours` (n, 3) and `counts` (n,); returns how many.
+
+    Leaves the table zero.
+    """
+    number = 0
+    for place in range(table.shape[0]):
+        if table[place]:
+            colours[number, 0] = place & 255
+            colours[number, 1] = place >> 8 & 255
+            colours[number, 2] = place >> 16
+            counts[number] = table[place]
+            table[place] = 0
+            number += 1
+    return number
+
+
+@njit(cache=True, nogil=True)
+def merge_counts(codes_a, counts_a, codes_b, counts_b):
+    """Union of two ascending code lists; counts of equal codes add up."""
+    n = codes_a.shape[0] + codes_b.shape[0]
+    codes = np.empty(n, codes_a.dtype)
+    counts = np.empty(n, counts_a.dtype)
+    i = j = k = 0
+    while i < codes_a.shape[0] or j < codes_b.shape[0]:
+        take_a = j >= codes_b.shape[0] or (i < codes_a.shape[0] and codes_a[i] <= codes_b[j])
+        take_b = i >= codes_a.shape[0] or (j < codes_b.shape[0] and codes_b[j] <= codes_a[i])
+        counts[k] = 0
+        if take_a:
+            codes[k] = codes_a[i]
+            counts[k] += counts_a[i]
+            i += 1
+        if take_b:
+            codes[k] = codes_b[j]
+            counts[k] += counts_b[j]
+            j += 1
+        k += 1
+    return codes[:k].copy(), counts[:k].copy()
+
+
+@njit(cache=True, nogil=True)
+def encode_pixels(pixels, codes):
+    """Morton codes (n,) uint32 of (n, 3 or 4) uint8 pixels."""
+    for i in range(pixels.shape[0]):
+        codes[i] = (
+            (SPREAD_BITS[pixels[i, 0]] << 2)
+            | (SPREAD_BITS[pixels[i, 1]] << 1)
+            | SPREAD_BITS[pixels[i, 2]]
+        )
+
+
+@njit(cache=True, nogil=True)
+def decode_pixels(codes, colours):
+    """Colours (n, 3) uint8 of (n,) uint32 Morton codes: the inverse of `encode_pixels`."""
+    for i in range(codes.shape[0]):
+        code = codes[i]
+        red = green = blue = 0
+        for bit in range(8):
+            blue |= ((code >> (3 * bit)) & 1) << bit
+            green |= ((code >> (3 * bit + 1)) & 1) << bit
+            red |= ((code >> (3 * bit + 2)) & 1) << bit
+        colours[i, 0] = red
+        colours[i, 1] = green
+        colours[i, 2] = blue
+
+
+@njit(cache=True, nogil=True)
+def encode_planes(planes, tolerance, codes):
+    """Morton codes of (3, n) float32 planes in [0, 1]; False where one is no k/255.
+
+    `tolerance` is how far from a whole grey level a value may lie, in grey levels. No branches, no
+    table: so it vectorises.
+    """
+    whole = True
+    for i in range(codes.shape[0]):
+        code = np.uint32(0)
+        for k in range(3):
+            grey = planes[k, i] * np.float32(255.0)
+            inside = grey if grey > np.float32(0.0) else np.float32(0.0)  # also NaN
+            inside = inside if inside < np.float32(255.0) else np.float32(255.0)
+            level = np.int32(inside + np.float32(0.5))
+            whole &= abs(np.float32(level) - grey) <= tolerance
+            bits = np.uint32(level)
+            bits = (bits | (bits << np.uint32(8))) & np.uint32(0x00F00F)
+            bits = (bits | (bits << np.uint32(4))) & np.uint32(0x0C30C3)
+            bits = (bits | (bits << np.uint32(2))) & np.uint32(0x249249)
+            code |= bits << np.uint32(2 - k)
+        codes[i] = code
+    return whole
+
+
+@njit(cache=True, nogil=True)
+def unique_codes(codes):
+    """Distinct codes (u,) uint32, ascending, counts (u,) int64, and each code's row (n,) int32.
+
+    `codes` (n,) uint32 below 2**24. Counted in groups of 64 neighbours, only of those that occur:
+    a photograph's fit the cache.
+    """
+    group = np.zeros(CODE_COUNT >> 6, np.int32)
+    for i in range(codes.shape[0]):
+        group[codes[i] >> 6] = 1
+    groups = 0
+    for k in range(group.shape[0]):
+        if group[k]:
+            group[k] = groups
+            groups += 1
+    table = np.zeros(groups * _GROUP_SIZE, np.int32)
+    for i in range(codes.shape[0]):
+        table[group[codes[i] >> 6] * _GROUP_SIZE + (codes[i] & 63)] += 1
+    u = 0
+    for k in range(table.shape[0]):
+        u += table[k] > 0
+    distinct = np.empty(u, np.uint32)
+    counts = np.empty(u, np.int64)
+    rows = np.empty(codes.shape[0], np.int32)
+    u = 0
+    for k in range(table.shape[0]):
+        if table[k] > 0:
+            counts[u] = table[k]
+            table[k] = u
+            u += 1
+    for i in range(codes.shape[0]):
+        row = table[group[codes[i] >> 6] * _GROUP_SIZE + (codes[i] & 63)]
+        rows[i] = row
+        distinct[row] = codes[i]
+    return distinct, counts, rows
+
+
+@njit(cache=True, nogil=True)
+def look_up_pixels(pixels, codes, index, table, which, planes):
+    """planes[j, i] = table[row, j] with codes[row] the code of pixel i; False if there is none.
+
+    `index` (2**24,) int32 has the row of each of the ascending `codes`, and anything elsewhere.
+    Only the planes j of `which` (k,) int64 are written.
+    """
+    r = table.shape[1]
+    flat = table.reshape(-1)
+    place = np.empty(CACHE_BLOCK, np.uint64)
+    for start in range(0, pixels.shape[0], CACHE_BLOCK):
+        stop = min(start + CACHE_BLOCK, pixels.shape[0])
+        for i in range(start, stop):
+            code = (
+                (SPREAD_BITS[pixels[i, 0]] << 2)
+                | (SPREAD_BITS[pixels[i, 1]] << 1)
+                | SPREAD_BITS[pixels[i, 2]]
+            )
+            row = index[code]
+            if row < 0 or row >= codes.shape[0] or codes[row] != code:
+                return False
+            place[i - start] = np.uint64(row) * np.uint64(r)
+        for j in which:
+            plane = planes[j, start:stop]
+            for i in range(stop - start):
+                plane[i] = flat[place[i] + np.uint64(j)]
+    return True
+
+
+@njit(cache=True, nogil=True)
+def look_up_rows(rows, table, planes):
+    """planes[j, i] = table[rows[i], j]. Plane by plane in short runs: few open write streams."""
+    n = rows.shape[0]
+    r = table.shape[1]
+    flat = table.reshape(-1)
+    place = np.empty(CACHE_BLOCK, np.uint64)  # unsigned: no index is looked at for being negative
+    for start in range(0, n, CACHE_BLOCK):
+        size = min(CACHE_BLOCK, n - start)
+        for i in range(size):
+            place[i] = np.uint64(rows[start + i]) * np.uint64(r)
+        for j in range(r):
+            plane = planes[j, start : start + size]
+            for i in range(size):
+                plane[i] = flat[place[i] + np.uint64(j)]
+
+
+@njit(cache=True, nogil=True)
+def scatter_add(rows, planes, table):
+    """table[rows[i], j] += planes[j, i]: the transpose of `look_up_rows`."""
+    for i in range(rows.shape[0]):
+        row = np.uint64(rows[i])
+        for j in range(table.shape[1]):
+            table[row, j] += planes[j, i]
+
+
+@njit(cache=True, nogil=True)
+def scale_to_rows(table, scale, entries):
+    """entries[i, j] = scale[j] table[j, i]: a table (r, u) as rows to look up, (u, r)."""
+    r, u = table.shape
+    for start in range(0, u, _GROUP_SIZE):
+        for j in range(r):
+            for i in range(start, min(start + _GROUP_SIZE, u)):
+                entries[i, j] = table[j, i] * scale[j]
+
+
+@njit(cache=True, nogil=True)
+def scale_to_rows_backward(g_entries, table, scale, g_table, g_scale):
+    """Gradients of `scale_to_rows`: fills g_table (r, u) and g_scale (r,).
+
+    g_entries (parts, u, r) is summed over its parts on the way.
+    """
+    parts, u, r = g_entries.shape
+    g_scale[:] = 0.0
+    for start in range(0, u, _GROUP_SIZE):
+        stop = min(start + _GROUP_SIZE, u)
+        for j in range(r):
+            for i in range(start, stop):
+                g = g_entries[0, i, j]
+                for k in range(1, parts):
+                    g += g_entries[k, i, j]
+                g_table[j, i] = g * scale[j]
+                g_scale[j] += g * table[j, i]

@@ -1,0 +1,1 @@
+"""Fine-tuning: settings, run folders, monitoring, multi-GPU, comparison before and after."""

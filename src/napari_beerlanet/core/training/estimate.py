@@ -1,0 +1,195 @@
+"""Estimate a training run before it starts: its data, its steps and its duration.
+
+The duration comes from a step that is timed on this machine or, better, from an earlier run with
+the same settings.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from napari_beerlanet.core.checkpoints.checkpoint import load_checkpoint
+from napari_beerlanet.core.common.device import describe_device, pick_device
+from napari_beerlanet.core.common.events import EventTail
+from napari_beerlanet.core.common.messages import count_of
+from napari_beerlanet.core.common.progress import Report, report_progress
+from napari_beerlanet.core.common.storage import DataError
+from napari_beerlanet.core.detection.detector import Detector
+from napari_beerlanet.core.detection.network import StainDetectionModel
+from napari_beerlanet.core.formats.dataset import Dataset, check_dataset, read_dataset
+from napari_beerlanet.core.training.runs import Run
+from napari_beerlanet.core.training.settings import TrainSettings
+from napari_beerlanet.core.training.setup import resolve_defaults_for, training_image_size
+
+_STARTUP_S = 8.0  # seconds until the first step: programs and data are loaded
+_EPOCH_OVERHEAD_S = 0.7  # seconds for an epoch's files
+_STEP_OVERHEAD_FACTOR = 1.3  # for all but forward and backward: loss, images, optimizer
+_MIN_TIMING_S = 0.4  # seconds of steps that are enough
+_MAX_CPU_BATCH = 1  # images of a measured step on a CPU, where twice as many take twice as long
+
+
+@dataclass(frozen=True)
+class DatasetSummary:
+    """Of a data.yaml that can be trained with; `notes` are sentences on what is odd."""
+
+    dataset: Dataset
+    notes: list[str]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Boxes of each class in training."""
+        names, boxes = self.dataset.names, dict.fromkeys(self.dataset.names, 0)
+        for item in self.dataset.splits["train"]:
+            for label in item.labels:
+                boxes[names[int(label)]] += 1
+        return boxes
+
+    def sentence(self) -> str:
+        """For people."""
+        train, val = (len(self.dataset.splits[split]) for split in ("train", "val"))
+        boxes = ", ".join(f"{count} {name}" for name, count in self.counts.items())
+        return f"{count_of(train, 'image')} for training ({boxes}), {val} for validation."
+
+
+@dataclass(frozen=True)
+class TrainingEstimate:
+    """Steps of a run, and its seconds on a device; `from_earlier_run` where one was measured."""
+
+    epochs: int
+    steps: int
+    seconds: float
+    device: str
+    image_size: int
+    from_earlier_run: bool = False
+
+
+def summarise_dataset(path: str | os.PathLike[str], report: Report | None = None) -> DatasetSummary:
+    """Read and check all that training would; a `DataError` says what is wrong."""
+    dataset = read_dataset(path)
+    return DatasetSummary(dataset, check_dataset(dataset, ("train", "val"), report))
+
+
+def estimate_duration(
+    settings: TrainSettings,
+    dataset: Dataset,
+    runs: Iterable[Run] = (),
+    report: Report | None = None,
+    parent: Detector | None = None,
+) -> TrainingEstimate:
+    """Estimate how long a run will take. What the run itself would refuse is refused here.
+
+    `parent` is the model to start from where it is no file.
+    """
+    device = pick_device(settings.devices[0])
+    report_progress(report, 0, 3, "loading the model")
+    parent = parent or load_checkpoint(str(settings.model), device="cpu")
+    if settings.scope == "stain" and parent.classes != dataset.names:
+        raise DataError(
+            f"“Stain only” keeps the classes that the model knows ({', '.join(parent.classes)}), "
+            f"and the data has {', '.join(dataset.names)}; train the head or everything."
+        )
+    resolved = resolve_defaults_for(settings, parent, dataset)
+    size = training_image_size(settings, parent)
+    shown = len(dataset.splits["train"]) * (resolved.repeats or 1)
+    validated = len(dataset.splits["val"])
+    batch = resolved.batch_size
+    epochs = resolved.epochs or 1
+    report_progress(report, 1, 3, "timing a step")
+    measured = _epoch_seconds_of_earlier_run(resolved, runs, device, shown)
+    epoch_seconds = measured
+    if epoch_seconds is None:
+        step, check = _seconds_per_image(parent.network, settings.scope, size, batch, device)
+        epoch_seconds = (shown * step + validated * check) * _STEP_OVERHEAD_FACTOR
+        epoch_seconds += _EPOCH_OVERHEAD_S
+    report_progress(report, 3, 3, "done")
+    seconds = _STARTUP_S + epochs * epoch_seconds
+    steps = epochs * -(-shown // batch)
+    name = describe_device(device)
+    return TrainingEstimate(epochs, steps, seconds, name, size, measured is not None)
+
+
+def _epoch_seconds_of_earlier_run(
+    settings: TrainSettings, runs: Iterable[Run], device: torch.device, shown: int
+) -> float | None:
+    """Seconds of an epoch in the newest run that differs in nothing that costs time."""
+    same = ("data", "model", "scope", "image_size", "batch", "repeats")
+    for run in runs:
+        if any(run.settings.get(key) != getattr(settings, key) for key in same):
+            continue
+        events = EventTail(run.path, latest=1 << 17).read()
+        epochs = [event for event in events if event["event"] == "epoch"]
+        here = [e for e in epochs if str(e.get("device")) == describe_device(device)]
+        seconds = sorted(float(e["seconds"]) for e in here if _is_duration(e.get("seconds")))
+        if len(seconds) > 1 and _is_duration(here[-1].get("batches")):
+            batches = -(-shown // settings.batch_size)
+            return seconds[len(seconds) // 2] * batches / float(here[-1]["batches"])
+    return None
+
+
+_timings: dict[tuple[Any, ...], tuple[float, float]] = {}
+
+
+def _seconds_per_image(
+    network: StainDetectionModel, scope: str, size: int, batch: int, device: torch.device
+) -> tuple[float, float]:
+    """Seconds per image of a training step, and of validation."""
+    count = min(batch, _MAX_CPU_BATCH) if device.type == "cpu" else batch
+    weights = sum(p.numel() for p in network.parameters())
+    key = (weights, scope, size, count, str(device))
+    if key not in _timings:
+        trained = copy.deepcopy(network).to(device).float().train()
+        head = f"model.{len(trained.model) - 1}."
+        prefix = {"all": "", "head": head, "stain": "stain."}[scope]
+        for name, parameter in trained.named_parameters():
+            parameter.requires_grad = name.startswith(prefix)
+        images = torch.rand(count, 3, size, size, device=device)
+        _timings[key] = (
+            _time_call(lambda: _training_step(trained, images), device) / count,
+            _time_call(lambda: _inference_step(trained, images), device) / count,
+        )
+    return _timings[key]
+
+
+def _time_call(work: Any, device: torch.device) -> float:
+    """Seconds of a call, after one that does not count."""
+    work()
+    calls, started = 0, time.perf_counter()
+    while calls == 0 or (time.perf_counter() - started < _MIN_TIMING_S and calls < 5):
+        work()
+        calls += 1
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    return (time.perf_counter() - started) / calls
+
+
+def _training_step(network: StainDetectionModel, images: torch.Tensor) -> None:
+    total = sum(
+        part.float().mean() for part in _iter_tensors(network(images)) if part.requires_grad
+    )
+    total.backward()  # type: ignore[union-attr]
+    network.zero_grad()
+
+
+def _inference_step(network: StainDetectionModel, images: torch.Tensor) -> None:
+    with torch.no_grad():
+        network(images)
+
+
+def _iter_tensors(output: Any) -> Iterable[torch.Tensor]:
+    """All tensors in lists and dicts of them."""
+    if isinstance(output, torch.Tensor):
+        yield output
+    elif isinstance(output, (list, tuple, dict)):
+        for part in output.values() if isinstance(output, dict) else output:
+            yield from _iter_tensors(part)
+
+
+def _is_duration(value: Any) -> bool:
+    return isinstance(value, (int, float)) and 0 < value < 1e6

@@ -1,0 +1,286 @@
+"""`fine_tune`, and the same as a process of its own.
+
+    python -m napari_beerlanet.core.training.fine_tune --config RUN/run.json [--resume]
+
+prints one JSON object per line: `start`, then `batch` and `epoch` over and over, now and then a
+`warning`, and one of `end`, `failed`, `cancelled` as the last. A file `stop` in the run's folder,
+Ctrl-C or SIGTERM end it after the batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from napari_beerlanet.core.checkpoints.info import to_json_types
+from napari_beerlanet.core.common.events import Event, EventCallback
+from napari_beerlanet.core.common.messages import error_message
+from napari_beerlanet.core.common.progress import Cancelled, Progress, Report
+from napari_beerlanet.core.training.runs import MEMORY_ADVICE, RunFolder, read_run
+from napari_beerlanet.core.training.settings import Length, Scope, TrainSettings
+
+# Loaded where needed: wrong settings are refused before torch and Ultralytics have loaded.
+if TYPE_CHECKING:
+    from napari_beerlanet.core.detection.detector import Detector
+
+
+_DEFAULTS = TrainSettings()
+
+
+def fine_tune(
+    model: Detector | str | os.PathLike[str] | None,
+    data: str | os.PathLike[str] | None,
+    output: str | os.PathLike[str],
+    scope: Scope = _DEFAULTS.scope,
+    epochs: int | None = _DEFAULTS.epochs,
+    image_size: int | None = _DEFAULTS.image_size,
+    batch: int | Literal["auto"] = _DEFAULTS.batch,
+    learning_rate: float | None = _DEFAULTS.learning_rate,
+    seed: int = _DEFAULTS.seed,
+    device: str = _DEFAULTS.device,
+    jitter: bool | dict[str, Any] = _DEFAULTS.jitter,
+    resume: bool = False,
+    report: Report | None = None,
+    progress: EventCallback | None = None,
+    *,
+    pixel_size: float | None = _DEFAULTS.pixel_size,
+    length: Length = _DEFAULTS.length,
+    repeats: int | None = _DEFAULTS.repeats,
+    keep_statistics: bool | None = _DEFAULTS.keep_statistics,
+    average: int | None = _DEFAULTS.average,
+    share: float | None = _DEFAULTS.share,
+    **advanced: Any,
+) -> Detector:
+    """Train a model on a dataset and return it as it was after its best epoch.
+
+    Parameters
+    ----------
+    model
+        A `Detector`, a checkpoint's path or name, or an Ultralytics `.pt` file, which gets an
+        untrained front end. For other classes the head is rebuilt, and what fits is kept.
+    data
+        A data.yaml with splits `train` and `val`, see `core.formats.dataset`.
+    output
+        Folder of the run, see `core.training.runs`; its best.safetensors is what is returned.
+    scope
+        "all"; "head": the detection head alone, not the front end; "stain": the front end alone
+        (S_init, λ, γ, the 1×1 convolution), which adapts a model to another laboratory's stain.
+        What is not trained stays as it is to the last bit, batch statistics included.
+    epochs, length
+        Passes through the training images. None: as many as their number asks for, see
+        `choose_schedule`, with `length` "quick", "normal" or "thorough".
+    batch, learning_rate
+        "auto" takes what a GPU's memory holds. None: a rate that is gentle to a pretrained model;
+        where the front end is untrained, rate and optimizer are left to Ultralytics.
+    image_size
+        Longer side of training images in pixels; None is the model's own, 640 for an untrained one.
+    device
+        "auto", "cpu", "cuda:0", "mps"; "0,1" trains on two GPUs.
+    jitter
+        Vary stains, strength and illumination (`StainJitter`; a dict has its settings).
+    resume
+        Resume after the last finished epoch of the run in `output`, with the settings that it was
+        started with; `model` and `data` may be None then.
+    report, progress
+        Called after every batch, and with every event; `Cancelled` raised in either ends the run.
+    pixel_size
+        Micrometres per pixel of the training images, if all have the same.
+    repeats, keep_statistics, average, share
+        See `StainTrainer`; None is what the number of images asks for.
+    advanced
+        Ultralytics' own training arguments, for instance `mosaic=0.5`.
+    """
+    start = model if is_detector(model) else None
+    settings = TrainSettings(
+        model=None if model is None or start is not None else _name_or_path(model),  # type: ignore[arg-type]
+        data=None if data is None else os.path.abspath(data),
+        scope=scope,
+        epochs=epochs,
+        image_size=image_size,
+        batch=batch,
+        learning_rate=learning_rate,
+        seed=seed,
+        device=device,
+        jitter=jitter,
+        pixel_size=pixel_size,
+        advanced=advanced,
+        length=length,
+        repeats=repeats,
+        keep_statistics=keep_statistics,
+        average=average,
+        share=share,
+    )
+    with RunFolder(output) as folder:
+        return _TrainingRun(folder, report, progress).run(settings, start, resume)  # type: ignore[arg-type]
+
+
+class _TrainingRun:
+    """One run, from its settings to its last event."""
+
+    def __init__(
+        self, folder: RunFolder, report: Report | None, progress: EventCallback | None
+    ) -> None:
+        self.folder, self.report, self.progress = folder, report, progress
+
+    def run(self, requested: TrainSettings, start: Detector | None, resume: bool) -> Detector:
+        """Train, and end with one event whatever happens."""
+        settings = self._start(requested, start, resume)
+        try:
+            for note in requested.differences(settings) if resume else ():
+                self.emit({"event": "warning", "message": note})
+            detector = self._train(settings)
+        except Exception as error:
+            cancelled = isinstance(error, Cancelled)
+            self._end(
+                "cancelled" if cancelled else "failed",
+                error_message(error, memory_advice=MEMORY_ADVICE),
+            )
+            raise
+        except BaseException as error:
+            self._end("cancelled", type(error).__name__)
+            raise
+        self._end("end", "", metrics=detector.info["training"]["metrics"])
+        return detector
+
+    def _start(
+        self, requested: TrainSettings, start: Detector | None, resume: bool
+    ) -> TrainSettings:
+        """The settings that hold: as requested or, for a resumed run, as it was started with."""
+        earlier = self.folder.read_run()
+        if resume and earlier is not None:
+            self.folder.trim_events()
+            settings = TrainSettings(**earlier["settings"]).replace(device=requested.device)
+        else:
+            self.folder.check_not_overwriting()
+            if requested.data is None or (requested.model is None and start is None):
+                raise ValueError(f"{self.folder.path}: no run to resume; give model and data.")
+            self.folder.clear()
+            settings = requested
+            if start is not None:
+                from napari_beerlanet.core.checkpoints.checkpoint import save_checkpoint
+
+                save_checkpoint(start, self.folder.start)
+                settings = requested.replace(model=str(self.folder.start))
+        self.folder.write_run(
+            settings=settings.model_dump(), state="running", message="", process=os.getpid()
+        )
+        return settings
+
+    def _train(self, settings: TrainSettings) -> Detector:
+        from napari_beerlanet.core.checkpoints.checkpoint import load_checkpoint
+
+        settings = self._resolve(settings)
+        assert settings.epochs is not None
+        state = self.folder.read_state()
+        devices = settings.devices
+        if state is not None:  # a kill may have come between it and these
+            self.folder.write_results(state["rows"])
+            self.folder.write_run(epoch=state["epoch"] + 1)
+        if state is None or (state["epoch"] + 1 < settings.epochs and not state["finished"]):
+            if len(devices) > 1:
+                from napari_beerlanet.core.training.distributed import train_multi_gpu
+
+                train_multi_gpu(self.folder, len(devices), self.emit, self.report)
+            else:
+                from napari_beerlanet.core.training.setup import train_in_process
+
+                train_in_process(self.folder, settings, state, self.emit, self.report)
+        return load_checkpoint(self.folder.best, device=devices[0])
+
+    def _resolve(self, settings: TrainSettings) -> TrainSettings:
+        """With all defaults resolved and written down: a run is resumed as it was started."""
+        if not settings.is_resolved:
+            from napari_beerlanet.core.training.setup import resolve_defaults
+
+            settings = resolve_defaults(settings)
+            self.folder.write_run(settings=settings.model_dump())
+        return settings
+
+    def emit(self, event: Event) -> None:
+        """Write an event down and pass it on."""
+        event = to_json_types(event)
+        self.folder.append_event(event)
+        if self.progress is not None:
+            self.progress(event)
+
+    def _end(self, event: str, message: str, **more: Any) -> None:
+        epoch = (self.folder.read_run() or {}).get("epoch", 0)
+        best = str(self.folder.best) if self.folder.best.exists() else None
+        self.folder.write_run(state="finished" if event == "end" else event, message=message)
+        self.folder.stop_file.unlink(missing_ok=True)
+        with suppress(Cancelled):  # it has ended as it is
+            self.emit({"event": event, "epoch": epoch, "best": best, "message": message, **more})
+
+
+def is_detector(model: object) -> bool:
+    """Whether it is a model itself, and no name or path of one; told without loading torch."""
+    return hasattr(model, "network") and hasattr(model, "info")
+
+
+def _name_or_path(model: str | os.PathLike[str]) -> str:
+    """Absolute where it is a file, as a run may be resumed from another folder."""
+    return os.path.abspath(model) if os.path.exists(model) else os.fspath(model)
+
+
+# --- as a process --------------------------------------------------------------------------------
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train as a run.json says, with events as lines on standard output."""
+    parser = argparse.ArgumentParser(prog="python -m napari_beerlanet.core.training.fine_tune")
+    parser.add_argument("--config", required=True, type=Path, help="a run.json with settings")
+    parser.add_argument(
+        "--resume", action="store_true", help="resume after the last finished epoch"
+    )
+    options = parser.parse_args(arguments)
+    received: list[int] = []
+
+    def request_stop(signum: int, frame: object) -> None:
+        if received:  # a second one does not wait
+            raise KeyboardInterrupt
+        received.append(signum)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, request_stop)
+
+    def report(progress: Progress) -> None:
+        if received:
+            raise Cancelled(signal.Signals(received[0]).name)
+
+    def emit(event: Event) -> None:
+        if event["event"] == "start":
+            gc.freeze()  # Ultralytics collects garbage after every epoch, through all of torch
+        print_event(event)
+
+    try:
+        settings = TrainSettings(**read_run(options.config)["settings"])
+        with RunFolder(options.config.resolve().parent) as folder:
+            _TrainingRun(folder, report, emit).run(settings, None, options.resume)
+    except (Cancelled, KeyboardInterrupt):
+        return 128 + (received[0] if received else signal.SIGINT)
+    except Exception as error:
+        print(error_message(error, memory_advice=MEMORY_ADVICE), file=sys.stderr)
+        return 1
+    finally:
+        gc.unfreeze()
+    return 0
+
+
+def print_event(event: Event) -> None:
+    """One line on standard output; nobody need be listening."""
+    try:
+        print(json.dumps(event), flush=True)
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the end
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,252 @@
+"""Writes events, metrics and checkpoints while a run trains."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import psutil
+import torch
+from torch import distributed
+
+from napari_beerlanet._version import __version__
+from napari_beerlanet.core.checkpoints.checkpoint import save_checkpoint
+from napari_beerlanet.core.common.device import describe_device
+from napari_beerlanet.core.common.events import Event, EventCallback
+from napari_beerlanet.core.common.progress import Cancelled, EtaEstimator, Report, report_progress
+from napari_beerlanet.core.detection import ultralytics_api
+from napari_beerlanet.core.detection.detector import Detector
+from napari_beerlanet.core.detection.network import StainDetectionModel
+from napari_beerlanet.core.detection.scale_search import describe_sizes
+from napari_beerlanet.core.detection.stain_fit import StainFit, fit_stain
+from napari_beerlanet.core.detection.stain_statistics import (
+    AnnotatedSample,
+    describe_densities,
+    measure_boxes,
+)
+from napari_beerlanet.core.formats.dataset import Dataset
+from napari_beerlanet.core.training.runs import RunFolder
+from napari_beerlanet.core.training.trainer.trainer import StainTrainer
+
+
+class TrainingMonitor:
+    """A `TrainingCallback` that emits events and writes an epoch's files, whole, in this order.
+
+    Checkpoints come before the state: a run that is killed in between repeats the epoch and
+    writes the same ones again.
+
+    Parameters
+    ----------
+    info
+        The checkpoints' `info`, but for what changes from epoch to epoch.
+    sample
+        Images of the training data with their boxes, for the stains that the front end has seen and
+        how dense they are in each class.
+    rows
+        results.csv so far.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        info: dict[str, Any],
+        sample: Sequence[AnnotatedSample],
+        emit: EventCallback,
+        report: Report | None = None,
+        rows: list[dict[str, float]] | None = None,
+    ) -> None:
+        self.folder, self.info, self.sample = folder, info, sample
+        self.emit, self.report, self.rows = emit, report, rows or []
+        self.epoch_started = time.monotonic()
+        self.eta = EtaEstimator()
+        self.last_progress = (0, 1, "")
+
+    def on_batch_end(self, trainer: StainTrainer) -> None:
+        """Emit an event of the batch, and stop where that is requested."""
+        self.eta.record_batch(trainer.epoch)
+        event = {"event": "batch", **self._position(trainer), "losses": _losses(trainer)}
+        if _is_main_process():
+            self.emit(event)
+        done = (event["epoch"] - 1) * event["batches"] + event["batch"]
+        total = event["epochs"] * event["batches"]
+        self.last_progress = (done, total, f"epoch {event['epoch']} of {event['epochs']}")
+        self._stop_if_requested(trainer)
+
+    def on_validation_batch_end(self, trainer: StainTrainer) -> None:
+        """Stop where that is requested; of several processes each has batches of its own."""
+        if not distributed.is_initialized():
+            self._stop_if_requested(trainer)
+
+    def _stop_if_requested(self, trainer: StainTrainer) -> None:
+        """Raise `Cancelled` if the run shall stop; of several processes all or none do."""
+        multi_gpu = distributed.is_initialized()
+        try:
+            report_progress(self.report, *self.last_progress)
+            requested = self.folder.stop_file.exists()
+        except Cancelled:
+            if not multi_gpu:
+                raise
+            requested = True
+        if multi_gpu:
+            flag = torch.tensor([float(requested)], device=trainer.device)
+            distributed.all_reduce(flag, distributed.ReduceOp.MAX)
+            requested = bool(flag)
+        if requested:
+            raise Cancelled("stopped as requested")
+
+    def on_epoch_end(self, trainer: StainTrainer) -> None:
+        """Write the epoch's files, then emit its event."""
+        metrics = _validation_metrics(trainer)
+        row = {"epoch": trainer.epoch + 1, **trainer.epoch_metrics}
+        self.rows = [*self.rows, row]
+        best = trainer.best_fitness == trainer.fitness
+        detector = self._detector(trainer, metrics)
+        for path in [self.folder.best] * best + [self.folder.last]:
+            save_checkpoint(detector, path)
+        self.folder.write_state(
+            {
+                **trainer.state_dict(),
+                "rows": self.rows,
+                "finished": bool(trainer.stop),  # as nothing got better for long, perhaps
+                "classes": self.info["classes"],
+                "data_hash": self.info["training"]["data_hash"],
+            }
+        )
+        self.folder.write_results(self.rows)
+        self.folder.write_run(epoch=trainer.epoch + 1)
+        now = time.monotonic()
+        seconds, self.epoch_started = now - self.epoch_started, now
+        rates = {k: v for k, v in trainer.epoch_metrics.items() if k.startswith("lr/")}
+        self.emit(
+            {
+                "event": "epoch",
+                **self._position(trainer),
+                "losses": _losses(trainer),
+                "metrics": metrics,
+                "learning_rate": max(rates.values(), default=None),
+                "best": best,
+                "seconds": round(seconds, 3),
+            }
+        )
+
+    def _position(self, trainer: StainTrainer) -> Event:
+        batches = len(trainer.train_loader)
+        epochs = trainer.epochs - trainer.epoch
+        left = self.eta.seconds_left(epochs * batches - trainer.batch_number, epochs)
+        return {
+            "epoch": trainer.epoch + 1,
+            "epochs": trainer.epochs,
+            "batch": trainer.batch_number,
+            "batches": batches,
+            "eta_seconds": None if left is None else round(left, 1),
+            "device": describe_device(trainer.device),
+            "memory_mb": _memory_mb(trainer.device),
+        }
+
+    def _detector(self, trainer: StainTrainer, metrics: dict[str, Any]) -> Detector:
+        network = trainer.ema.ema
+        training = {
+            **self.info["training"],
+            "metrics": metrics,
+            "epochs": trainer.epoch + 1,
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+        info = {
+            **self.info,
+            **describe_training_domain(network, self.sample, self.info),
+            "training": training,
+        }
+        return Detector(network, info, trainer.device)
+
+
+def training_object_sizes(dataset: Dataset, image_size: int) -> dict[str, Any]:
+    """Sizes per class of the training boxes, in pixels of images as long as `image_size`."""
+    boxes, labels = [np.zeros((0, 2))], [np.zeros(0, np.int64)]
+    for item in dataset.splits["train"]:
+        height, width = dataset.inspections[item.image].shape
+        scale = image_size / max(height, width)
+        boxes.append(item.cxcywh[:, 2:] * (width * scale, height * scale))
+        labels.append(item.labels)
+    return describe_sizes(np.concatenate(boxes), np.concatenate(labels), dataset.names)
+
+
+def describe_training_domain(
+    network: StainDetectionModel, sample: Sequence[AnnotatedSample], info: dict[str, Any]
+) -> dict[str, Any]:
+    """What a front end sees in training images, as `info` has it for domain-shift warnings.
+
+    `stain_seen`, and `densities_seen`, which keeps what `info` has of classes that the sample
+    hardly shows.
+    """
+    fits = [fit_stain(network, one.pixels) for one in sample]
+    means = [_mean_densities(fit, one) for fit, one in zip(fits, sample, strict=True)]
+    labels = np.concatenate([one.labels for one in sample])
+    here = describe_densities(np.concatenate(means), labels, info["classes"])
+    return {
+        "stain_seen": summarise_stains(fits),
+        "densities_seen": {**(info.get("densities_seen") or {}), **here},
+    }
+
+
+def _mean_densities(fit: StainFit, one: AnnotatedSample) -> npt.NDArray[np.float32]:
+    """(n, r) mean densities of each component in an image's boxes, as `detect` measures them."""
+    rows, table = fit.look_up(one.pixels)
+    shape, r = one.pixels.shape[:2], table.shape[1]
+    return measure_boxes(lambda y, x: (rows[y, x], table), shape, r, one.xyxy)[0]
+
+
+def summarise_stains(fits: Sequence[StainFit]) -> dict[str, Any]:
+    """Background x₀ (mean and spread) and mean spectra (3, r) of images."""
+    x0, S = np.array([fit.background for fit in fits]), np.array([fit.spectra for fit in fits])
+    background = {"mean": _rounded_list(x0.mean(0)), "sd": _rounded_list(x0.std(0))}
+    return {"background": background, "spectra": _rounded_list(S.mean(0))}
+
+
+def package_versions() -> dict[str, str]:
+    """Of what takes part in training."""
+    return {
+        "napari-beerlanet": __version__,
+        "ultralytics": ultralytics_api.__version__,
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def _validation_metrics(trainer: StainTrainer) -> dict[str, Any]:
+    """Of the validation after the epoch, as checkpoints record them."""
+    box = trainer.validator.metrics.box
+    names = trainer.data["names"]
+    each = zip(box.ap_class_index, box.ap50, box.ap, strict=True) if len(box.all_ap) else ()
+    per_class = {
+        names[int(k)]: {"mAP50": round(float(a), 5), "mAP50-95": round(float(b), 5)}
+        for k, a, b in each
+    }
+    keys = ("mAP50", "mAP50-95", "precision", "recall")
+    overall = {key: trainer.epoch_metrics.get(f"metrics/{key}(B)") for key in keys}
+    return {**overall, "per_class": per_class}
+
+
+def _losses(trainer: StainTrainer) -> dict[str, float]:
+    return {name: round(float(value), 5) for name, value in (trainer.tloss or {}).items()}
+
+
+def _memory_mb(device: torch.device) -> int:
+    """Megabytes in use: on a GPU what torch holds there, else what the process holds."""
+    if device.type == "cuda":
+        return round(torch.cuda.memory_reserved(device) / 1e6)
+    return round(float(psutil.Process().memory_info().rss) / 1e6)
+
+
+def _is_main_process() -> bool:
+    return int(os.environ.get("RANK", "-1")) in (-1, 0)
+
+
+def _rounded_list(array: npt.NDArray[np.float64]) -> Any:
+    return np.round(array, 6).tolist()

@@ -1,0 +1,326 @@
+"""Training settings, and the schedule (epochs, learning rate, …) chosen for a dataset's size.
+
+A few annotated images are the normal case, and there a pretrained model is destroyed more easily
+than improved. The numbers were chosen on images of another laboratory, see docs/finetune.md.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+
+from pydantic import Field, field_validator
+
+from napari_beerlanet.core.common.device import pick_device
+from napari_beerlanet.core.common.settings import Settings
+
+if TYPE_CHECKING:
+    from napari_beerlanet.core.training.trainer.data import StainJitter
+
+Scope = Literal["all", "head", "stain"]
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+Length = Literal["quick", "normal", "thorough"]
+LENGTHS: tuple[Length, ...] = get_args(Length)
+
+DEFAULT_IMAGE_SIZE = 640
+"""Longer side of training images for a model that has none of its own."""
+
+# Files, devices and whatever would load or write something else are ours to decide.
+_RESERVED_ARGS = {
+    *("model", "data", "epochs", "imgsz", "batch", "seed", "device", "lr0", "resume", "project"),
+    *("name", "save_dir", "save", "exist_ok", "plots", "task", "mode", "cfg", "pretrained"),
+    *("distill_model", "augmentations", "single_cls", "classes", "fraction", "split", "verbose"),
+    *("save_period", "save_json", "save_txt", "profile", "compile", "quantize", "time", "freeze"),
+}
+_SMALL_DATASET_SETTINGS = ("repeats", "keep_statistics", "average", "share")
+
+
+class TrainSettings(Settings):
+    """The arguments of `fine_tune`, and the settings in a run.json.
+
+    None leaves a setting to the `TrainingSchedule`, see `resolved`.
+    """
+
+    model: str | None = Field(
+        None,
+        description="The model to start from: a packaged model's name, a checkpoint, or an "
+        "Ultralytics .pt file such as yolov8n.pt.",
+    )
+    data: str | None = Field(None, description="A data.yaml with images, labels and class names.")
+    scope: Scope = Field(
+        "all",
+        description="What is trained: everything, the detection head alone, or the stain front "
+        "end alone, which adapts a model to another laboratory's stain.",
+    )
+    epochs: int | None = Field(
+        None,
+        ge=1,
+        description="Passes through the training images; by default as many as the dataset needs.",
+    )
+    image_size: int | None = Field(
+        None,
+        ge=32,
+        description="Longer side of training images in pixels; by default the model's own.",
+    )
+    batch: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        8, description="Images per training step; fewer need less memory. auto fits a GPU's memory."
+    )
+    learning_rate: float | None = Field(
+        None,
+        gt=0,
+        description="Learning rate; by default one that is gentle to a pretrained model.",
+    )
+    seed: int = Field(0, ge=0, description="Random seed: same seed and data, same model.")
+    device: str = Field("auto", description="auto, cpu, cuda:0 or mps; 0,1 trains on two GPUs.")
+    jitter: bool | dict[str, Any] = Field(
+        True, description="Vary stains and illumination of the training images."
+    )
+    pixel_size: float | None = Field(
+        None, gt=0, description="Pixel size of the training images in µm, if all have the same."
+    )
+    advanced: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Further Ultralytics training arguments, for instance mosaic=0.5.",
+    )
+    length: Length = Field(
+        "normal",
+        description="How long to train if epochs is not given; training stops early when "
+        "validation no longer improves.",
+    )
+    repeats: int | None = Field(
+        None,
+        ge=1,
+        description="How often an epoch shows each image, augmented differently each time.",
+    )
+    keep_statistics: bool | None = Field(
+        None, description="Keep the batch-norm statistics of the model that training starts from."
+    )
+    average: int | None = Field(
+        None, ge=1, description="Training steps over which the weights are averaged."
+    )
+    share: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="How far the weights move from the starting model to what was learned; 1 is "
+        "all the way.",
+    )
+
+    @field_validator("device", mode="before")
+    @classmethod
+    def _name_device(cls, device: object) -> str:
+        return str(device)  # the number of a GPU, or torch's own device
+
+    @field_validator("advanced")
+    @classmethod
+    def _refuse_reserved(cls, advanced: dict[str, Any]) -> dict[str, Any]:
+        reserved = sorted(_RESERVED_ARGS & set(advanced))
+        if reserved:
+            raise ValueError(f"{reserved[0]} is not a setting of training here; see fine_tune.")
+        return advanced
+
+    @field_validator("jitter")
+    @classmethod
+    def _check_jitter(cls, jitter: bool | dict[str, Any]) -> bool | dict[str, Any]:
+        if isinstance(jitter, dict):
+            _make_jitter(jitter)
+        return jitter
+
+    # --- defaults that depend on the data ---
+
+    @property
+    def is_resolved(self) -> bool:
+        """Whether nothing is left to a schedule."""
+        return None not in (self.epochs, self.repeats, self.keep_statistics)
+
+    def resolved(self, schedule: TrainingSchedule) -> TrainSettings:
+        """With the schedule's values where there are none.
+
+        Where epochs are given, an epoch is one pass through the images.
+        """
+        epochs = self.epochs or schedule.epochs
+        more: dict[str, Any] = {}
+        if schedule.early_stopping:
+            more["patience"] = early_stopping_patience(epochs)
+        if schedule.learning_rate and not self.learning_rate:  # one goes with the other
+            more["optimizer"] = schedule.optimizer
+        keep = self.keep_statistics
+        return self.replace(
+            epochs=epochs,
+            repeats=self.repeats or (1 if self.epochs else schedule.repeats),
+            learning_rate=self.learning_rate or schedule.learning_rate,
+            keep_statistics=schedule.keep_statistics if keep is None else keep,
+            average=self.average or schedule.average,
+            share=self.share or schedule.share,
+            advanced={**schedule.advanced, **more, **self.advanced},
+        )
+
+    def differences(self, resumed: TrainSettings) -> list[str]:
+        """Sentences on what is asked for here and does not hold for the run that is resumed."""
+        return [
+            f"The run is resumed with {name} {there!r}, as it was started, not {here!r}."
+            for name, here in self
+            if here != (there := getattr(resumed, name)) and here != self.default(name)
+        ]
+
+    # --- as other programs take them ---
+
+    @property
+    def batch_size(self) -> int:
+        """Images per step; where a GPU's memory decides, the usual number."""
+        return int(self.default("batch")) if self.batch == "auto" else self.batch
+
+    @property
+    def devices(self) -> list[str]:
+        """Names of the devices, as torch has them; each is there."""
+        names = [name.strip() for name in self.device.split(",") if name.strip()]
+        full = [f"cuda:{name}" if name.isdecimal() else name for name in names] or ["auto"]
+        devices = [str(pick_device(name)) for name in full]
+        if len(devices) > 1 and any(not name.startswith("cuda") for name in devices):
+            raise ValueError(f'Several devices must be GPUs such as "0,1", not {self.device!r}.')
+        return devices
+
+    def stain_jitter(self) -> StainJitter | None:
+        """The stain augmentation that is asked for."""
+        if not self.jitter:
+            return None
+        return _make_jitter(self.jitter if isinstance(self.jitter, dict) else {})
+
+    def command(self, data: str, model: str) -> str:
+        """The same training on the command line, for the training record."""
+        words = ["napari-beerlanet", "train", "--data", data, "--model", model]
+        words += ["--scope", self.scope, "--epochs", str(self.epochs), "--batch", str(self.batch)]
+        words += ["--seed", str(self.seed)]
+        words += ["--imgsz", str(self.image_size)] if self.image_size else []
+        words += ["--lr", str(self.learning_rate)] if self.learning_rate else []
+        ours = {key: getattr(self, key) for key in _SMALL_DATASET_SETTINGS}
+        further = {key: value for key, value in ours.items() if value is not None} | self.advanced
+        words += [f"--set={key}={json.dumps(value)}" for key, value in further.items()]
+        return shlex.join(words)
+
+    def overrides(self, image_size: int, folder: str) -> dict[str, Any]:
+        """Ultralytics' training arguments."""
+        devices = self.devices
+        kind = devices[0].partition(":")[0]
+        ours: dict[str, Any] = {
+            "model": "none.pt",  # never looked for: the network is built already
+            "data": self.data,
+            "epochs": self.epochs,
+            "imgsz": image_size,
+            "batch": -1 if kind == "cuda" and self.batch == "auto" else self.batch_size,
+            "seed": self.seed,
+            "device": ",".join(name.partition(":")[2] or "0" for name in devices)
+            if kind == "cuda"
+            else kind,
+            "save_dir": folder,
+            "workers": 8 if kind == "cuda" else 0,
+            "amp": _amp_dtype(kind),
+            "deterministic": kind == "cpu",  # on GPUs some steps know no exact way
+        }
+        if self.learning_rate is not None:
+            ours |= {"optimizer": "AdamW", "lr0": self.learning_rate, "momentum": 0.9}
+            ours |= {"warmup_bias_lr": 0.0}
+        if not self.jitter:
+            ours |= {"hsv_h": 0.0, "hsv_s": 0.0, "hsv_v": 0.0}
+        amp = ours["amp"] if self.advanced.get("amp", True) else False
+        return ours | self.advanced | {"amp": amp}
+
+
+def _make_jitter(settings: dict[str, Any]) -> StainJitter:
+    from napari_beerlanet.core.training.trainer.data import StainJitter
+
+    try:
+        return StainJitter(**settings)
+    except TypeError as error:
+        raise ValueError(f"jitter has no such setting: {error}.") from error
+
+
+def _amp_dtype(kind: str) -> str | bool:
+    """bfloat16 where the GPU has it: Ultralytics tests float16 with a model from the network."""
+    import torch
+
+    return "bf16" if kind == "cuda" and torch.cuda.is_bf16_supported(False) else False
+
+
+# --- the schedule that fits a dataset's size ---
+
+_LENGTH_FACTORS = {"quick": 0.4, "normal": 1.0, "thorough": 2.5}  # of the normal number of steps
+
+_BATCH: int = TrainSettings.default("batch")
+
+LARGE_DATASET_IMAGES = 100
+"""From so many images on, their batch statistics and weights replace the starting model's."""
+
+_STEPS_FACTOR, _STEPS_EXPONENT = 36, 0.35  # for n images 36 n^0.35, so 5: 63, 50: 142
+_MAX_STEPS_PER_IMAGE = 20  # with more, what the images do not show is forgotten
+_LARGE_DATASET_STEPS_FACTOR = 0.55  # of many images each needs to be seen only some times
+_MAX_STEPS = 600
+_MIN_STEPS_PER_EPOCH = 6  # after each epoch come validation and writing
+# AdamW moves every weight alike, by little or much evidence, and wins most; what it would destroy
+# is kept by staying between parent and result. In the head alone SGD loses less.
+_SMALL_DATASET_OPTIMIZERS = {
+    "all": ("AdamW", 3e-4),
+    "head": ("SGD", 2e-3),
+    "stain": ("AdamW", 2e-3),
+}
+_LARGE_DATASET_OPTIMIZERS = {
+    "all": ("AdamW", 6e-4),
+    "head": ("AdamW", 1.5e-3),
+    "stain": ("AdamW", 6e-3),
+}
+_SMALL_DATASET_SHARE = 0.5  # farther from the parent, images that were not shown gain no more
+# A parent knows objects of other sizes and places; few images, shown much too large or as parts of
+# mosaics only, would unteach how whole images look at the scale that they are detected at.
+_GENTLE_AUGMENTATION = {"scale": 0.2, "translate": 0.05, "mosaic": 0.5}
+
+
+@dataclass(frozen=True)
+class TrainingSchedule:
+    """The hyper-parameters that hold where none are given; names as in `TrainSettings`."""
+
+    epochs: int = 50
+    repeats: int = 1
+    learning_rate: float | None = None
+    optimizer: str = "AdamW"
+    keep_statistics: bool = False
+    average: int | None = None
+    share: float = 1.0
+    early_stopping: bool = False
+    advanced: dict[str, Any] = field(default_factory=dict)
+
+    def steps(self, images: int, batch: int = _BATCH) -> int:
+        """Optimizer steps of the whole run, if it does not stop early."""
+        return self.epochs * -(-images * self.repeats // batch)
+
+
+def early_stopping_patience(epochs: int) -> int:
+    """Epochs without a better one after which a run of so many stops."""
+    return max(epochs // 2, 3)
+
+
+def choose_schedule(
+    images: int, scope: Scope = "all", length: Length = "normal", batch: int = _BATCH
+) -> TrainingSchedule:
+    """The hyper-parameters for fine-tuning a pretrained model on so many annotated images."""
+    few = images < LARGE_DATASET_IMAGES
+    normal = _STEPS_FACTOR * images**_STEPS_EXPONENT * (1 if few else _LARGE_DATASET_STEPS_FACTOR)
+    steps = round(min(normal, _MAX_STEPS_PER_IMAGE * images, _MAX_STEPS) * _LENGTH_FACTORS[length])
+    repeats = (
+        -(-_MIN_STEPS_PER_EPOCH * batch // images) if images < _MIN_STEPS_PER_EPOCH * batch else 1
+    )
+    epochs = max(round(steps / -(-images * repeats // batch)), 2 if length == "quick" else 3)
+    optimizer, rate = (_SMALL_DATASET_OPTIMIZERS if few else _LARGE_DATASET_OPTIMIZERS)[scope]
+    gentle = {"cos_lr": True, "lrf": 0.05, "nbs": batch, "warmup_epochs": 1}
+    return TrainingSchedule(
+        epochs,
+        repeats,
+        rate,
+        optimizer,
+        keep_statistics=few,
+        average=max(steps // (3 if few else 5), 2),
+        share=_SMALL_DATASET_SHARE if few else 1.0,
+        early_stopping=True,
+        advanced=gentle | (_GENTLE_AUGMENTATION if few else {}),
+    )

@@ -1,0 +1,343 @@
+"""From settings to a running trainer: checked data, network, checkpoint info."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from napari_beerlanet.core.boxes.geometry import cxcywh_to_xyxy
+from napari_beerlanet.core.checkpoints.checkpoint import checkpoint_hash, load_checkpoint
+from napari_beerlanet.core.checkpoints.serialize import describe_network
+from napari_beerlanet.core.common.events import EventCallback
+from napari_beerlanet.core.common.messages import one_line
+from napari_beerlanet.core.common.progress import Report, subprogress
+from napari_beerlanet.core.common.storage import DataError
+from napari_beerlanet.core.detection.detector import Detector
+from napari_beerlanet.core.detection.network import StainDetectionModel
+from napari_beerlanet.core.detection.scale_search import pool_sizes
+from napari_beerlanet.core.detection.stain_statistics import AnnotatedSample
+from napari_beerlanet.core.detection.ultralytics_api import cv2
+from napari_beerlanet.core.formats.dataset import (
+    Dataset,
+    LabelledImage,
+    check_dataset,
+    dataset_hash,
+    read_dataset,
+)
+from napari_beerlanet.core.training.monitor import (
+    TrainingMonitor,
+    package_versions,
+    training_object_sizes,
+)
+from napari_beerlanet.core.training.runs import RunFolder
+from napari_beerlanet.core.training.settings import (
+    DEFAULT_IMAGE_SIZE,
+    TrainingSchedule,
+    TrainSettings,
+    choose_schedule,
+)
+from napari_beerlanet.core.training.trainer.data import read_bgr
+from napari_beerlanet.core.training.trainer.trainer import StainTrainer
+
+_DATA_CHECK_FRACTION = 0.02  # of the reported progress, for checking the data
+_SAMPLE_IMAGES = 16  # whose colours and stains describe the data
+_SINGLE_IMAGE_MAP_ERROR = 0.1  # of mAP50-95 on one image: about its standard error
+
+
+def train_in_process(
+    folder: RunFolder,
+    settings: TrainSettings,
+    state: dict[str, Any] | None,
+    emit: EventCallback,
+    report: Report | None = None,
+) -> None:
+    """Train as the settings say, from `state` on if there is one; events go to `emit`."""
+    with _ultralytics_warnings_as_events(emit), _restored_environment():
+        setup = prepare_training(folder, settings, subprogress(report, 0.0, _DATA_CHECK_FRACTION))
+        for note in setup.notes:
+            emit({"event": "warning", "message": note})
+        setup.train(state, emit, subprogress(report, _DATA_CHECK_FRACTION, 1.0))
+
+
+def prepare_training(
+    folder: RunFolder, settings: TrainSettings, report: Report | None = None
+) -> TrainingSetup:
+    """Check the data, load the model and fit it to the data's classes."""
+    assert settings.model is not None
+    assert settings.data is not None
+    dataset = read_dataset(settings.data)
+    notes = check_dataset(dataset, ("train", "val"), report)
+    parent = load_checkpoint(settings.model, device="cpu")
+    settings = resolve_defaults_for(settings, parent, dataset)
+    size = training_image_size(settings, parent)
+    sample = training_sample(dataset, size)
+    network = build_network(parent, dataset.names, size, settings, sample)
+    info = checkpoint_info(parent, network, dataset, settings, size, folder.path.name)
+    return TrainingSetup(folder, settings, dataset, network, info, sample, notes)
+
+
+@dataclass
+class TrainingSetup:
+    """All that a run needs to start; `notes` are sentences on what is odd in the data."""
+
+    folder: RunFolder
+    settings: TrainSettings
+    dataset: Dataset
+    network: StainDetectionModel
+    info: dict[str, Any]
+    sample: list[AnnotatedSample]
+    notes: list[str]
+
+    def train(
+        self,
+        state: dict[str, Any] | None,
+        emit: EventCallback,
+        report: Report | None,
+    ) -> None:
+        """Train to the end, from `state` on if there is one; events go to `emit`."""
+        rows = state["rows"] if state is not None else []
+        if state is not None and state["data_hash"] != self.info["training"]["data_hash"]:
+            self._check_classes(state["classes"])
+            message = "The data has changed since the run was started."
+            emit({"event": "warning", "message": message})
+        monitor = TrainingMonitor(self.folder, self.info, self.sample, emit, report, rows)
+        trainer = self._trainer(monitor, state)
+        if rows:  # Ultralytics removes them when a trainer is made
+            self.folder.write_results(rows)
+        trainer.model = self.network.to(memory_format=torch.channels_last)
+        first = state["epoch"] + 2 if state is not None else 1
+        emit(
+            {
+                "event": "start",
+                "epoch": first,
+                "epochs": self.settings.epochs,
+                "images": self.info["training"]["images"],
+                "classes": self.dataset.names,
+                "scope": self.settings.scope,
+                "device": ", ".join(self.settings.devices),
+                "resumed": state is not None,
+            }
+        )
+        trainer.train()
+
+    def _check_classes(self, before: list[str]) -> None:
+        if before != self.dataset.names:
+            raise DataError(
+                f"{self.dataset.path}: the run was started with classes {', '.join(before)}, and "
+                f"now there are {', '.join(self.dataset.names)}; start a new run in another folder."
+            )
+
+    def _trainer(self, monitor: TrainingMonitor, state: dict[str, Any] | None) -> StainTrainer:
+        try:
+            return StainTrainer(
+                self.settings.overrides(self.info["image_size"], str(self.folder.path)),
+                jitter=self.settings.stain_jitter(),
+                scope=self.settings.scope,
+                dataset=self.dataset,
+                repeats=self.settings.repeats or 1,
+                keep_statistics=bool(self.settings.keep_statistics),
+                average=self.settings.average,
+                share=self.settings.share or 1.0,
+                fitness_tolerance=_SINGLE_IMAGE_MAP_ERROR
+                / max(len(self.dataset.splits["val"]), 1) ** 0.5,
+                state=state,
+                callback=monitor,
+            )
+        except (SyntaxError, TypeError) as error:  # what Ultralytics says to wrong arguments
+            raise ValueError(one_line(error)) from error
+
+
+def resolve_defaults(settings: TrainSettings) -> TrainSettings:
+    """Settings with the defaults that model and data decide filled in."""
+    if settings.is_resolved or settings.model is None or settings.data is None:
+        return settings
+    dataset = read_dataset(settings.data)
+    return resolve_defaults_for(settings, load_checkpoint(settings.model, device="cpu"), dataset)
+
+
+def resolve_defaults_for(
+    settings: TrainSettings, parent: Detector, dataset: Dataset
+) -> TrainSettings:
+    """The same for a model and a dataset that are loaded: the number of images decides.
+
+    An untrained front end is trained with Ultralytics' own schedule, and new classes at its
+    learning rate.
+    """
+    if settings.is_resolved:
+        return settings
+    if is_untrained(parent):
+        return settings.resolved(TrainingSchedule())
+    images = max(len(dataset.splits.get("train", ())), 1)
+    schedule = choose_schedule(images, settings.scope, settings.length, settings.batch_size)
+    if parent.classes != dataset.names:
+        schedule = replace(schedule, learning_rate=None, share=1.0)  # a new head has no way back
+    return settings.resolved(schedule)
+
+
+def is_untrained(detector: Detector) -> bool:
+    """Whether the front end has never been trained: the file was a plain YOLO."""
+    return any("front end is untrained" in note for note in detector.info.get("notes", ()))
+
+
+def training_image_size(settings: TrainSettings, parent: Detector) -> int:
+    """Longer side of training images in pixels, rounded up as Ultralytics does."""
+    own = DEFAULT_IMAGE_SIZE if is_untrained(parent) else parent.info["image_size"]
+    return -(-(settings.image_size or own) // 32) * 32
+
+
+def build_network(
+    parent: Detector,
+    names: list[str],
+    image_size: int,
+    settings: TrainSettings,
+    sample: list[AnnotatedSample],
+) -> StainDetectionModel:
+    """A copy of the parent's network, for other classes with a new head and what fits of it."""
+    network: StainDetectionModel
+    source = copy.deepcopy(parent.network)
+    if parent.classes == names:
+        network = source
+    elif settings.scope == "stain":
+        raise DataError(
+            f'scope="stain" keeps the head, which knows {", ".join(parent.classes)}, while the '
+            f'data has {", ".join(names)}; use scope="head" or "all".'
+        )
+    else:
+        network = _rebuild_head(source, parent.classes, names, settings.seed)
+    network.names = dict(enumerate(names))
+    if is_untrained(parent):
+        network.stain.reference_pixels = float(image_size**2)
+        network.fit_mix([one.pixels for one in sample])
+    return network
+
+
+def _rebuild_head(
+    source: StainDetectionModel, before: list[str], names: list[str], seed: int
+) -> StainDetectionModel:
+    stain: Any = source.stain
+    torch.manual_seed(seed)
+    network: StainDetectionModel = StainDetectionModel(
+        copy.deepcopy(source.yaml),
+        nc=len(names),
+        light=source.light,
+        head_width=source.head_width,
+        components=stain.components,
+        iterations=stain.iterations,
+        domain=stain.domain,
+        unit_spectra=stain.unit_spectra,
+    )
+    network.stain.reference_pixels, network.stain.padding = stain.reference_pixels, stain.padding
+    source.names, network.names = dict(enumerate(before)), dict(enumerate(names))
+    network.load(source, verbose=False)  # rows of classes that both have go by their names
+    return network
+
+
+def training_sample(
+    dataset: Dataset, image_size: int, max_images: int = _SAMPLE_IMAGES
+) -> list[AnnotatedSample]:
+    """At most so many training images, RGB, none larger than `image_size`, evenly over the set."""
+    items = dataset.splits["train"]
+    chosen = np.unique(np.linspace(0, len(items) - 1, min(max_images, len(items))).round())
+    return [_read_sample(items[int(k)], image_size) for k in chosen]
+
+
+def _read_sample(item: LabelledImage, image_size: int) -> AnnotatedSample:
+    image = read_bgr(item.image)[..., ::-1]
+    scale = image_size / max(image.shape[:2])
+    if scale < 1:
+        size = [max(round(side * scale), 1) for side in image.shape[1::-1]]
+        image = cv2.resize(image, size, interpolation=cv2.INTER_AREA)
+    xyxy = cxcywh_to_xyxy(item.cxcywh, image.shape[:2]).astype(np.float32)
+    return AnnotatedSample(np.ascontiguousarray(image), xyxy, item.labels)
+
+
+def checkpoint_info(
+    parent: Detector,
+    network: StainDetectionModel,
+    dataset: Dataset,
+    settings: TrainSettings,
+    image_size: int,
+    name: str,
+) -> dict[str, Any]:
+    """The checkpoint's `info`, without what an epoch adds to it."""
+    entries: dict[str, Any] = {
+        "pixel_size": _working_pixel_size(dataset, settings, image_size),
+        "object_sizes": _pooled_object_sizes(parent, dataset, image_size),
+        "training": _training_record(dataset, settings),
+    }
+    if parent.classes == dataset.names:
+        entries["colours"] = parent.info["colours"]
+        entries["densities_seen"] = parent.info.get("densities_seen")
+    return describe_network(network, name, dataset.names, image_size, **entries)
+
+
+def _pooled_object_sizes(parent: Detector, dataset: Dataset, image_size: int) -> dict[str, Any]:
+    """Of the data's boxes together with those that the parent has learned its classes from."""
+    sizes = parent.info.get("object_sizes") or {}
+    before = {name: sizes[name] for name in dataset.names if name in sizes}
+    return pool_sizes(before, training_object_sizes(dataset, image_size))
+
+
+def _training_record(dataset: Dataset, settings: TrainSettings) -> dict[str, Any]:
+    """The training record; of paths it keeps the last two names, which say enough."""
+    data = "/".join(dataset.path.resolve().parts[-2:])
+    start = Path(str(settings.model))
+    return {
+        "data_hash": dataset_hash(dataset),
+        "data": data,
+        "images": {split: len(dataset.splits[split]) for split in ("train", "val")},
+        "settings": {**settings.model_dump(), "data": data, "model": start.name},
+        "seed": settings.seed,
+        "scope": settings.scope,
+        "versions": package_versions(),
+        "parent": checkpoint_hash(str(settings.model)),
+        "command": settings.command(data, start.name),
+    }
+
+
+def _working_pixel_size(dataset: Dataset, settings: TrainSettings, image_size: int) -> float | None:
+    """Micrometres per pixel of images as long as `image_size`; None where that is not known."""
+    if settings.pixel_size is None:
+        return None
+    sides = [max(dataset.inspections[item.image].shape) for item in dataset.splits["train"]]
+    return round(settings.pixel_size * float(np.median(sides)) / image_size, 6)
+
+
+@contextmanager
+def _ultralytics_warnings_as_events(emit: EventCallback) -> Iterator[None]:
+    """Have Ultralytics' warnings emitted as events instead of printed on standard output."""
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            emit({"event": "warning", "message": " ".join(record.getMessage().split())})
+
+    logger = logging.getLogger("ultralytics")
+    before = logger.handlers[:]
+    logger.handlers[:] = [Handler(logging.WARNING)]
+    try:
+        yield
+    finally:
+        logger.handlers[:] = before
+
+
+@contextmanager
+def _restored_environment() -> Iterator[None]:
+    """Put back what Ultralytics sets for reproducible training."""
+    names = ("CUBLAS_WORKSPACE_CONFIG", "PYTHONHASHSEED")
+    before = {name: os.environ.get(name) for name in names}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value

@@ -1,0 +1,1 @@
+"""Ultralytics' trainer with BeerLaNet: deterministic, resumable, with stain augmentation."""

@@ -1,0 +1,192 @@
+"""Training data: Ultralytics' dataset over images that we have read, and stain augmentation.
+
+`StainJitter` renders other laboratories from one. By Beer and Lambert I = exp(x₀ − S D). With S
+three known dyes, D is S⁻¹ (x₀ − ln I), and the same cells under other dyes S', other strengths a
+and another background x₀' are I' = exp(x₀' − S' (a ⊙ D)). That is one 3 × 3 matrix on optical
+densities, and boxes stay where they are.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from napari_beerlanet.core.common.threads import run_parallel
+from napari_beerlanet.core.detection.ultralytics_api import RandomHSV, YOLODataset, cv2
+from napari_beerlanet.core.formats.dataset import ImageInspection, LabelledImage
+from napari_beerlanet.core.images.files import read_image
+from napari_beerlanet.core.images.rgb import PADDING_GREY, fill_transparent, to_uint8
+from napari_beerlanet.core.stains.solver.spectra import default_spectra
+
+_SAMPLE_STRIDE = 7  # every seventh pixel shows the background
+_LOG_TABLE = np.log(np.maximum(np.arange(256), 1) / 255).astype(np.float32)
+
+
+@dataclass
+class StainJitter:
+    """An Ultralytics transform: labels["img"] (H, W, 3) uint8 BGR to the same under another stain.
+
+    Parameters
+    ----------
+    dyes
+        Standard deviation of each dye's absorption per channel (unit spectra).
+    strength
+        Standard deviation of ln of the strength: of all dyes together, and half of it of each.
+    light
+        (lowest, highest) intensity of the background, in [0, 1].
+    cast
+        Standard deviation of ln of the background's intensity per channel.
+    focus
+        Largest blur (standard deviation in pixels); as often, edges are sharpened.
+    share
+        How many images are changed at all.
+    """
+
+    dyes: float = 0.12
+    strength: float = 0.5
+    light: tuple[float, float] = (0.5, 1.0)
+    cast: float = 0.12
+    focus: float = 1.0
+    share: float = 0.9
+
+    def __call__(self, labels: dict[str, Any]) -> dict[str, Any]:
+        """Change labels["img"]; padding keeps its grey."""
+        if random.random() < self.share:
+            image = labels["img"]
+            blank = (image == PADDING_GREY).all(2)
+            changed = self._refocus(self._restain(image, blank))
+            changed[blank] = PADDING_GREY
+            labels["img"] = changed
+        return labels
+
+    def _restain(
+        self, image: npt.NDArray[np.uint8], blank: npt.NDArray[np.bool_]
+    ) -> npt.NDArray[np.uint8]:
+        X = _LOG_TABLE[image]
+        seen = X[::_SAMPLE_STRIDE, ::_SAMPLE_STRIDE][~blank[::_SAMPLE_STRIDE, ::_SAMPLE_STRIDE]]
+        if not len(seen):
+            return image.copy()
+        x0 = np.percentile(seen, 95, axis=0).astype(np.float32)
+        M, x1 = self._matrix(), self._illumination()
+        np.subtract(x0, X, out=X)
+        lit = np.exp(x1 - np.asarray(cv2.transform(X, M.astype(np.float32))))
+        return np.asarray(np.rint(np.clip(lit * 255, 0, 255)), dtype=np.uint8)
+
+    def _matrix(self) -> npt.NDArray[np.float64]:
+        """S' diag(a) S⁻¹ (3, 3) in BGR."""
+        S = default_spectra(3)[::-1]
+        other = np.abs(S + [[random.gauss(0, self.dyes) for _ in range(3)] for _ in range(3)])
+        other /= np.linalg.norm(other, axis=0)
+        common = random.gauss(0, self.strength)
+        a = np.exp([common + random.gauss(0, self.strength / 2) for _ in range(3)])
+        return np.asarray((other * a) @ np.linalg.inv(S))
+
+    def _illumination(self) -> npt.NDArray[np.float32]:
+        level = math.log(random.uniform(*self.light))
+        x1 = np.array([level + random.gauss(0, self.cast) for _ in range(3)])
+        return np.asarray(np.minimum(x1, 0), dtype=np.float32)
+
+    def _refocus(self, image: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        amount = random.uniform(-1, 1) * self.focus
+        if abs(amount) < 0.2:
+            return image
+        blurred = cv2.GaussianBlur(image, (0, 0), abs(amount))
+        if amount > 0:
+            return np.asarray(blurred)
+        return np.asarray(cv2.addWeighted(image, 2.0, blurred, -1.0, 0))
+
+
+LoadedImage = tuple[npt.NDArray[np.uint8], tuple[int, int], tuple[int, int]]
+
+
+class StainDataset(YOLODataset):  # type: ignore[misc]
+    """Batches of `LabelledImage`s (`img_path`) with stain jitter in place of hue and saturation.
+
+    Images are read as `detect` reads them, and nothing is written beside them.
+    """
+
+    def __init__(
+        self,
+        *,
+        img_path: Sequence[LabelledImage],
+        facts: Mapping[Path, ImageInspection],
+        jitter: StainJitter | None = None,
+        **settings: Any,
+    ) -> None:
+        self.facts, self.jitter = facts, jitter
+        super().__init__(img_path=img_path, task="detect", **settings)
+
+    def get_img_files(self, img_path: Sequence[LabelledImage]) -> list[str]:
+        """The paths."""
+        return [str(item.image) for item in img_path]
+
+    def get_labels(self) -> list[dict[str, Any]]:
+        """The labels as Ultralytics keeps them."""
+        return [
+            {
+                "im_file": str(item.image),
+                "shape": self.facts[item.image].shape,
+                "cls": item.labels.astype(np.float32)[:, None],
+                "bboxes": item.cxcywh.astype(np.float32),
+                "segments": [],
+                "keypoints": None,
+                "normalized": True,
+                "bbox_format": "xywh",
+            }
+            for item in self.img_path
+        ]
+
+    def load_image(self, i: int, rect_mode: bool = True, resize_short: bool = False) -> LoadedImage:
+        """Image i (h, w, 3) BGR, its longer side resized to `imgsz`; (H, W) before; (h, w)."""
+        if self.ims[i] is not None:
+            return self.ims[i], self.im_hw0[i], self.im_hw[i]
+        image = read_bgr(self.im_files[i])
+        height, width = image.shape[:2]
+        ratio = self.imgsz / max(height, width)
+        if ratio != 1:
+            size = [min(math.ceil(side * ratio), self.imgsz) for side in (width, height)]
+            image = cv2.resize(image, size, interpolation=cv2.INTER_LINEAR)
+        loaded = image, (height, width), image.shape[:2]
+        if self.augment and self.cache != "ram":
+            self._cache_image(i, loaded)
+        return loaded
+
+    def cache_images(self) -> None:
+        """Keep all images in memory; Ultralytics' own way draws a bar on standard output."""
+        loaded = run_parallel([lambda i=i: self.load_image(i) for i in range(self.ni)])  # type: ignore[misc]
+        images, self.im_hw0, self.im_hw = (list(part) for part in zip(*loaded, strict=True))
+        self.ims = self._ImageCache(images)
+
+    def _cache_image(self, i: int, loaded: LoadedImage) -> None:
+        """Keep the last images for the mosaics, as Ultralytics does."""
+        self.ims[i], self.im_hw0[i], self.im_hw[i] = loaded
+        self.buffer.append(i)
+        if 1 < len(self.buffer) >= self.max_buffer_length:
+            j = self.buffer.pop(0)
+            self.ims[j], self.im_hw0[j], self.im_hw[j] = None, None, None
+
+    def build_transforms(self, hyp: Any = None) -> Any:
+        """Ultralytics' transforms; called again when the mosaics end.
+
+        Those of albumentations are left out: they are there or not as that package is installed.
+        """
+        transforms = super().build_transforms(hyp)
+        if self.augment:
+            steps = [s for s in transforms.transforms if type(s).__name__ != "Albumentations"]
+            if self.jitter is not None:
+                steps = [self.jitter if isinstance(s, RandomHSV) else s for s in steps]
+            transforms.transforms = steps
+        return transforms
+
+
+def read_bgr(path: str | Path) -> npt.NDArray[np.uint8]:
+    """An image file as (H, W, 3) uint8 BGR; what alpha hides becomes padding."""
+    pixels = to_uint8(read_image(path).pixels)
+    return np.ascontiguousarray(fill_transparent(pixels)[..., ::-1])

@@ -1,0 +1,238 @@
+"""Ultralytics' trainer with the stain front end and stain jitter, over data that we have read.
+
+Its loop, losses, augmentation and metrics are used as they are. Images and labels come from
+`formats.dataset`, so no cache is written beside them; what is frozen keeps its batch statistics,
+too. `AnchoredEMA` averages the weights and holds them part of the way back to the parent: a few
+images tell much about what they show and nothing about the rest, and on the straight line from the
+parent's weights to the learned ones, what is new comes before what was known goes.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+from napari_beerlanet.core.detection.network import StainDetectionModel
+from napari_beerlanet.core.detection.ultralytics_api import ModelEMA
+from napari_beerlanet.core.formats.dataset import Dataset, inspect_images, read_dataset
+from napari_beerlanet.core.training.trainer.data import StainDataset, StainJitter
+from napari_beerlanet.core.training.trainer.deterministic import (
+    DeterministicTrainer,
+    TrainingCallback,
+    unwrap_model,
+)
+
+# What of Ultralytics' defaults does not fit: cells have no upright side, sets are small, and files
+# are ours to write.
+DEFAULT_ARGS: dict[str, Any] = {
+    "amp": False,
+    "cache": "ram",
+    "close_mosaic": 0,
+    "flipud": 0.5,
+    "nbs": 16,
+    "plots": False,
+    "verbose": False,
+    "warmup_epochs": 1,
+    "workers": 0,
+}
+
+
+class StainTrainer(DeterministicTrainer):
+    """Trains a `StainDetectionModel`, or a plain one where `front_end` is None.
+
+    Parameters
+    ----------
+    overrides
+        Ultralytics' training arguments; `save_dir` is required.
+    jitter
+        None leaves Ultralytics' own hue, saturation and value jitter in place. That one changes
+        the padding's grey, too, so that the front end takes it for a part of the slide.
+    front_end
+        Settings of `StainDetectionModel` beyond Ultralytics' own, for `get_model`.
+    scope
+        "all"; "head": the last module alone; "stain": the front end alone.
+    dataset
+        What to train on; None reads overrides["data"].
+    repeats
+        How often an epoch shows every training image, augmented differently each time.
+    keep_statistics
+        Normalise with the batch statistics that the model came with, and leave them as they are:
+        those of a few images are no good substitute. Nor are few images without any box of a class
+        taken for proof that there is none: that class is neither taught nor untaught.
+    average
+        Steps over which weights are averaged; None is Ultralytics' own average, which forgets what
+        is more than some thousand steps ago and hardly averages anything in the first hundreds.
+    share
+        How far from the parent to what was learned the averaged weights stay, see
+        `AnchoredEMA`; 1 is all the way.
+    fitness_tolerance
+        By how much mAP50-95 of an epoch may stay behind the highest one's and the epoch, as the
+        later one, still count as the best: few images cannot tell such differences.
+    callback, state
+        See `DeterministicTrainer`.
+    """
+
+    def __init__(
+        self,
+        overrides: dict[str, Any],
+        *,
+        jitter: StainJitter | None = None,
+        front_end: dict[str, Any] | None = None,
+        scope: str = "all",
+        dataset: Dataset | None = None,
+        repeats: int = 1,
+        keep_statistics: bool = False,
+        average: int | None = None,
+        share: float = 1.0,
+        fitness_tolerance: float = 0.0,
+        callback: TrainingCallback | None = None,
+        state: dict[str, Any] | None = None,
+    ) -> None:
+        self.jitter, self.front_end, self.scope, self.dataset = jitter, front_end, scope, dataset
+        self.repeats, self.keep_statistics, self.average = repeats, keep_statistics, average
+        self.share, self.fitness_tolerance = share, fitness_tolerance
+        self.ema: Any = None
+        super().__init__({**DEFAULT_ARGS, **overrides}, callback, state)
+
+    # --- data and model --------------------------------------------------------------------------
+
+    def get_dataset(self) -> dict[str, Any]:
+        """Ultralytics' description of the data, with items in place of paths."""
+        if self.dataset is None:
+            self.dataset = read_dataset(self.args.data)
+        return ultralytics_data(self.dataset, ("train", self.args.split))
+
+    def build_dataset(self, img_path: Any, mode: str = "train", batch: int | None = None) -> Any:
+        """The items `img_path` as Ultralytics' dataset, for training with the jitter in it."""
+        assert self.dataset is not None
+        hyp = copy.copy(self.args)
+        hyp.deterministic = False  # else it warns of the cache, which is exact here
+        train = mode == "train"
+        return StainDataset(
+            img_path=list(img_path) * (self.repeats if train else 1),
+            facts=self.dataset.inspections,
+            jitter=self.jitter if train else None,
+            imgsz=self.args.imgsz,
+            batch_size=batch,
+            augment=train,
+            hyp=hyp,
+            rect=self.args.rect or not train,
+            cache="ram" if self.args.cache else None,  # on disk it would lie beside the images
+            stride=max(int(unwrap_model(self.model).stride.max()), 32),
+            pad=0.0 if train else 0.5,
+            data=self.data,
+        )
+
+    def get_model(self, cfg: Any = None, weights: Any = None, verbose: bool = False) -> Any:
+        """A model for the data's classes, with what fits of `weights` and a fitted mix."""
+        if self.front_end is None:
+            return super().get_model(cfg, weights, verbose)
+        model = StainDetectionModel(
+            cfg, nc=self.data["nc"], verbose=verbose, imgsz=self.args.imgsz, **self.front_end
+        )
+        model = self.set_model_names_for_load(model)
+        model.fit_mix()
+        if weights is not None:
+            model.load(weights, verbose=verbose)
+        return model
+
+    # --- what is trained -------------------------------------------------------------------------
+
+    def is_trainable(self, name: str) -> bool:
+        """Whether a parameter or module of that name changes."""
+        head = f"model.{len(unwrap_model(self.model).model) - 1}."
+        prefixes = {"all": ("",), "head": (head,), "stain": ("stain.", "mix.")}
+        return name.startswith(prefixes[self.scope])
+
+    def _setup_train(self) -> None:
+        super()._setup_train()
+        for name, parameter in unwrap_model(self.model).named_parameters():
+            if not self.is_trainable(name):
+                parameter.requires_grad = False
+
+    def resume_training(self, ckpt: Any) -> None:
+        """With the average that is asked for, which holds the weights at the beginning."""
+        if self.average is not None and self.ema is not None:
+            self.ema = AnchoredEMA(self.model, self.share, self.average)
+        super().resume_training(ckpt)
+
+    def set_class_weights(self) -> None:
+        """Ultralytics' weights, or 0 for classes that are left alone."""
+        super().set_class_weights()
+        present = self.get_class_counts() > 0
+        if self.keep_statistics and not self.args.cls_pw and present.any():
+            weights = torch.as_tensor(present, dtype=torch.float32, device=self.device)
+            unwrap_model(self.model).class_weights = weights
+
+    def _model_train(self) -> None:
+        super()._model_train()
+        for name, module in unwrap_model(self.model).named_modules():
+            frozen = self.keep_statistics or not self.is_trainable(name)
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) and frozen:
+                module.eval()
+
+    def validate(self) -> Any:
+        """Ultralytics' metrics and fitness; a later epoch within the tolerance is best."""
+        metrics, fitness = super().validate()
+        if (
+            fitness is not None
+            and self.fitness_tolerance
+            and fitness > self.stopper.best_fitness - self.fitness_tolerance
+        ):
+            self.best_fitness, self.stopper.best_epoch = fitness, self.epoch + 1
+        return metrics, fitness
+
+    def build_optimizer(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+        """Ultralytics' optimizer; λ, γ, S and the mix are no filters to decay or orthogonalise."""
+        optimizer = super().build_optimizer(model, *args, **kwargs)
+        named = unwrap_model(model).named_parameters()
+        ours = [p for name, p in named if name.startswith(("stain.", "mix."))]
+        our_ids = {id(p) for p in ours}
+        for group in optimizer.param_groups:
+            group["params"] = [p for p in group["params"] if id(p) not in our_ids]
+        plain = [g for g in optimizer.param_groups if g.get("param_group") == "bn"][-1]
+        plain["params"] += ours
+        return optimizer
+
+
+def ultralytics_data(dataset: Dataset, splits: tuple[str, ...]) -> dict[str, Any]:
+    """A dataset as Ultralytics describes it, with items in place of paths."""
+    for split in splits:
+        inspect_images(dataset, dataset.splits[split])
+    names = dict(enumerate(dataset.names))
+    return {"names": names, "nc": len(names), "channels": 3, **dataset.splits}
+
+
+class AnchoredEMA(ModelEMA):  # type: ignore[misc]
+    """The average of p + share · (w − p): p are the weights at the beginning, w after each step.
+
+    Parameters
+    ----------
+    share
+        0 would be the parent, 1 is what was learned.
+    steps
+        Over which is averaged: a plain mean at first, p among it, then the last ones.
+    """
+
+    def __init__(self, model: Any, share: float, steps: int) -> None:
+        super().__init__(model)
+        self.share, self.steps = share, steps
+        self.parent = {k: v.clone() for k, v in self._averaged().items()}
+
+    def _averaged(self) -> dict[str, torch.Tensor]:
+        held = self.ema.state_dict().items()
+        return {name: value for name, value in held if value.dtype.is_floating_point}
+
+    @torch.no_grad()
+    def update(self, model: Any) -> None:
+        """Take in the weights after a step."""
+        self.updates += 1
+        past = 1 - 1 / min(self.updates + 1, self.steps)
+        back = (1 - past) * (1 - self.share)
+        learned = (1 - past) * self.share / (1 - back)  # so that `past` stays of the average
+        weights = unwrap_model(model).state_dict()
+        for name, value in self._averaged().items():
+            value.lerp_(weights[name], learned).lerp_(self.parent[name], back)

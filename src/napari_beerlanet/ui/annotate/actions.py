@@ -1,0 +1,450 @@
+"""What the buttons of the Annotate panel do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from napari.layers import Image, Layer
+from qtpy.QtCore import QObject, Signal
+
+from napari_beerlanet.core.boxes.annotations import CONFIRMED, Annotations
+from napari_beerlanet.core.boxes.detections import Detections
+from napari_beerlanet.core.common.messages import count_of
+from napari_beerlanet.core.common.progress import Report
+from napari_beerlanet.core.images.files import ImageFile
+from napari_beerlanet.core.project.crop_files import AddedImage
+from napari_beerlanet.core.project.crops import choose_crop_size, padding_grey
+from napari_beerlanet.core.project.import_annotations import import_dataset, import_for_image
+from napari_beerlanet.core.project.project import Project
+from napari_beerlanet.core.project.split import TRAIN, VAL
+from napari_beerlanet.ui.annotate.annotated_image import (
+    AnnotatedImage,
+    LazyImageSource,
+    image_sources,
+)
+from napari_beerlanet.ui.annotate.annotation_layer import copy_of_detections
+from napari_beerlanet.ui.annotate.autosave import SavedAnnotations
+from napari_beerlanet.ui.annotate.classes import model_classes
+from napari_beerlanet.ui.annotate.store import (
+    SavedPlanes,
+    Sources,
+    adopt_previous,
+    annotation_store,
+    find_saved_planes,
+)
+from napari_beerlanet.ui.common.notifications import notify_error
+from napari_beerlanet.ui.common.panel import Panel
+from napari_beerlanet.ui.common.session import get_session
+from napari_beerlanet.ui.common.tasks import TaskOutcome
+from napari_beerlanet.ui.detections.image_detections import (
+    detection_scale,
+    hide_detections,
+    visible_detections,
+)
+from napari_beerlanet.ui.viewer.planes import PlaneIndex, current_plane
+
+DEFAULT_TRAINING_SIZE = 640
+"""Side of a training image in pixels if neither a model nor the project defines it."""
+
+_SAME_BOX_IOU = 0.5  # from which a new box counts as annotated already
+_MAX_NOTES = 6  # of an import
+_SPLIT_NAMES = {TRAIN: "training", VAL: "validation"}
+
+
+@dataclass(frozen=True, eq=False)
+class ChangedFile:
+    """An image whose file has changed since it was annotated, until the user has decided.
+
+    `sources` and `saved` by plane; `previous` are the project's ids of the earlier version.
+    """
+
+    image: Image
+    plane: PlaneIndex
+    sources: Sources
+    saved: dict[PlaneIndex, SavedAnnotations]
+    previous: dict[PlaneIndex, str]
+
+
+class AnnotationActions(QObject):
+    """The steps of annotating; `image` is the chosen layer.
+
+    `message` carries the result of a step in a sentence. `started` is emitted when an image has its
+    layers, `file_changed` when there is a decision to make about `changed_file`.
+    """
+
+    message = Signal(str)
+    started = Signal()
+    file_changed = Signal()
+
+    def __init__(self, panel: Panel) -> None:
+        super().__init__(panel)
+        self.viewer = panel.viewer
+        self.store = annotation_store(panel.viewer)
+        self.image: Image | None = None
+        self.changed_file: ChangedFile | None = None
+        self.lookup_task, self.project_task = panel.task(), panel.task()
+        self._confirmed_waiting: tuple[Detections, str] | None = None
+        self.importing = False  # whether the project task is, or was last, an import
+        self.started.connect(self._add_confirmed_waiting)
+        self.project_task.ended.connect(self._project_task_ended)
+        panel.connect_event(self.store.projects.changed, self._project_changed)
+
+    @property
+    def annotated(self) -> AnnotatedImage | None:
+        """The chosen image's annotations, None before it has any."""
+        return self.store.of(self.image)
+
+    @property
+    def plane(self) -> PlaneIndex:
+        """The plane that is displayed."""
+        assert self.image is not None
+        return current_plane(self.image, self.viewer).index
+
+    # --- starting ---------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Create the image's layers with its saved annotations, or activate them."""
+        if self.image is None:
+            self._report_problem("There is no image to annotate; open a colour image first.")
+        elif self.annotated is not None:
+            self.activate(self.annotated.boxes.layer)
+        elif self._ensure_classes():
+            image, plane, project = self.image, self.plane, self.store.project
+            sources, drafts = image_sources(image), self.store.autosave.drafts
+            self.message.emit("Looking for saved annotations of this image …")
+            self.lookup_task.start(
+                lambda report: find_saved_planes(sources, plane, project, drafts),
+                lambda result: self._looked_up(image, plane, sources, result),
+                self._report_problem,
+            )
+
+    def _looked_up(
+        self, image: Image, plane: PlaneIndex, sources: Sources, result: SavedPlanes
+    ) -> None:
+        if image not in self.viewer.layers or self.store.of(image) is not None:
+            return
+        same = self.store.same_image(sources[plane])
+        if same is not None:
+            self._report_problem(
+                f"The same image is being annotated already: “{same.name}”; choose that."
+            )
+        elif result.previous:
+            self.changed_file = ChangedFile(image, plane, sources, result.saved, result.previous)
+            self.message.emit(f"“{image.name}” has changed since it was annotated.")
+            self.file_changed.emit()
+        else:
+            self._show_layers(image, plane, result.saved)
+
+    def use_existing_annotations(self) -> None:
+        """Of a changed file: continue with the annotations of its earlier version."""
+        changed, self.changed_file = self.changed_file, None
+        project = self.store.project
+        if changed is None or project is None:
+            return
+
+        def done(adopted: dict[PlaneIndex, Annotations]) -> None:
+            if changed.image in self.viewer.layers and self.store.of(changed.image) is None:
+                existing = {p: SavedAnnotations(a, draft=False) for p, a in adopted.items()}
+                self._show_layers(changed.image, changed.plane, changed.saved | existing)
+
+        self.lookup_task.start(
+            lambda report: adopt_previous(changed.sources, changed.previous, project),
+            done,
+            self._report_problem,
+        )
+
+    def start_anew(self) -> None:
+        """Of a changed file: annotate it as a new image; the project keeps the earlier version."""
+        changed, self.changed_file = self.changed_file, None
+        if changed is not None and changed.image in self.viewer.layers:
+            self._show_layers(changed.image, changed.plane, changed.saved)
+
+    def _project_changed(self, project: Project | None) -> None:
+        if self.changed_file is not None:
+            self.changed_file = None
+            self.file_changed.emit()
+
+    def _show_layers(
+        self, image: Image, plane: PlaneIndex, saved: dict[PlaneIndex, SavedAnnotations]
+    ) -> None:
+        annotated = self.store.start(image, saved, plane)
+        count = sum(len(one.annotations) for one in saved.values())
+        self.activate(annotated.boxes.layer)
+        loaded = f"{count_of(count, 'saved box', 'saved boxes')} loaded." if count else ""
+        self.message.emit(f"Draw a box around each cell. {loaded}".strip())
+        self.started.emit()
+
+    def _ensure_classes(self) -> bool:
+        """Classes of the project or else of the model; without any, the user has to add some."""
+        if not self.store.classes.names:
+            self.add_model_classes()
+        if not self.store.classes.names:
+            self._report_problem("There are no classes yet: type a name, or load a model.")
+        return bool(self.store.classes.names)
+
+    def add_model_classes(self) -> None:
+        """Add the loaded model's classes, with its colours."""
+        names, colours = model_classes(get_session(self.viewer).model)
+        self.store.classes.add(names, colours)
+
+    def activate(self, layer: Layer) -> None:
+        """Let the user draw rectangles on a layer, which is added again if it was deleted."""
+        if layer not in self.viewer.layers:
+            self.viewer.add_layer(layer)
+        layer.visible = True
+        self.viewer.layers.selection.active = layer
+        layer.mode = "add_rectangle"
+        self.viewer.window._qt_viewer.canvas.native.setFocus()
+
+    # --- regions ----------------------------------------------------------------------------------
+
+    def mark_whole_image(self) -> None:
+        """Mark all of the plane as annotated."""
+        annotated = self.annotated
+        if annotated is not None:
+            if annotated.regions.layer not in self.viewer.layers:
+                self.viewer.add_layer(annotated.regions.layer)
+            annotated.mark_whole_image(self.plane)
+            self.activate(annotated.boxes.layer)
+
+    def draw_regions(self) -> None:
+        """Let the user draw the annotated regions."""
+        annotated = self.annotated
+        if annotated is not None:
+            annotated.start_drawing_regions(self.plane)
+            self.activate(annotated.regions.layer)
+            self.message.emit(
+                "Draw rectangles or polygons around the regions that are completely annotated."
+            )
+
+    # --- boxes ------------------------------------------------------------------------------------
+
+    def copy_detections(self, confidence: float) -> None:
+        """Copy the image's visible detections, with the user's edits, to the annotations."""
+        annotated = self.annotated
+        if annotated is None or self.image is None:
+            return
+        detections = visible_detections(self.viewer, self.image, self.plane)
+        if detections is None:
+            self._report_problem("There are no detections of this image; find cells in it first.")
+            return
+        confident = detections[detections.scores >= np.float32(confidence)]
+        copies = copy_of_detections(confident, self.store.classes, annotated.shape)
+        hide_detections(self.viewer, self.image)
+        self._add(annotated, copies, self.plane, "copy detections")
+
+    def add_confirmed(self, detections: Detections, what: str) -> None:
+        """Add boxes that the user has confirmed; the image gets its layers first if needed."""
+        annotated = self.annotated
+        if annotated is None:
+            self._confirmed_waiting = detections, what
+            self.store.classes.add(detections.names)
+            self.start()
+            return
+        new = copy_of_detections(detections, self.store.classes, annotated.shape)
+        self._add(annotated, replace(new, status=[CONFIRMED] * len(new)), self.plane, what)
+
+    def _add_confirmed_waiting(self) -> None:
+        waiting, self._confirmed_waiting = self._confirmed_waiting, None
+        if waiting is not None and self.annotated is not None:
+            self.add_confirmed(*waiting)
+
+    def import_boxes(self, path: str) -> None:
+        """Add the boxes of a file to the image."""
+        annotated, file = self.annotated, Path(path)
+        if annotated is None or self.image is None:
+            return
+        shape, plane, names = annotated.shape, self.plane, self.store.classes.names
+        source = self.image.source.path
+        name = Path(source).name if source else self.image.name
+
+        def done(result: tuple[Annotations, list[str]]) -> None:
+            if annotated in self.store.images:
+                annotations, notes = result
+                self._add(annotated, annotations, plane, "import", notes)
+
+        self.lookup_task.start(
+            lambda report: import_for_image(file, shape, names, name), done, self._report_problem
+        )
+
+    def _add(
+        self,
+        annotated: AnnotatedImage,
+        new: Annotations,
+        plane: PlaneIndex,
+        what: str,
+        notes: Sequence[str] = (),
+    ) -> None:
+        """Add boxes that are not annotated yet, and report the result."""
+        from napari_beerlanet.core.boxes.matching import match_boxes  # numba comes with it
+
+        boxes = annotated.boxes
+        classes = list(boxes.classes.names)
+        duplicate = match_boxes(new.xyxy, boxes.of_plane(plane).xyxy, _SAME_BOX_IOU) >= 0
+        count = boxes.append(new[~duplicate], plane, what)
+        sentences = [f"{count_of(count, 'box', 'boxes')} added."]
+        if duplicate.any():
+            sentences.append(f"{int(duplicate.sum())} are annotated already.")
+        new_classes = [name for name in boxes.classes.names if name not in classes]
+        if new_classes:
+            sentences.append(f"New classes: {', '.join(new_classes)}.")
+        self.message.emit(" ".join([*sentences, *notes]))
+
+    # --- project ----------------------------------------------------------------------------------
+
+    def add_to_project(self) -> None:
+        """Cut the annotated regions into training crops, off the GUI thread."""
+        annotated = self.annotated
+        if annotated is None or self.image is None:
+            self._report_problem("There are no annotations of this image yet; press Annotate.")
+            return
+        project = self._writable_project()
+        if project is None:
+            return
+        plane = self.plane
+        source, annotations = annotated.sources[plane], annotated.annotations(plane)
+        info, scale = self._model_info(), detection_scale(self.viewer, self.image)
+        self.importing = False
+
+        def done(addition: ProjectAddition) -> None:
+            annotated.saved[plane] = annotations.to_json()
+            self.store.projects.notify_updated()
+            notes = [*annotated.boxes.notes, *annotated.regions.read(plane)[1]]
+            self.message.emit("\n".join([*addition.sentences(), *notes]))
+
+        self.project_task.start(
+            lambda report: add_image_to_project(source, annotations, project, info, scale, report),
+            done,
+        )
+
+    def import_dataset(self, path: str) -> None:
+        """Import the annotated images of a folder or dataset file into the project."""
+        project = self._writable_project()
+        if project is None:
+            return
+        info, self.importing = self._model_info(), True
+        self.store.autosave.flush()
+        self.message.emit("")
+        self.project_task.start(
+            lambda report: import_into_project(Path(path), project, info, report),
+            lambda summary: self.message.emit("\n".join(summary)),
+        )
+
+    def _project_task_ended(self, outcome: TaskOutcome) -> None:
+        """Images that were imported before an import failed or was cancelled stay imported."""
+        project = self.store.project
+        if self.importing and project is not None and not self.project_task.running:
+            self.store.classes.place_first(project.classes)
+            self.store.compare_with_project()
+            self.store.projects.notify_updated()
+
+    def _writable_project(self) -> Project | None:
+        project = self.store.project
+        if project is None:
+            self._report_problem("There is no project yet; create or open one above.")
+        elif project.read_only:
+            self._report_problem(project.read_only)
+        else:
+            return project
+        return None
+
+    def _model_info(self) -> Mapping[str, Any]:
+        model = get_session(self.viewer).model
+        return model.info if model is not None else {}
+
+    def _report_problem(self, problem: BaseException | str) -> None:
+        self.message.emit(notify_error(problem))
+
+
+# --- off the GUI thread ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ProjectAddition:
+    """The result of adding an image with `boxes`, and the size of its crops and its reason.
+
+    `project_notes` are about the whole project and shown elsewhere.
+    """
+
+    added: AddedImage
+    boxes: int
+    crop_size: int
+    crop_size_reason: str
+    new_classes: list[str]
+    project_notes: list[str]
+
+    def sentences(self) -> list[str]:
+        """The result for people."""
+        split = _SPLIT_NAMES.get(self.added.split, self.added.split)
+        overlapping = "overlapping " * (self.added.crops > 1)
+        crops = count_of(self.added.crops, f"{overlapping}crop")
+        size = f"{self.crop_size} pixels ({self.crop_size_reason})"
+        boxes = count_of(self.boxes, "box", "boxes")
+        sentences = [f"Added for {split}: {boxes} in {crops} of up to {size}."]
+        if self.new_classes:
+            sentences.append(f"New in the project: {', '.join(self.new_classes)}.")
+        return [*sentences, *(n for n in self.added.notes if n not in self.project_notes)]
+
+
+def add_image_to_project(
+    lazy_source: LazyImageSource,
+    annotations: Annotations,
+    project: Project,
+    info: Mapping[str, Any],
+    scale: float | None,
+    report: Report,
+) -> ProjectAddition:
+    """Cut the annotated regions of an image into training crops."""
+    used = [name for name, count in annotations.counts().items() if count]
+    new_classes = [name for name in used if name not in project.classes]
+    if new_classes:
+        project.add_classes(new_classes)
+    source, training_size = lazy_source.resolve(), _training_size(info, project)
+    crop_size, reason = choose_crop_size(info, annotations, training_size, source.pixel_size, scale)
+    added = project.add_image(
+        source,
+        lazy_source.plane.lazy(),
+        annotations,
+        training_size,
+        crop_size=crop_size,
+        grey=padding_grey(info),
+        report=report,
+    )
+    return ProjectAddition(
+        added, len(annotations), crop_size, reason, new_classes, project.split_notes()
+    )
+
+
+def import_into_project(
+    path: Path, project: Project, info: Mapping[str, Any], report: Report
+) -> list[str]:
+    """Import a dataset; sentences on what was imported and what was left out."""
+    classes, training_size = project.classes, _training_size(info, project)
+
+    def crop_size(annotations: Annotations, image: ImageFile) -> int:
+        return choose_crop_size(info, annotations, training_size, image.pixel_size)[0]
+
+    imported = import_dataset(
+        project, path, training_size, crop_size=crop_size, grey=padding_grey(info), report=report
+    )
+    splits = Counter(_SPLIT_NAMES.get(added.split, added.split) for added in imported.added)
+    images = count_of(len(imported.added), "image")
+    by_split = ", ".join(f"{number} for {split}" for split, number in splits.items())
+    boxes = count_of(sum(added.boxes for added in imported.added), "box", "boxes")
+    crops = count_of(sum(added.crops for added in imported.added), "crop")
+    summary = [f"Imported {images} ({by_split}): {boxes} in {crops}."]
+    new_classes = [name for name in project.classes if name not in classes]
+    if new_classes:
+        summary.append(f"New in the project: {', '.join(new_classes)}.")
+    notes = [note for note in imported.notes if note not in project.split_notes()]
+    more = len(notes) - _MAX_NOTES
+    return [*summary, *notes[:_MAX_NOTES], *([f"… and {more} more."] if more > 0 else [])]
+
+
+def _training_size(info: Mapping[str, Any], project: Project) -> int:
+    return int(info.get("image_size") or project.training_size or DEFAULT_TRAINING_SIZE)

@@ -1,0 +1,318 @@
+"""Annotation classes: names, colours, the class of new boxes, and the table to edit them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from psygnal import Signal
+from qtpy.QtCore import QSignalBlocker, Qt
+from qtpy.QtGui import QColor, QIcon, QPixmap
+from qtpy.QtWidgets import (
+    QAbstractItemView,
+    QColorDialog,
+    QHeaderView,
+    QLineEdit,
+    QTableWidget,
+    QTableWidgetItem,
+    QVBoxLayout,
+    QWidget,
+)
+
+from napari_beerlanet.core.boxes.classes import class_colours, parse_colour
+from napari_beerlanet.core.common.messages import count_of
+from napari_beerlanet.ui.common.controls import button, row
+from napari_beerlanet.ui.common.notifications import notify_error
+from napari_beerlanet.ui.common.panel import Panel
+
+NUMBER_KEYS = 9
+"""Classes that have a number key."""
+
+
+class ClassList:
+    """Names in the order of their number keys, each with a colour "#rrggbb".
+
+    `changed` is emitted for names and colours, `renamed` with the old name and the new one,
+    `current_changed` for the class of new boxes.
+    """
+
+    changed = Signal()
+    renamed = Signal(str, str)
+    current_changed = Signal()
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._colours: dict[str, str] = {}
+        self._current = 0
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def current(self) -> str | None:
+        """The class of new boxes, None if there is no class yet."""
+        return self.names[self._current] if self._current < len(self.names) else None
+
+    @property
+    def current_index(self) -> int:
+        """The index of the class of new boxes."""
+        return self._current
+
+    def choose(self, index: int) -> bool:
+        """Make the class of this index that of new boxes; False if there is none."""
+        if not 0 <= index < len(self.names):
+            return False
+        if index != self._current:
+            self._current = index
+            self.current_changed.emit()
+        return True
+
+    def add(self, names: Iterable[str], colours: Mapping[str, str] | None = None) -> list[str]:
+        """Append the classes that are new, and return them."""
+        cleaned = [" ".join(str(name).split()) for name in names]
+        new = [name for name in dict.fromkeys(cleaned) if name and name not in self.names]
+        valid = {name: _valid_colour(text) for name, text in (colours or {}).items()}
+        self._colours |= {name: text for name, text in valid.items() if text is not None}
+        self.names += new
+        if new or valid:
+            self.changed.emit()
+        return new
+
+    def place_first(self, names: Sequence[str]) -> None:
+        """Put these first, in this order: a project's labels are numbers."""
+        chosen = self.current
+        self.names = list(dict.fromkeys([*names, *self.names]))
+        self._current = self.names.index(chosen) if chosen in self.names else 0
+        self.changed.emit()
+        self.current_changed.emit()
+
+    def valid_name(self, new: str, old: str) -> str:
+        """A new name for a class, with white space normalised, or a ValueError."""
+        name = " ".join(new.split())
+        if not name:
+            raise ValueError("A class needs a name.")
+        if name != old and name in self.names:
+            raise ValueError(f"There is a class {name} already; names must differ.")
+        return name
+
+    def rename(self, old: str, new: str) -> None:
+        """Rename a class; it keeps its colour."""
+        name = self.valid_name(new, old)
+        self._colours[name] = self.colour(old)
+        self.names = [name if other == old else other for other in self.names]
+        self.renamed.emit(old, name)
+        self.changed.emit()
+
+    def remove(self, name: str) -> None:
+        """Remove a class."""
+        chosen = self.current
+        self.names = [other for other in self.names if other != name]
+        self._current = self.names.index(chosen) if chosen in self.names else 0
+        self.changed.emit()
+        self.current_changed.emit()
+
+    def colour(self, name: str) -> str:
+        """As "#rrggbb": the one that was set, or the default of its index."""
+        if name in self._colours:
+            return self._colours[name]
+        index = self.names.index(name) if name in self.names else len(self.names)
+        return class_colours(index + 1)[index]
+
+    def recolour(self, name: str, colour: str) -> None:
+        """Set the colour of a class."""
+        parse_colour(colour)
+        self._colours[name] = colour
+        self.changed.emit()
+
+    def rgba(self, names: Sequence[str]) -> npt.NDArray[np.float32]:
+        """(n, 4) from 0 to 1, of each name."""
+        table = {name: (*parse_colour(self.colour(name)), 255) for name in set(names)}
+        values = [table[name] for name in names]
+        return np.array(values, np.float32).reshape(-1, 4) / np.float32(255)
+
+
+def model_classes(model: Any) -> tuple[list[str], dict[str, str]]:
+    """Classes of a loaded model, and their colours if it has any."""
+    if model is None:
+        return [], {}
+    names, colours = list(model.classes), model.info.get("colours") or []
+    return names, dict(zip(names, colours, strict=False))
+
+
+def _valid_colour(text: str) -> str | None:
+    """The colour, None if it is not one: a model's header may hold anything."""
+    try:
+        parse_colour(text)
+    except ValueError:
+        return None
+    return text
+
+
+_KEY_COLUMN, _NAME_COLUMN, _COUNT_COLUMN = range(3)
+_MAX_VISIBLE_ROWS = 6  # without scrolling
+
+
+class ClassTable(QWidget):
+    """Choose, add, rename, recolour and remove classes.
+
+    `counts` returns the number of boxes by class; `rename` renames a class everywhere.
+    """
+
+    def __init__(
+        self,
+        panel: Panel,
+        classes: ClassList,
+        counts: Callable[[], dict[str, int]],
+        rename: Callable[[str, str], None],
+    ) -> None:
+        super().__init__()
+        self.classes, self._counts, self._rename = classes, counts, rename
+        self._build()
+        panel.connect_event(classes.changed, self.refresh)
+        panel.connect_event(classes.current_changed, self._show_current)
+        self.refresh()
+
+    def _build(self) -> None:
+        self.table = _new_table()
+        self.table.itemSelectionChanged.connect(self._selection_changed)
+        self.table.itemChanged.connect(self._edited)
+        self.table.cellDoubleClicked.connect(self._double_clicked)
+        self.entry = QLineEdit()
+        self.entry.setPlaceholderText("Name of a class …")
+        self.entry.setToolTip(
+            "Type the name of a class and press Enter; separate several by commas."
+        )
+        self.entry.returnPressed.connect(self.add_typed)
+        self.add_button = button("Add", "Add the typed classes to the list.", self.add_typed)
+        self.colour_button = button(
+            "Colour …", "Change the colour of the selected class.", self.choose_colour
+        )
+        self.remove_button = button(
+            "Remove", "Remove the selected class; only possible while it has no boxes.", self.remove
+        )
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(0, 0, 0, 0)
+        layout.setSpacing(4)
+        layout.addWidget(self.table)
+        layout.addWidget(
+            row(self.entry, self.add_button, self.colour_button, self.remove_button, stretch=0)
+        )
+
+    def refresh(self) -> None:
+        """Update names, colours and counts."""
+        counts, names = self._counts(), self.classes.names
+        blocker = QSignalBlocker(self.table)
+        self.table.setRowCount(len(names))
+        for index, name in enumerate(names):
+            key = str(index + 1) if index < NUMBER_KEYS else ""
+            for column, text in (
+                (_KEY_COLUMN, key),
+                (_NAME_COLUMN, name),
+                (_COUNT_COLUMN, str(counts.get(name, 0))),
+            ):
+                self._set(index, column, text)
+            self.table.item(index, _NAME_COLUMN).setIcon(_colour_square(self.classes.colour(name)))
+            self.table.item(index, _NAME_COLUMN).setData(Qt.ItemDataRole.UserRole, name)
+        blocker.unblock()
+        self._fit_height(len(names))
+        self._show_current()
+
+    def _set(self, index: int, column: int, text: str) -> None:
+        item = self.table.item(index, column)
+        if item is None:
+            item = QTableWidgetItem()
+            if column != _NAME_COLUMN:
+                item.setFlags(item.flags() & ~Qt.ItemFlag.ItemIsEditable)
+                item.setTextAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
+            self.table.setItem(index, column, item)
+        item.setText(text)
+
+    def _fit_height(self, rows: int) -> None:
+        visible = min(max(rows, 1), _MAX_VISIBLE_ROWS)
+        line = self.table.verticalHeader().defaultSectionSize()
+        self.table.setFixedHeight(self.table.horizontalHeader().height() + visible * line + 4)
+
+    def _show_current(self) -> None:
+        blocker = QSignalBlocker(self.table)
+        self.table.selectRow(self.classes.current_index)
+        blocker.unblock()
+        some = bool(self.classes.names)
+        self.colour_button.setEnabled(some)
+        self.remove_button.setEnabled(some)
+
+    def _selection_changed(self) -> None:
+        rows = {index.row() for index in self.table.selectedIndexes()}
+        if rows:
+            self.classes.choose(min(rows))
+
+    # --- changes ----------------------------------------------------------------------------------
+
+    def add_typed(self) -> None:
+        """Add the typed classes."""
+        new = self.classes.add(self.entry.text().split(","))
+        self.entry.clear()
+        if new:
+            self.classes.choose(self.classes.names.index(new[0]))
+
+    def choose_colour(self) -> None:
+        """Let the user choose a colour for the selected class."""
+        name = self.classes.current
+        if name is not None:
+            colour = QColorDialog.getColor(QColor(self.classes.colour(name)), self, f"{name}")
+            if colour.isValid():
+                self.classes.recolour(name, colour.name())
+
+    def remove(self) -> None:
+        """Remove the selected class, if it has no boxes."""
+        name = self.classes.current
+        if name is None:
+            return
+        count = self._counts().get(name, 0)
+        if count:
+            boxes = count_of(count, "box", "boxes")
+            notify_error(f"{name} has {boxes}; change their class or delete them first.")
+        else:
+            self.classes.remove(name)
+
+    def _double_clicked(self, index: int, column: int) -> None:
+        if column == _KEY_COLUMN:
+            self.choose_colour()
+
+    def _edited(self, item: Any) -> None:
+        old, new = item.data(Qt.ItemDataRole.UserRole), item.text()
+        if item.column() != _NAME_COLUMN or old is None or old == new:
+            return
+        try:
+            self._rename(old, new)
+        except ValueError as error:
+            notify_error(error)
+        self.refresh()
+
+
+def _new_table() -> QTableWidget:
+    table = QTableWidget(0, 3)
+    table.setHorizontalHeaderLabels(["Key", "Class", "Boxes"])
+    table.setToolTip(
+        "New boxes get the highlighted class. Double-click a name to rename it. While the layer of "
+        "boxes is active, the keys 1 to 9 choose a class."
+    )
+    table.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
+    table.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
+    table.verticalHeader().hide()
+    table.verticalHeader().setDefaultSectionSize(24)
+    table.setTabKeyNavigation(False)
+    header = table.horizontalHeader()
+    header.setSectionResizeMode(_NAME_COLUMN, QHeaderView.ResizeMode.Stretch)
+    header.setSectionResizeMode(_KEY_COLUMN, QHeaderView.ResizeMode.ResizeToContents)
+    header.setSectionResizeMode(_COUNT_COLUMN, QHeaderView.ResizeMode.ResizeToContents)
+    return table
+
+
+def _colour_square(colour: str) -> QIcon:
+    square = QPixmap(14, 14)
+    square.fill(QColor(colour))
+    icon = QIcon(square)
+    icon.addPixmap(square, QIcon.Mode.Selected)  # or Qt would tint it
+    return icon

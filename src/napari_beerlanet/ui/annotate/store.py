@@ -1,0 +1,400 @@
+"""Annotation state of one viewer: it outlives the panel and ends with the window."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from napari.layers import Image
+from qtpy.QtCore import QEvent, QObject, QTimer, Signal
+from superqt.utils import QSignalThrottler
+
+from napari_beerlanet.core.boxes.annotations import Annotations
+from napari_beerlanet.core.project.project import Project
+from napari_beerlanet.ui.annotate.annotated_image import (
+    WHOLE_IMAGE,
+    AnnotatedImage,
+    LazyImageSource,
+    RegionLayer,
+)
+from napari_beerlanet.ui.annotate.annotation_layer import AnnotationLayer
+from napari_beerlanet.ui.annotate.autosave import (
+    Autosave,
+    Drafts,
+    SavedAnnotations,
+    SaveJob,
+    find_saved,
+    planes_with_annotations,
+)
+from napari_beerlanet.ui.annotate.classes import ClassList
+from napari_beerlanet.ui.annotate.key_bindings import bind_keys
+from napari_beerlanet.ui.common.notifications import notify_error
+from napari_beerlanet.ui.common.panel import unwrap_viewer
+from napari_beerlanet.ui.common.session import get_project_store
+from napari_beerlanet.ui.common.tasks import Task, on_destroyed
+from napari_beerlanet.ui.viewer.box_shapes import set_edge_width
+from napari_beerlanet.ui.viewer.planes import PlaneIndex
+from napari_beerlanet.ui.viewer.viewport import viewport_of
+
+if TYPE_CHECKING:
+    from napari import Viewer
+
+_EDGE_WIDTH_PX = 1.8  # on the screen
+_ZOOM_THROTTLE_MS = 60
+_WIDTH_TOLERANCE = 0.02  # relative
+
+Sources = dict[PlaneIndex, LazyImageSource]
+
+
+@dataclass(frozen=True, eq=False)
+class Conflict:
+    """An open image whose project has other annotations of it: `theirs`, by plane.
+
+    `previous`: theirs were made on an earlier version of the image's file, which the project has
+    under these ids; empty where the pixels are the same.
+    """
+
+    image: AnnotatedImage
+    theirs: dict[PlaneIndex, Annotations]
+    previous: dict[PlaneIndex, str] = field(default_factory=dict)
+
+
+class AnnotationStore(QObject):
+    """Images, classes and saving of one viewer; a child of its window.
+
+    `changed` is emitted when images or boxes have changed, `conflict_found` when `conflicts` has a
+    new entry: the user has to decide whose boxes are right.
+    """
+
+    changed = Signal()
+    conflict_found = Signal()
+
+    def __init__(self, viewer: Viewer) -> None:
+        window = viewer.window._qt_window
+        super().__init__(window)
+        self._viewer = weakref.ref(viewer)
+        self.classes = ClassList()
+        self.projects = get_project_store(viewer)
+        self.images: list[AnnotatedImage] = []
+        self.conflicts: list[Conflict] = []
+        self.autosave = Autosave(self, self._save_jobs, self._mark_saved, Drafts())
+        self._edges = ConstantEdgeWidth(self, viewer, self._shape_layers)
+        self._lookup_task, self._adopt_task = Task(self), Task(self)
+        connections = (
+            (self.projects.about_to_change, self.autosave.flush),
+            (self.projects.changed, self._project_changed),
+            (viewer.layers.events.removed, self._layer_removed),
+        )
+        for emitter, method in connections:
+            emitter.connect(method)
+        window.installEventFilter(self)
+        on_destroyed(window, partial(_disconnect_all, connections))
+
+    @property
+    def viewer(self) -> Viewer | None:
+        """The viewer, None when it is gone."""
+        return self._viewer()
+
+    @property
+    def project(self) -> Project | None:
+        """The open project."""
+        return self.projects.project
+
+    # --- images -----------------------------------------------------------------------------------
+
+    def of(self, image: Image | None) -> AnnotatedImage | None:
+        """The annotations of an image layer, None if it has none yet."""
+        return next((one for one in self.images if image and one.image is image), None)
+
+    def same_image(self, source: LazyImageSource) -> AnnotatedImage | None:
+        """Another layer of the same image that is being annotated already."""
+        identity, plane = source.resolve(), source.plane.index
+        for annotated in self.images:
+            other = annotated.sources.get(plane)
+            if annotated.shape != identity.shape or other is None:
+                continue
+            if other.resolve().digest == identity.digest:
+                return annotated
+        return None
+
+    def start(
+        self, image: Image, saved: dict[PlaneIndex, SavedAnnotations], plane: PlaneIndex
+    ) -> AnnotatedImage:
+        """Create an image's layers and show its saved annotations."""
+        assert self.viewer is not None
+        annotated = AnnotatedImage(image, self.viewer, self.classes)
+        for index, one in saved.items():
+            self.classes.add(one.annotations.names)
+            annotated.put(one.annotations, index)
+            if one.draft and self.project is not None:
+                annotated.saved[index] = None  # a draft goes into the project
+        if annotated.coverage == WHOLE_IMAGE:
+            annotated.mark_whole_by_default(plane)
+        self.images.append(annotated)
+        annotated.changed.connect(self._image_changed)
+        bind_keys(self.viewer, annotated.boxes)
+        if any(one.draft for one in saved.values()):
+            self.autosave.touch()
+        self._edges.update()
+        self.changed.emit()
+        return annotated
+
+    def _shape_layers(self) -> list[AnnotationLayer | RegionLayer]:
+        return [layer for image in self.images for layer in (image.boxes, image.regions)]
+
+    def _layer_removed(self, event: Any) -> None:
+        """A layer of ours was removed from the viewer: its content is saved, not deleted."""
+        for image in list(self.images):
+            if event.value is image.boxes.layer:
+                self.autosave.flush()
+                image.close()
+                self.images.remove(image)
+                self.changed.emit()
+            elif event.value is image.regions.layer:
+                # When the viewer is closed all layers go, one after the other: the user has deleted
+                # this one only if the boxes are still there afterwards.
+                QTimer.singleShot(0, partial(self._regions_deleted, image))
+
+    def _regions_deleted(self, image: AnnotatedImage) -> None:
+        viewer = self.viewer
+        if viewer is not None and image in self.images and image.boxes.layer in viewer.layers:
+            image.regions.layer_deleted()
+            image.coverage = None
+            self._image_changed()
+
+    # --- the project's annotations and those drawn ------------------------------------------------
+
+    def compare_with_project(self) -> None:
+        """Look up the open images in the project; until that is done it gets nothing of them."""
+        self.conflicts.clear()
+        project, images = self.project, list(self.images)
+        if project is None:
+            return
+        for image in images:
+            image.held = True
+        sources = [image.sources for image in images]
+
+        def work(report: Any) -> list[tuple[dict[PlaneIndex, Annotations], dict[PlaneIndex, str]]]:
+            return [project_annotations(planes, project) for planes in sources]
+
+        def done(results: Any) -> None:
+            for image, (theirs, previous) in zip(images, results, strict=True):
+                self._compare(Conflict(image, theirs, previous))
+
+        self._lookup_task.start(work, done, notify_error)
+
+    def _project_changed(self, project: Project | None) -> None:
+        if project is not None:
+            self.classes.place_first(project.classes)
+        self.compare_with_project()
+
+    def _compare(self, conflict: Conflict) -> None:
+        image, theirs = conflict.image, conflict.theirs
+        ours = {p: _comparable(image.annotations(p)) for p in image.planes()}
+        drawn = any(len(image.annotations(p)) for p in ours)
+        same = ours == {p: _comparable(a) for p, a in theirs.items()}
+        if theirs and ((drawn and not same) or conflict.previous):
+            self.conflicts.append(conflict)
+            self.conflict_found.emit()
+        elif same and theirs:
+            self._mark_identical(image)
+        elif theirs:
+            self._replace(image, theirs)
+        else:
+            self.keep_drawn(image)
+
+    def _mark_identical(self, image: AnnotatedImage) -> None:
+        """The project has what is drawn: nothing to show anew, nothing to save, no draft needed."""
+        for plane in image.planes() & image.sources.keys():
+            image.saved[plane] = image.annotations(plane).to_json()
+            self.autosave.drafts.remove(image.sources[plane].resolve())
+        self._resolve(image)
+
+    def keep_drawn(self, image: AnnotatedImage) -> None:
+        """Write to the project what is drawn."""
+        self._resolve(image)
+        image.saved = dict.fromkeys(image.saved)
+        self.autosave.touch()
+
+    def use_project(self, conflict: Conflict) -> None:
+        """Show the project's annotations; those drawn are kept among the drafts."""
+        project, sources, previous = self.project, conflict.image.sources, conflict.previous
+        if not previous or project is None:
+            self._replace(conflict.image, conflict.theirs)
+            return
+        self._adopt_task.start(
+            lambda report: adopt_previous(sources, previous, project),
+            lambda adopted: self._replace(conflict.image, conflict.theirs | adopted),
+            notify_error,
+        )
+
+    def _replace(self, image: AnnotatedImage, theirs: dict[PlaneIndex, Annotations]) -> None:
+        self.autosave.flush()
+        for plane in image.planes() & image.sources.keys():
+            self.autosave.drafts.archive(image.sources[plane].resolve())
+        image.clear()
+        image.saved.clear()
+        for plane, saved in theirs.items():
+            self.classes.add(saved.names)
+            image.put(saved, plane)
+        self._resolve(image)
+        self.changed.emit()
+
+    def _resolve(self, image: AnnotatedImage) -> None:
+        image.held = False
+        self.conflicts = [other for other in self.conflicts if other.image is not image]
+
+    # --- saving -----------------------------------------------------------------------------------
+
+    def _image_changed(self) -> None:
+        self.autosave.touch()
+        self.changed.emit()
+
+    def _save_jobs(self) -> list[SaveJob]:
+        return [job for image in self.images for job in self._image_save_jobs(image)]
+
+    def _image_save_jobs(self, image: AnnotatedImage) -> list[SaveJob]:
+        project = self.project
+        writable = project is not None and not project.read_only and not image.held
+        return [
+            SaveJob(
+                (image, plane), image.sources[plane], annotations, project if writable else None
+            )
+            for plane, annotations in image.unsaved().items()
+            if plane in image.sources
+        ]
+
+    def _mark_saved(self, key: tuple[AnnotatedImage, PlaneIndex], annotations: Annotations) -> None:
+        image, plane = key
+        image.saved[plane] = annotations.to_json()
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        """Save when the window is about to close."""
+        if event.type() == QEvent.Type.Close:
+            self.autosave.flush()
+        return False
+
+
+_stores: weakref.WeakKeyDictionary[Any, AnnotationStore] = weakref.WeakKeyDictionary()
+
+
+def annotation_store(viewer: Viewer) -> AnnotationStore:
+    """The store of this viewer."""
+    viewer = unwrap_viewer(viewer)
+    if viewer not in _stores:
+        _stores[viewer] = AnnotationStore(viewer)
+    return _stores[viewer]
+
+
+@dataclass(frozen=True)
+class SavedPlanes:
+    """Saved annotations of an image by plane, and ids of earlier versions of planes without any."""
+
+    saved: dict[PlaneIndex, SavedAnnotations]
+    previous: dict[PlaneIndex, str]
+
+
+def find_saved_planes(
+    sources: Sources, current: PlaneIndex, project: Project | None, drafts: Drafts
+) -> SavedPlanes:
+    """What was saved of an image's planes: of the current one, and of all that may have some."""
+    shape = sources[current].plane.shape
+    listed = planes_with_annotations(shape, len(current), project, drafts)
+    saved, previous = {}, {}
+    for plane in sorted({current, *(listed & sources.keys())}):
+        source = sources[plane].resolve()
+        annotations = find_saved(source, project, drafts)
+        if annotations is not None:
+            saved[plane] = annotations
+        elif project is not None and not project.read_only:
+            previous[plane] = project.previous_version_of(source)
+    return SavedPlanes(saved, {plane: name for plane, name in previous.items() if name})
+
+
+def project_annotations(
+    sources: Sources, project: Project
+) -> tuple[dict[PlaneIndex, Annotations], dict[PlaneIndex, str]]:
+    """A project's annotations of an image's planes, and ids of those of an earlier version."""
+    shapes = {s.shape for s in project.sources().values()}
+    listed = {s.plane for s in project.sources().values()}
+    found, previous = {}, {}
+    for plane, lazy_source in sources.items():
+        if lazy_source.plane.shape not in shapes or plane not in listed:
+            continue
+        source = lazy_source.resolve()
+        annotations = project.load_annotations(source)
+        name = "" if annotations is not None else project.previous_version_of(source)
+        if name and not project.read_only:
+            previous[plane] = name
+            annotations = project.load_annotations(project.sources()[name])
+        if annotations is not None:
+            found[plane] = annotations
+    return found, previous
+
+
+def adopt_previous(
+    sources: Sources, previous: dict[PlaneIndex, str], project: Project
+) -> dict[PlaneIndex, Annotations]:
+    """Make the annotations of an earlier version of an image's file those of its present one."""
+    return {
+        plane: project.reuse_annotations(sources[plane].resolve(), name)
+        for plane, name in previous.items()
+    }
+
+
+def _comparable(annotations: Annotations) -> Any:
+    """What two states are compared by; classes without boxes do not count."""
+    content = annotations.to_json()
+    return sorted(map(str, content["objects"])), sorted(map(str, content["regions"]))
+
+
+def _disconnect_all(connections: Any, window: Any = None) -> None:
+    """The window is gone, and all Qt objects with it."""
+    for emitter, method in connections:
+        emitter.disconnect(method)
+
+
+class ConstantEdgeWidth(QObject):
+    """Keeps edges equally thin on the screen at any zoom; `layers` returns those to update."""
+
+    def __init__(
+        self,
+        parent: QObject,
+        viewer: Viewer,
+        layers: Callable[[], Iterable[AnnotationLayer | RegionLayer]],
+    ) -> None:
+        super().__init__(parent)
+        self._viewer, self._layers = weakref.ref(viewer), layers
+        self._throttle = QSignalThrottler(QSignalThrottler.EmissionPolicy.Trailing, self)
+        self._throttle.setTimeout(_ZOOM_THROTTLE_MS)
+        self._throttle.triggered.connect(self.update)
+        viewer.scene.camera.events.zoom.connect(self._zoomed)
+
+    def _zoomed(self, event: Any = None) -> None:
+        self._throttle.throttle()
+
+    def update(self) -> None:
+        """Set all edges to the width for the current zoom."""
+        viewer = self._viewer()
+        if viewer is None:
+            return
+        for annotated in self._layers():
+            layer = annotated.layer
+            if layer not in viewer.layers:
+                continue
+            if layer._is_creating or layer._is_moving:
+                self._throttle.throttle()
+                continue
+            viewport = viewport_of(layer, viewer)
+            if viewport is not None:
+                _set_edge_width(annotated, _EDGE_WIDTH_PX * viewport.pixel_size)
+
+
+def _set_edge_width(annotated: AnnotationLayer | RegionLayer, width: float) -> None:
+    if abs(width - annotated.width) > _WIDTH_TOLERANCE * annotated.width:
+        annotated.width = width
+        set_edge_width(annotated.layer, width)
+        annotated.layer.current_edge_width = width

@@ -1,0 +1,402 @@
+"""The Annotate panel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from napari.layers import Image
+from qtpy.QtWidgets import (
+    QDoubleSpinBox,
+    QFileDialog,
+    QFrame,
+    QMenu,
+    QPushButton,
+    QVBoxLayout,
+    QWidget,
+)
+
+from napari_beerlanet.core.common.messages import count_of
+from napari_beerlanet.ui.annotate.actions import AnnotationActions
+from napari_beerlanet.ui.annotate.annotated_image import (
+    MAX_WHOLE_IMAGE_PIXELS,
+    WHOLE_IMAGE,
+    AnnotatedImage,
+)
+from napari_beerlanet.ui.annotate.classes import ClassTable
+from napari_beerlanet.ui.annotate.key_bindings import KEY_HELP
+from napari_beerlanet.ui.annotate.project_bar import ProjectBar
+from napari_beerlanet.ui.annotate.store import Conflict
+from napari_beerlanet.ui.common.controls import button, form, heading, hint, row, wrapping_label
+from napari_beerlanet.ui.common.panel import Panel
+from napari_beerlanet.ui.common.progress_bar import TaskProgressBar
+from napari_beerlanet.ui.common.session import get_session
+from napari_beerlanet.ui.common.tasks import TaskOutcome
+from napari_beerlanet.ui.viewer.empty_state import EmptyState
+from napari_beerlanet.ui.viewer.layers import ImagePicker
+
+if TYPE_CHECKING:
+    from napari import Viewer
+
+_BOX_FILES = "Boxes (*.txt *.json *.geojson *.xml *.csv);;All files (*)"
+_DATASET_FILES = "Annotations (*.yaml *.yml *.json *.geojson *.xml *.txt);;All files (*)"
+
+AnswerCallback = Callable[[], None]
+AnswerButton = tuple[str, str, AnswerCallback]
+"""The button's text, its tooltip, its action."""
+
+
+class AnnotateWidget(Panel):
+    """Annotate the images of a viewer."""
+
+    def __init__(self, napari_viewer: Viewer) -> None:
+        super().__init__(napari_viewer)
+        self.annotation_actions = AnnotationActions(self)
+        self.store = self.annotation_actions.store
+        self._build()
+        self._connect()
+        self._choose_image(self.image.layer)
+        if self.store.project is None:
+            self.project.reopen()
+
+    # --- layout -----------------------------------------------------------------------------------
+
+    def _build(self) -> None:
+        self.empty = EmptyState(self)
+        self.image = ImagePicker(self)
+        self.project = ProjectBar(self, lambda: self._initial_classes())
+        pickers = form()
+        pickers.addRow("Image", self.image)
+        pickers.addRow("Project", self.project)
+        self.body.addWidget(self.empty)
+        self.body.addLayout(pickers)
+        self.image_section = QWidget()
+        layout = QVBoxLayout(self.image_section)
+        layout.setContentsMargins(0, 0, 0, 0)
+        for widget in (*self._class_widgets(), *self._box_widgets(), *self._region_widgets()):
+            layout.addWidget(widget)
+        self.body.addWidget(self.image_section)
+        for widget in self._project_widgets():
+            self.body.addWidget(widget)
+        self.body.addStretch(1)
+
+    def _class_widgets(self) -> list[QWidget]:
+        self.classes = ClassTable(self, self.store.classes, self._counts, self._rename)
+        self.model_classes = button(
+            "Add classes of the model",
+            "Add the classes of the loaded model, with its colours.",
+            self.annotation_actions.add_model_classes,
+        )
+        return [heading("Classes"), self.classes, row(self.model_classes)]
+
+    def _box_widgets(self) -> list[QWidget]:
+        self.annotate = button(
+            "Annotate",
+            "Draw boxes on the image; its saved annotations are loaded.",
+            self.annotation_actions.start,
+        )
+        self.help = hint(KEY_HELP)
+        self.question = QuestionFrame()
+        self.confidence = QDoubleSpinBox()
+        self.confidence.setRange(0, 1)
+        self.confidence.setSingleStep(0.05)
+        self.confidence.setPrefix("≥ ")
+        self.confidence.setToolTip("Minimum confidence of the detections to copy; 0 copies all.")
+        self.copy = button(
+            "Copy detections",
+            "Copy the detections of this image, with your edits, to correct them here. Copies are "
+            "faintly filled until you have confirmed or changed them.",
+            lambda: self.annotation_actions.copy_detections(self.confidence.value()),
+        )
+        self.import_boxes = button(
+            "Import boxes …",
+            "Add the boxes of a file to this image: YOLO, COCO, Pascal VOC, GeoJSON (QuPath) or "
+            "CSV.",
+            self._choose_box_file,
+        )
+        tools = row(self.copy, self.confidence, self.import_boxes)
+        return [heading("Boxes"), self.annotate, self.help, self.question, tools]
+
+    def _region_widgets(self) -> list[QWidget]:
+        self.coverage = hint()
+        self.whole_image = button(
+            "Whole image",
+            "Every cell in the image has a box: where there is no box, there is no cell.",
+            self.annotation_actions.mark_whole_image,
+        )
+        self.draw_regions = button(
+            "Draw regions",
+            "Draw the regions in which every cell has a box; the rest is not used for training.",
+            self.annotation_actions.draw_regions,
+        )
+        buttons = row(self.whole_image, self.draw_regions)
+        return [heading("Annotated regions"), self.coverage, buttons]
+
+    def _project_widgets(self) -> list[QWidget]:
+        self.add = button(
+            "Add image to project",
+            "Cut the annotated regions into training crops; adding again updates them.",
+            self.annotation_actions.add_to_project,
+        )
+        self.import_dataset = QPushButton("Import annotations …")
+        self.import_dataset.setToolTip(
+            "Import images that were annotated elsewhere into the project: a YOLO dataset "
+            "(data.yaml), COCO, Pascal VOC or GeoJSON (QuPath). Each image counts as annotated "
+            "completely."
+        )
+        menu = QMenu(self.import_dataset)
+        self.import_folder_action = menu.addAction("Folder …", self._choose_dataset_folder)
+        self.import_file_action = menu.addAction(
+            "File (data.yaml, COCO, …) …", self._choose_dataset_file
+        )
+        self.import_dataset.setMenu(menu)
+        self.bar = TaskProgressBar(self.annotation_actions.project_task)
+        self.message = wrapping_label()
+        self.split = hint()
+        self.saved = hint()
+        buttons = row(self.add, self.import_dataset)
+        return [heading("Training data"), buttons, self.bar, self.message, self.split, self.saved]
+
+    def _connect(self) -> None:
+        actions = self.annotation_actions
+        self.image.chosen.connect(self._choose_image)
+        actions.message.connect(self.message.setText)
+        actions.started.connect(self.refresh)
+        actions.file_changed.connect(self.refresh)
+        actions.project_task.started.connect(self.refresh)
+        actions.project_task.ended.connect(self._project_task_ended)
+        self.store.changed.connect(self.refresh)
+        self.store.conflict_found.connect(self.refresh)
+        self.store.autosave.message_changed.connect(self._show_saved)
+        self.connect_event(self.store.projects.changed, self.refresh)
+        self.connect_event(self.store.projects.updated, self.refresh)
+        self.connect_event(get_session(self.viewer).model_changed, self.refresh)
+        self.connect_event(self.viewer.layers.events.inserted, self.refresh)
+        self.connect_event(self.viewer.layers.events.removed, self.refresh)
+        self.connect_event(self.viewer.dims.events.current_step, self._show_coverage)
+
+    # --- state ------------------------------------------------------------------------------------
+
+    def _choose_image(self, layer: Image | None) -> None:
+        self.annotation_actions.image = layer
+        self.refresh()
+
+    def refresh(self, event: Any = None) -> None:
+        """Update all controls."""
+        actions = self.annotation_actions
+        annotated, project = actions.annotated, self.store.project
+        has_image, busy = actions.image is not None, actions.project_task.running
+        self.empty.setVisible(not has_image)
+        self.empty.update_text()
+        self.image_section.setEnabled(has_image)
+        self.model_classes.setVisible(get_session(self.viewer).model is not None)
+        self.annotate.setText("Annotate" if annotated is None else "Continue drawing")
+        for widget in (
+            self.copy,
+            self.confidence,
+            self.import_boxes,
+            self.whole_image,
+            self.draw_regions,
+        ):
+            widget.setEnabled(annotated is not None)
+        self.add.setEnabled(annotated is not None and not busy)
+        self.import_dataset.setEnabled(project is not None and not project.read_only and not busy)
+        self._ask()
+        self._show_coverage()
+        self.split.setText("\n".join(project.split_notes()) if project else "")
+        self._show_saved()
+        self.classes.refresh()
+
+    def _project_task_ended(self, outcome: TaskOutcome) -> None:
+        if outcome is TaskOutcome.CANCELLED and self.annotation_actions.importing:
+            self.bar.set_message(
+                "Import cancelled; the images imported so far stay in the project."
+            )
+        self.refresh()
+
+    def _show_saved(self, text: str = "") -> None:
+        """Muted unless saving fails."""
+        self.saved.setText(self.store.autosave.message)
+        self.saved.setEnabled(self.store.autosave.failing)
+
+    def _show_coverage(self, event: Any = None) -> None:
+        self.coverage.setText(self._coverage())
+
+    def _coverage(self) -> str:
+        annotated = self.annotation_actions.annotated
+        if annotated is None:
+            return "Only inside annotated regions does the absence of a box mean background."
+        if annotated.coverage == WHOLE_IMAGE and not annotated.regions.edited:
+            return "The whole image counts as annotated."
+        count = len(annotated.regions.read(self.annotation_actions.plane)[0])
+        if not count:
+            return "No region is marked as annotated yet."
+        return f"{count_of(count, 'region is', 'regions are')} annotated."
+
+    def _ask(self) -> None:
+        """Show the question that has to be answered about the chosen image, if there is one."""
+        actions = self.annotation_actions
+        annotated, changed = actions.annotated, actions.changed_file
+        conflict = next((c for c in self.store.conflicts if c.image is annotated), None)
+        about: tuple[str, object] | None = None
+        if changed is not None and changed.image is actions.image:
+            about = ("changed file", changed)
+        elif conflict is not None:
+            about = ("conflict", conflict)
+        elif annotated is not None and annotated.coverage is None:
+            about = ("coverage", annotated)
+        if about == self.question.about:
+            return
+        if about is None:
+            self.question.dismiss()
+        elif changed is not None and about[1] is changed:
+            self.question.ask_changed_file(
+                about, changed.image.name, actions.use_existing_annotations, actions.start_anew
+            )
+        elif conflict is not None:
+            self._ask_conflict(about, conflict)
+        elif annotated is not None:
+            self.question.ask_coverage(about, annotated, self.whole_image, self.draw_regions)
+
+    def _ask_conflict(self, about: object, conflict: Conflict) -> None:
+        def keep() -> None:
+            self.store.keep_drawn(conflict.image)
+
+        def use() -> None:
+            self.store.use_project(conflict)
+
+        if conflict.previous:
+            self.question.ask_changed_file(about, conflict.image.name, use, keep)
+        else:
+            self.question.ask_which_boxes(about, conflict, keep, use)
+
+    # --- dialogs ----------------------------------------------------------------------------------
+
+    def _choose_box_file(self) -> None:
+        path, _ = QFileDialog.getOpenFileName(self, "Boxes of this image", "", _BOX_FILES)
+        if path:
+            self.annotation_actions.import_boxes(path)
+
+    def _choose_dataset_folder(self) -> None:
+        path = QFileDialog.getExistingDirectory(self, "Folder of annotated images")
+        if path:
+            self.annotation_actions.import_dataset(path)
+
+    def _choose_dataset_file(self) -> None:
+        path, _ = QFileDialog.getOpenFileName(self, "Dataset or annotations", "", _DATASET_FILES)
+        if path:
+            self.annotation_actions.import_dataset(path)
+
+    # --- classes ----------------------------------------------------------------------------------
+
+    def _counts(self) -> dict[str, int]:
+        annotated = self.annotation_actions.annotated
+        return annotated.boxes.counts() if annotated is not None else {}
+
+    def _initial_classes(self) -> list[str]:
+        if not self.store.classes.names:
+            self.annotation_actions.add_model_classes()
+        return list(self.store.classes.names)
+
+    def _rename(self, old: str, new: str) -> None:
+        project, classes = self.store.project, self.store.classes
+        name = classes.valid_name(new, old)
+        if project is not None and old in project.classes:
+            project.rename_class(old, name)
+        classes.rename(old, name)
+
+    def on_closed(self) -> None:
+        """Annotations stay in their layers and continue to be saved."""
+        self.store.autosave.flush()
+
+
+class QuestionFrame(QFrame):
+    """A question in the panel with a button for each answer; hidden while there is none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFrameShape(QFrame.Shape.StyledPanel)
+        self.text = heading("")
+        self.text.setWordWrap(True)
+        self.about: object = None
+        self.buttons: list[QPushButton] = []
+        self._button_row = row()
+        self._layout = QVBoxLayout(self)
+        self._layout.setContentsMargins(8, 6, 8, 6)
+        self._layout.addWidget(self.text)
+        self._layout.addWidget(self._button_row)
+        self.hide()
+
+    def ask(self, about: object, text: str, *answers: AnswerButton) -> None:
+        """Show a question in place of the last; any answer hides it."""
+        self.about = about
+        self.text.setText(text)
+        self.buttons = [button(label, tip, self._on_answer(act)) for label, tip, act in answers]
+        old, self._button_row = self._button_row, row(*self.buttons)
+        self._layout.replaceWidget(old, self._button_row)
+        old.hide()
+        old.deleteLater()
+        self.show()
+
+    def ask_changed_file(
+        self, about: object, name: str, use: AnswerCallback, restart: AnswerCallback
+    ) -> None:
+        """Whether the annotations of an earlier version of an image's file still hold."""
+        self.ask(
+            about,
+            f"“{name}” has changed since it was annotated.",
+            (
+                "Use the existing annotations",
+                "It is the same picture, saved again: continue with the project's annotations.",
+                use,
+            ),
+            (
+                "Start over",
+                "It is another picture: annotate it as a new image. The project keeps the "
+                "annotations of the earlier one.",
+                restart,
+            ),
+        )
+
+    def ask_which_boxes(
+        self, about: object, conflict: Conflict, keep: AnswerCallback, use: AnswerCallback
+    ) -> None:
+        """Which boxes of an image are right: those drawn, or those in the project."""
+        theirs = sum(len(annotations) for annotations in conflict.theirs.values())
+        drawn = len(conflict.image.boxes.all())
+        self.ask(
+            about,
+            f"The project has other boxes of this image ({theirs}) than are drawn here ({drawn}). "
+            "Which ones should it keep?",
+            ("Those drawn here", "Replace the project's boxes with those drawn here.", keep),
+            (
+                "The project's",
+                "Show the project's boxes; those drawn here are kept among the drafts.",
+                use,
+            ),
+        )
+
+    def ask_coverage(
+        self, about: object, annotated: AnnotatedImage, whole: QPushButton, regions: QPushButton
+    ) -> None:
+        """Which part of an image is annotated; the answers click the panel's own buttons."""
+        size = annotated.shape[0] * annotated.shape[1]
+        large = f"This image is larger than a field of view ({size / 1e6:.1f} megapixels). "
+        self.ask(
+            about,
+            f"{large if size > MAX_WHOLE_IMAGE_PIXELS else ''}Where will you annotate every cell?",
+            ("In the whole image", whole.toolTip(), whole.click),
+            ("In regions I draw", regions.toolTip(), regions.click),
+        )
+
+    def dismiss(self) -> None:
+        """Hide the question."""
+        self.about = None
+        self.hide()
+
+    def _on_answer(self, act: AnswerCallback) -> AnswerCallback:
+        def answer() -> None:
+            self.dismiss()
+            act()
+
+        return answer

@@ -1,0 +1,189 @@
+"""Settings form of a study, filled from the open panels."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from magicgui.widgets import CheckBox, LineEdit, SpinBox
+from magicgui.widgets.bases import ValueWidget
+from qtpy.QtCore import Signal
+from qtpy.QtWidgets import QButtonGroup, QLabel, QRadioButton, QVBoxLayout, QWidget
+
+from napari_beerlanet.core.batch.settings import StudySettings
+from napari_beerlanet.ui.common.controls import (
+    CollapsibleGroup,
+    FractionSlider,
+    field_widget,
+    form,
+    heading,
+    hint,
+    row,
+)
+from napari_beerlanet.ui.common.model_picker import ModelPicker
+
+_INDENT = 18  # pixels by which options of a step are set in
+_CHECK_BOXES = {
+    "decompose": "Decompose stains",
+    "densities": "Measure stain densities of each cell",
+    "reports": "Write a report on each image",
+    "previews": "Save pictures",
+}
+
+
+class BatchForm(QWidget):
+    """Settings of a study; `changed` whenever one is."""
+
+    changed = Signal()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._others = StudySettings()  # settings without a control of their own
+        self.boxes: dict[str, ValueWidget[Any]] = {
+            name: field_widget(StudySettings, name, text=text)
+            for name, text in _CHECK_BOXES.items()
+        }
+        self.detect = CheckBox(value=True, text="Detect cells")
+        self.detect.tooltip = "Write boxes as CSV and GeoJSON (QuPath)."
+        self.stain_summary, self.detect_summary = hint(), hint()
+        self.model = ModelPicker()
+        confidence = StudySettings.spec("confidence")
+        self.confidence = FractionSlider(confidence.default, confidence.description)
+        self._make_run_location()
+        self._lay_out()
+        for box in (*self.boxes.values(), self.detect, self.workers, self.scheduler_address):
+            box.changed.connect(self._update)
+        self.model.chosen.connect(self._update)
+        self.confidence.changed.connect(self._update)
+        self.run_locally.toggled.connect(self._update)
+        self._update()
+
+    def _make_run_location(self) -> None:
+        self.run_locally = QRadioButton("This computer")
+        self.run_locally.setToolTip("Run in background processes on this computer.")
+        self.run_on_cluster = QRadioButton("Dask cluster")
+        self.run_on_cluster.setToolTip("Run on the workers of a dask.distributed scheduler.")
+        self._locations = QButtonGroup(self)
+        for choice in (self.run_locally, self.run_on_cluster):
+            self._locations.addButton(choice)
+        self.run_locally.setChecked(True)
+        self.workers = SpinBox(value=1, min=1, max=max(os.cpu_count() or 1, 64))
+        self.workers.tooltip = "Number of images processed in parallel, each in its own process."
+        self.scheduler_address = LineEdit()
+        self.scheduler_address.native.setPlaceholderText("tcp://head-node:8786")
+        self.scheduler_address.tooltip = (
+            "Address of the scheduler. Its workers must see the same folders."
+        )
+
+    def _lay_out(self) -> None:
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(0, 0, 0, 0)
+        layout.setSpacing(6)
+        model_form = form()
+        model_form.addRow("Model", self.model)
+        model_form.addRow("Confidence", self.confidence)
+        self.detect_options = QWidget()
+        inside = QVBoxLayout(self.detect_options)
+        inside.setContentsMargins(_INDENT, 0, 0, 0)
+        inside.addLayout(model_form)
+        inside.addWidget(self.detect_summary)
+        for name in ("densities", "reports"):
+            inside.addWidget(self.boxes[name].native)
+        layout.addWidget(heading("Processing"))
+        layout.addWidget(self.boxes["decompose"].native)
+        layout.addWidget(_indented(self.stain_summary))
+        layout.addWidget(self.detect.native)
+        layout.addWidget(self.detect_options)
+        layout.addWidget(self.boxes["previews"].native)
+        self.run_location = CollapsibleGroup("Run on")
+        parallel = row(self.run_locally, self.workers.native, QLabel("in parallel"))
+        self.run_location.body.addWidget(parallel)
+        address = self.scheduler_address.native
+        self.run_location.body.addWidget(row(self.run_on_cluster, address, stretch=1))
+        layout.addWidget(self.run_location)
+
+    # --- settings ---------------------------------------------------------------------------------
+
+    def set_settings(self, given: dict[str, Any]) -> None:
+        """Show settings by their names in `StudySettings`; others stay as they are."""
+        given = {"densities" if name == "measure" else name: v for name, v in given.items()}
+        if "model" in given:
+            model = str(given.pop("model") or "")
+            self.detect.value = bool(model)
+            if model:
+                self.model.set_key(model)
+        if "confidence" in given:
+            self.confidence.set_value(given.pop("confidence"))
+        for name in [name for name in self.boxes if name in given]:
+            self.boxes[name].value = bool(given.pop(name))
+        self._others = self._others.replace(**given)
+        self._update()
+
+    def settings(self) -> dict[str, Any]:
+        """By their names in `StudySettings`."""
+        shown = {name: box.value for name, box in self.boxes.items()}
+        shown["model"] = self.model.key if self.detect.value else ""
+        return dict(self._others) | shown | {"confidence": self.confidence.value}
+
+    def set_run_location(self, workers: int, scheduler: str | None) -> None:
+        """Show where a study runs."""
+        self.workers.value = max(workers, 1)
+        self.scheduler_address.value = scheduler or ""
+        (self.run_on_cluster if scheduler else self.run_locally).setChecked(True)
+
+    @property
+    def scheduler(self) -> str | None:
+        """The scheduler's address, None for this computer."""
+        text = self.scheduler_address.value.strip()
+        return text if self.run_on_cluster.isChecked() and text else None
+
+    @property
+    def problem(self) -> str:
+        """Why this cannot be run, "" where it can."""
+        if not self.boxes["decompose"].value and not self.detect.value:
+            return "Select at least one processing step."
+        if self.detect.value and not self.model.key:
+            return "Choose a model."
+        if self.run_on_cluster.isChecked() and not self.scheduler:
+            return "Enter the address of the dask scheduler."
+        return ""
+
+    def _update(self, *_: Any) -> None:
+        self.detect_options.setVisible(self.detect.value)
+        self.stain_summary.parentWidget().setVisible(self.boxes["decompose"].value)
+        self.workers.enabled = self.run_locally.isChecked()
+        self.scheduler_address.enabled = self.run_on_cluster.isChecked()
+        self.stain_summary.setText(describe_stain_settings(self._others))
+        self.detect_summary.setText(describe_detect_settings(self._others))
+        self.changed.emit()
+
+
+def describe_stain_settings(settings: StudySettings) -> str:
+    """How stains are decomposed, in one sentence."""
+    count, iterations = settings.components, settings.iterations
+    if settings.spectra is not None:
+        parts = [f"starting from {len(settings.spectra[0])} given spectra"]
+    else:
+        parts = ["as many stains as needed" if count == "auto" else f"at most {count} stains"]
+    parts.append("until converged" if iterations == "converge" else f"{iterations} iterations")
+    for name, value in (("λ", settings.lam), ("γ", settings.gamma)):
+        parts.append(f"{name} {value if value == 'auto' else format(value, '.3g')}")
+    if settings.leave_out:
+        parts.append(f"without {' and '.join(settings.leave_out)}")
+    return ", ".join(parts).capitalize() + "."
+
+
+def describe_detect_settings(settings: StudySettings) -> str:
+    """How cells are detected, beside model and confidence."""
+    size = settings.object_size
+    cells = "automatic cell size" if size == "auto" else f"cells of {size:.0f} pixels"
+    where = "" if settings.device == "auto" else f", on {settings.device}"
+    return f"IoU {settings.iou:.2f}, {cells}{where}."
+
+
+def _indented(widget: QWidget) -> QWidget:
+    made = QWidget()
+    layout = QVBoxLayout(made)
+    layout.setContentsMargins(_INDENT, 0, 0, 0)
+    layout.addWidget(widget)
+    return made

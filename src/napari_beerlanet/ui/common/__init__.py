@@ -1,0 +1,1 @@
+"""Qt plumbing without layers: tasks, progress, panels, controls, the session."""

@@ -1,0 +1,394 @@
+"""Launch, follow, pause and stop a run in its own process, which outlives the viewer.
+
+The process writes its events to the run's folder, and a timer reads them there. So it makes no
+difference whether this viewer started the run, another one, or one that was killed since: an active
+run is followed as from its start. Pausing suspends the process where it is, which loses no step,
+and the operating system itself remembers that it is paused.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from qtpy.QtCore import QObject, QTimer, Signal
+
+from napari_beerlanet.core.common.events import FINAL_EVENTS, EventTail, RunState
+from napari_beerlanet.core.common.messages import error_message
+
+PROCESS_LOG = "process.log"
+"""The file in the run's folder with what the process prints to stderr."""
+
+_POLL_INTERVAL_MS = 200
+_REPLAY_BYTES = 1 << 16  # of earlier events that are emitted again when a run is attached
+_EXIT_GRACE_PERIOD_S = 10.0  # for a process to exit after its final event
+_MIN_FREE_BYTES = 20e6  # on a disk that is not full
+_LOG_TAIL_BYTES = 2000
+_STATE_OF_EVENT = {
+    "end": RunState.FINISHED,
+    "cancelled": RunState.STOPPED,
+    "failed": RunState.FAILED,
+}
+
+_children: dict[int, subprocess.Popen[bytes]] = {}  # ours, whose exit codes we can read
+
+
+@dataclass(frozen=True)
+class RunEnd:
+    """How a run ended: FINISHED, STOPPED, FAILED or INTERRUPTED, and a message for the user."""
+
+    state: RunState
+    message: str = ""
+
+
+class BackgroundProcess(QObject):
+    """A run in a process of its own; subclasses say what is run and how it may have ended.
+
+    Signals: `started`; `event_received` with each event; `paused_changed`; `ended` with a `RunEnd`,
+    once. `stop_timeouts` are the seconds after which a run that was requested to stop is sent a
+    signal, and after which it is killed; what it has finished is on the disk in any case.
+    """
+
+    started = Signal()
+    event_received = Signal(dict)
+    paused_changed = Signal(bool)
+    ended = Signal(object)
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        parent: QObject | None = None,
+        stop_timeouts: tuple[float, float] = (30.0, 45.0),
+    ) -> None:
+        super().__init__(parent)
+        self.folder, self.stop_timeouts = Path(folder), stop_timeouts
+        self.end: RunEnd | None = None
+        self.environment: dict[str, str] = {}
+        self._process: psutil.Process | None = None
+        self._tail: EventTail | None = None
+        self._final_event: dict[str, Any] | None = None
+        self._final_event_at = self._stop_requested_at = 0.0
+        self._paused = self._has_events = self._attached = False
+        self._timer = QTimer(self)
+        self._timer.setInterval(_POLL_INTERVAL_MS)
+        self._timer.timeout.connect(self._poll)
+
+    # --- starting --------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> bool:
+        """Whether it was started or attached, and has not ended."""
+        return self._tail is not None and self.end is None
+
+    @property
+    def paused(self) -> bool:
+        """Whether the process is suspended."""
+        return self._paused
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it was requested to stop."""
+        return bool(self._stop_requested_at)
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process."""
+        return None if self._process is None else int(self._process.pid)
+
+    def start(self) -> None:
+        """Start the run that the folder describes, or resume it."""
+        tail = EventTail(self.folder)
+        tail.skip()
+        self._follow(tail)
+        try:
+            self._process = self._launch()
+        except (OSError, psutil.Error) as error:
+            self._finish(RunEnd(RunState.FAILED, self._explain_exit(error=error)))
+            return
+        self.started.emit()
+
+    def attach_to_pid(self, pid: int, paused: bool = False) -> bool:
+        """Follow an active run by its process id; False where there is no such process."""
+        try:
+            self._process = psutil.Process(pid)
+        except psutil.Error:
+            return False
+        self._has_events = self._attached = True
+        self._follow(EventTail(self.folder, latest=_REPLAY_BYTES))
+        self._set_paused(paused)
+        self.started.emit()
+        self._emit_events()
+        self._final_event = None  # of an earlier attempt: the process is alive
+        return True
+
+    def _launch(self) -> psutil.Process:
+        """Start the process."""
+        raise NotImplementedError
+
+    def _recorded_end(self) -> RunEnd | None:
+        """How an attached run has ended according to its files, None where they do not say."""
+        return None
+
+    def _explain_exit(self, code: int | None = None, error: BaseException | None = None) -> str:
+        """Why the process exited without a final event, or could not be started; one sentence."""
+        raise NotImplementedError
+
+    def _follow(self, tail: EventTail) -> None:
+        self.end = self._final_event = None
+        self._stop_requested_at, self._tail = 0.0, tail
+        self._timer.start()
+
+    # --- controlling -----------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """Suspend the process and its children."""
+        if self.running and not self.stopping:
+            self._set_paused(apply_to_process_tree(self._process, "suspend"))
+
+    def resume(self) -> None:
+        """Resume a paused run."""
+        if self.running and self._paused:
+            apply_to_process_tree(self._process, "resume")
+            self._set_paused(False)
+
+    def stop(self) -> None:
+        """Request the run to end after its current step; `ended` is emitted when it has."""
+        if self.running:
+            self.resume()
+            self._stop_requested_at = self._stop_requested_at or time.monotonic()
+            request_stop(self.folder, None if self._has_events else self._process)
+
+    def kill(self) -> None:
+        """Kill the process and its children."""
+        apply_to_process_tree(self._process, "kill")
+
+    def detach(self) -> None:
+        """Stop following the run, which continues; no more signals are emitted."""
+        self._timer.stop()
+        self._tail = None
+
+    def _set_paused(self, paused: bool) -> None:
+        if paused != self._paused:
+            self._paused = paused
+            self.paused_changed.emit(paused)
+
+    # --- following -------------------------------------------------------------------------------
+
+    def _poll(self) -> None:
+        alive = is_alive(self._process)  # before reading, so that its last events are read
+        self._emit_events()
+        if self._tail is None or self.end is not None:  # a slot may have detached or ended the run
+            return
+        if not alive:
+            self._finish(self._resolve_end())
+        elif self._exit_is_overdue():
+            self.kill()
+        elif self.stopping:
+            self._escalate_stop()
+
+    def _exit_is_overdue(self) -> bool:
+        waited = time.monotonic() - self._final_event_at
+        return self._final_event is not None and waited > _EXIT_GRACE_PERIOD_S
+
+    def _emit_events(self) -> None:
+        for event in self._tail.read() if self._tail is not None else []:
+            self._has_events = True
+            if event["event"] in FINAL_EVENTS:
+                self._final_event, self._final_event_at = event, time.monotonic()
+            elif event["event"] == "start":  # of a run that was resumed after an earlier end
+                self._final_event = None
+            self.event_received.emit(event)
+
+    def _escalate_stop(self) -> None:
+        """Repeat the request, since a run that starts removes it; then send signals."""
+        waited = time.monotonic() - self._stop_requested_at
+        if self._final_event is None and not (self.folder / "stop").exists():
+            request_stop(self.folder, None)
+        if waited > self.stop_timeouts[1]:
+            self.kill()
+        elif waited > self.stop_timeouts[0] and self._process is not None:
+            self._has_events = True
+            with suppress(psutil.Error):
+                self._process.terminate()
+            self.stop_timeouts = (self.stop_timeouts[1] + 1, self.stop_timeouts[1])
+
+    def _resolve_end(self) -> RunEnd:
+        final = self._final_event
+        if final is not None:
+            return RunEnd(_STATE_OF_EVENT[final["event"]], str(final.get("message") or ""))
+        recorded = self._recorded_end() if self._attached else None
+        if recorded is not None:
+            return recorded
+        if self.stopping:
+            return RunEnd(RunState.STOPPED, "Stopped immediately.")
+        code = exit_code(self.pid)
+        failed = code is not None and code > 0  # below 0 is a signal
+        state = RunState.FAILED if failed else RunState.INTERRUPTED
+        return RunEnd(state, self._explain_exit(code))
+
+    def _finish(self, end: RunEnd) -> None:
+        self._timer.stop()
+        self._emit_events()
+        if self.end is None:
+            self.end, self._tail = end, None
+            self._set_paused(False)
+            with suppress(OSError):
+                (self.folder / "stop").unlink(missing_ok=True)
+            self.ended.emit(end)
+
+
+def launch_training(
+    folder: Path, environment: dict[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start the training that a folder's run.json describes, or resume it."""
+    arguments = [
+        "napari_beerlanet.core.training.fine_tune",
+        "--config",
+        str(folder / "run.json"),
+        "--resume",
+    ]
+    return launch_detached(arguments, folder, environment=environment)
+
+
+def launch_detached(
+    arguments: list[str],
+    folder: Path,
+    events: Path | None = None,
+    environment: dict[str, str] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start a module of ours in a session of its own: it outlives the viewer and its terminal.
+
+    `arguments`: the module and its arguments. Its stdout is appended to the file `events`.
+    """
+    command = [sys.executable, "-P", "-m", *arguments]
+    detached: dict[str, Any] = {"start_new_session": True}
+    if sys.platform == "win32":
+        flags = subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.CREATE_NO_WINDOW
+        detached = {"creationflags": flags}
+    with open(folder / PROCESS_LOG, "wb") as log, open(events or os.devnull, "ab") as stdout:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=log,
+            env=child_environment() | (environment or {}),
+            cwd=tempfile.gettempdir(),  # so that the project's drive can be removed
+            **detached,
+        )
+    _children[child.pid] = child
+    return child
+
+
+def child_environment() -> dict[str, str]:
+    """Ours without Qt's variables, which opencv would trip over."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("QT_")}
+    return ours | {"YOLO_OFFLINE": "true", "PYTHONIOENCODING": "utf-8"}
+
+
+def lower_priority(process: psutil.Process) -> None:
+    """Give the viewer precedence on the processor."""
+    with suppress(psutil.Error, OSError):
+        process.nice(10 if os.name != "nt" else psutil.BELOW_NORMAL_PRIORITY_CLASS)
+
+
+def request_stop(folder: Path, process: psutil.Process | None) -> None:
+    """Create the file that stops a run; a `process` that does not look for it yet gets a signal."""
+    with suppress(OSError):
+        (folder / "stop").touch()
+    if process is not None:
+        with suppress(psutil.Error):
+            process.terminate()
+
+
+def exit_code(pid: int | None) -> int | None:
+    """Of a child process that has exited, else None."""
+    child = _children.get(pid or 0)
+    return None if child is None else child.poll()
+
+
+def is_alive(process: psutil.Process | None) -> bool:
+    """Whether a process runs, and is no zombie."""
+    if process is None:
+        return False
+    child = _children.get(process.pid)
+    if child is not None:
+        return child.poll() is None
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
+
+
+def apply_to_process_tree(process: psutil.Process | None, method: str) -> bool:
+    """Call a method ("kill", "suspend", …) of a process and its children; whether it worked."""
+    if process is None:
+        return False
+    with suppress(psutil.Error):
+        for child in process.children(recursive=True):
+            with suppress(psutil.Error):
+                getattr(child, method)()
+    try:
+        getattr(process, method)()
+    except psutil.Error:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class RunWording:
+    """The name of a kind of run, how to resume one, and where it then continues."""
+
+    name: str
+    resume_hint: str
+    resume_point: str
+
+
+TRAINING_WORDING = RunWording("training", "resume", "the last finished epoch")
+
+
+def explain_exit(
+    folder: Path,
+    code: int | None = None,
+    error: BaseException | None = None,
+    wording: RunWording = TRAINING_WORDING,
+) -> str:
+    """Why a process exited, and what to do, in one sentence; `code` below 0 is a signal."""
+    name, resume = wording.name, wording.resume_hint
+    if error is not None:
+        return f"{name.capitalize()} could not be started: {error_message(error)}"
+    if not folder.is_dir():
+        return f"{folder}: the folder is not there; connect its drive, then {resume}."
+    if is_disk_full(folder):
+        return f"{folder}: the drive is full; free some space, then {resume}."
+    printed = last_log_line(folder / PROCESS_LOG)
+    if code is not None and code > 0:
+        return printed or f"The {name} process exited with status {code}; {resume} to try again."
+    return f"The {name} process was killed; {resume} to continue after {wording.resume_point}."
+
+
+def is_disk_full(folder: Path) -> bool:
+    """Whether the drive has no space for a checkpoint."""
+    try:
+        return shutil.disk_usage(folder).free < _MIN_FREE_BYTES
+    except OSError:
+        return False
+
+
+def last_log_line(path: Path) -> str:
+    """The last line that a process printed: why it exited, or the end of a traceback."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(path.stat().st_size - _LOG_TAIL_BYTES, 0))
+            lines = file.read().decode("utf-8", "replace").split("\n")
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")

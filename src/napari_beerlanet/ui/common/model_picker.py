@@ -1,0 +1,116 @@
+"""Pick a model: packaged, recently used, opened from a file or dropped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from qtpy.QtCore import QMimeData, Qt, Signal
+from qtpy.QtGui import QStandardItem, QStandardItemModel
+from qtpy.QtWidgets import QComboBox, QFileDialog, QHBoxLayout, QSizePolicy, QWidget
+from superqt.utils import signals_blocked
+
+from napari_beerlanet.core.checkpoints.checkpoint import packaged_models
+from napari_beerlanet.ui.common.controls import button
+from napari_beerlanet.ui.common.recent import add_recent_model, recent_models
+
+MODEL_SUFFIXES = (".safetensors", ".pt")
+_KEY_ROLE = int(Qt.ItemDataRole.UserRole)
+
+
+class ModelPicker(QWidget):
+    """A list of models and a button to open a file. `chosen` is emitted with the name or path.
+
+    A file that does not exist any more stays in the list, disabled, and says so.
+    """
+
+    chosen = Signal(str)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.list = QComboBox()
+        self.list.setToolTip(
+            "The model that detects the cells. Model files (.safetensors) can also be dropped here."
+        )
+        self.list.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        self.list.setMinimumContentsLength(12)
+        shrink = QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon
+        self.list.setSizeAdjustPolicy(shrink)
+        self.open = button("Open …", "Open a model from a file.", self.open_dialog)
+        layout = QHBoxLayout(self)
+        layout.setContentsMargins(0, 0, 0, 0)
+        layout.addWidget(self.list, 1)
+        layout.addWidget(self.open)
+        self._key = ""
+        self.refresh()
+        self.list.activated.connect(lambda *_: self.choose(self.list.currentData(_KEY_ROLE)))
+
+    @property
+    def key(self) -> str:
+        """Name of a packaged model or path of a file, "" if none is chosen."""
+        return self._key
+
+    def choose(self, key: str) -> None:
+        """Choose a model, and emit `chosen`."""
+        self.set_key(key)
+        self.chosen.emit(key)
+
+    def set_key(self, key: str) -> None:
+        """Choose a model without a signal."""
+        self._key = key
+        self.refresh()
+
+    def add_recent(self, key: str) -> None:
+        """A model was loaded: if it is a file, it is offered again."""
+        if key not in packaged_models():
+            add_recent_model(Path(key))
+        self.refresh()
+
+    def refresh(self) -> None:
+        """List the models that there are now."""
+        packaged = packaged_models()
+        files = [str(path) for path in recent_models()]
+        if self._key and self._key not in packaged + files:
+            files.insert(0, self._key)
+        model = QStandardItemModel(self.list)
+        for name in packaged:
+            model.appendRow(_item(name, f"{name} (packaged)", f"The packaged model “{name}”."))
+        for path in files:
+            model.appendRow(_file_item(Path(path), path))
+        keys = [*packaged, *files]
+        with signals_blocked(self.list):
+            self.list.setModel(model)
+            self.list.setCurrentIndex(keys.index(self._key) if self._key in keys else -1)
+
+    def open_dialog(self) -> None:
+        """Let the user open a file."""
+        start = str(Path(self._key).parent) if Path(self._key).is_file() else ""
+        kinds = "Models (*.safetensors *.pt)"
+        path, _ = QFileDialog.getOpenFileName(self, "Open a model", start, kinds)
+        if path:
+            self.choose(path)
+
+
+def _item(key: str, text: str, tooltip: str) -> QStandardItem:
+    item = QStandardItem(text)
+    item.setData(key, _KEY_ROLE)
+    item.setToolTip(tooltip)
+    return item
+
+
+def _file_item(path: Path, key: str) -> QStandardItem:
+    try:
+        exists = path.is_file()
+    except OSError:
+        exists = False
+    if exists:
+        return _item(key, path.name, key)
+    item = _item(key, f"{path.name} (not found)", f"{key} does not exist any more.")
+    item.setEnabled(False)
+    return item
+
+
+def dropped_model(mime: QMimeData | None) -> str | None:
+    """The path of a single dragged model file, None for anything else."""
+    urls = mime.urls() if mime is not None and mime.hasUrls() else []
+    path = urls[0].toLocalFile() if len(urls) == 1 else ""
+    return path if path.lower().endswith(MODEL_SUFFIXES) else None

@@ -1,0 +1,139 @@
+"""Base class of the dock widgets: scrolls, and shuts down cleanly however it is closed."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from qtpy.QtCore import QEvent, QObject, QSize, Qt
+from qtpy.QtGui import QKeySequence, QShowEvent
+from qtpy.QtWidgets import QFrame, QScrollArea, QShortcut, QVBoxLayout, QWidget
+
+from napari_beerlanet.ui.common.tasks import Task, on_destroyed
+
+if TYPE_CHECKING:
+    from napari.viewer import Viewer
+
+_PREFERRED_WIDTH_PX = 370
+
+
+class Panel(QWidget):
+    """A dock widget. Put widgets into `self.body`, a vertical layout.
+
+    `task()` makes tasks that end with the panel, `connect_event()` connects to events of the viewer
+    until then. Override `on_closed()` for what else is to be done, once, when the panel is closed.
+    """
+
+    def __init__(self, viewer: Viewer) -> None:
+        super().__init__()
+        self.viewer = unwrap_viewer(viewer)
+        self._tasks: list[Task] = []
+        self._connections: list[tuple[Any, weakref.WeakMethod[Any]]] = []
+        self._docked = self._closed = False
+        self.body = self._scrolling_body()
+        connections = self._connections
+        on_destroyed(self, lambda: _disconnect_all(connections))
+
+    def _scrolling_body(self) -> QVBoxLayout:
+        inside = QWidget()
+        body = QVBoxLayout(inside)
+        body.setContentsMargins(8, 6, 8, 6)
+        body.setSpacing(6)
+        scroll = _VerticalScrollArea()
+        scroll.setWidgetResizable(True)
+        scroll.setFrameShape(QFrame.Shape.NoFrame)
+        scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        scroll.setWidget(inside)
+        outer = QVBoxLayout(self)
+        outer.setContentsMargins(0, 0, 0, 0)
+        outer.addWidget(scroll)
+        return body
+
+    def task(self) -> Task:
+        """A new task that is closed with the panel."""
+        task = Task(self)
+        self._tasks.append(task)
+        return task
+
+    def connect_event(self, emitter: Any, method: Callable[..., Any]) -> None:
+        """Connect a bound method to an event of napari's until the panel is closed."""
+        emitter.connect(method)
+        self._connections.append((emitter, weakref.WeakMethod(method)))
+
+    def disconnect_event(self, emitter: Any, method: Callable[..., Any]) -> None:
+        """Disconnect what `connect_event` connected."""
+        emitter.disconnect(method)
+        self._connections[:] = [
+            (other, weak)
+            for other, weak in self._connections
+            if other is not emitter or weak() != method
+        ]
+
+    def add_shortcut(self, keys: str, method: Callable[[], Any]) -> None:
+        """Bind a key of the window, such as "Ctrl+Shift+D", while the panel is open."""
+        shortcut = QShortcut(QKeySequence(keys), self)
+        shortcut.setContext(Qt.ShortcutContext.WindowShortcut)
+        shortcut.activated.connect(method)
+
+    def shut_down(self) -> None:
+        """Cancel all tasks and disconnect from the viewer. A second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        _disconnect_all(self._connections)
+        for task in self._tasks:
+            task.close()
+        self.on_closed()
+
+    def on_closed(self) -> None:
+        """Called once when the panel is closed."""
+
+    def event(self, event: QEvent | None) -> bool:
+        """Shut down when napari removes the panel from its dock, which is how it closes one."""
+        if event is not None and event.type() == QEvent.Type.ParentChange:
+            if self.parent() is not None:
+                self._docked = True
+            elif self._docked:
+                self.shut_down()
+                self.deleteLater()
+        return super().event(event)
+
+
+class _VerticalScrollArea(QScrollArea):
+    """Scrolls vertically only: it is never narrower than its content."""
+
+    def eventFilter(self, watched: QObject | None, event: QEvent | None) -> bool:
+        """Follow the layout of the content."""
+        laid_out = event is not None and event.type() == QEvent.Type.LayoutRequest
+        if laid_out and watched is self.widget():
+            self._fit_width()
+        return bool(super().eventFilter(watched, event))
+
+    def showEvent(self, event: QShowEvent | None) -> None:
+        """Use the theme's sizes, which are known by now."""
+        super().showEvent(event)
+        self._fit_width()
+
+    def sizeHint(self) -> QSize:
+        """Wide enough to read, as high as there is space."""
+        return QSize(max(_PREFERRED_WIDTH_PX, self.minimumWidth()), super().sizeHint().height())
+
+    def _fit_width(self) -> None:
+        bar, content = self.verticalScrollBar(), self.widget()
+        if bar is not None and content is not None:
+            width = content.minimumSizeHint().width() + bar.sizeHint().width()
+            self.setMinimumWidth(width)
+
+
+def _disconnect_all(connections: list[tuple[Any, weakref.WeakMethod[Any]]]) -> None:
+    for emitter, weak in connections:
+        method = weak()
+        if method is not None:
+            emitter.disconnect(method)
+    connections.clear()
+
+
+def unwrap_viewer(viewer: Viewer) -> Viewer:
+    """The viewer itself where napari hands a plugin its proxy, which hides what we need."""
+    return getattr(viewer, "__wrapped__", viewer)

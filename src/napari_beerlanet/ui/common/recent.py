@@ -1,0 +1,72 @@
+"""The user's own folders, and the recently used models and projects in them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import platformdirs
+
+from napari_beerlanet.core.common.storage import atomic_path
+
+_MAX_RECENT = 8
+_FOLDER_VARIABLE = "NAPARI_BEERLANET_CONFIG"  # replaces both folders
+
+
+def user_data_folder() -> Path:
+    """The user's own data that belong to no project: drafts, reviews, which project was open."""
+    return _user_folder(platformdirs.user_data_dir)
+
+
+def _user_folder(default: Callable[..., str]) -> Path:
+    folder = os.environ.get(_FOLDER_VARIABLE) or default("napari-beerlanet", appauthor=False)
+    return Path(folder)
+
+
+class RecentPaths:
+    """Recently used paths of one kind, in a file in the user's configuration folder."""
+
+    def __init__(self, kind: str, file: str) -> None:
+        self._kind, self._name = kind, file
+
+    @property
+    def file(self) -> Path:
+        """Where they are saved."""
+        return _user_folder(platformdirs.user_config_dir) / self._name
+
+    def paths(self) -> list[Path]:
+        """The newest first, also those that do not exist any more."""
+        try:
+            content = json.loads(self.file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return []
+        names = content.get(self._kind, []) if isinstance(content, dict) else []
+        if not isinstance(names, list):
+            return []
+        return [Path(name) for name in names if isinstance(name, str)][:_MAX_RECENT]
+
+    def add(self, path: Path) -> None:
+        """Put a path first; ignored where the user's folder cannot be written to."""
+        others = [other for other in self.paths() if other != path]
+        content = {self._kind: [str(one) for one in [path, *others][:_MAX_RECENT]]}
+        file = self.file
+        with suppress(OSError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_path(file) as unfinished:
+                unfinished.write_text(json.dumps(content, indent=1), encoding="utf-8")
+
+
+RECENT_MODELS = RecentPaths("models", "models.json")
+recent_models = RECENT_MODELS.paths
+
+
+def add_recent_model(path: Path) -> None:
+    """Put a file first."""
+    RECENT_MODELS.add(path.resolve())
+
+
+RECENT_PROJECTS = RecentPaths("projects", "recent.json")
+recent_projects, add_recent_project = RECENT_PROJECTS.paths, RECENT_PROJECTS.add

@@ -1,0 +1,140 @@
+"""What the panels of one viewer share: model, detections by image layer, open project."""
+
+from __future__ import annotations
+
+import json
+import weakref
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from psygnal import Signal
+
+from napari_beerlanet.core.common.storage import atomic_path
+from napari_beerlanet.ui.common.panel import unwrap_viewer
+from napari_beerlanet.ui.common.recent import add_recent_project, user_data_folder
+from napari_beerlanet.ui.common.tasks import on_destroyed
+
+if TYPE_CHECKING:
+    from napari.layers import Image
+    from napari.viewer import Viewer
+
+    from napari_beerlanet.core.boxes.detections import Detections
+    from napari_beerlanet.core.project.project import Project
+
+
+class Session:
+    """One per viewer; it ends with the viewer.
+
+    `model` is the loaded `Detector` or None, `model_key` what it was loaded from. For each image
+    layer, as long as it exists: `detections` holds the last `Detections`, `previous_detections`
+    those before, `detection_layers` the `DetectionLayer` that shows them, `decompositions` the last
+    decomposition. `model_changed` is emitted with the model, `detections_changed` with the layer.
+    """
+
+    model_changed = Signal(object)
+    detections_changed = Signal(object)
+
+    def __init__(self) -> None:
+        self.model: Any = None
+        self.model_key: Any = None
+        self.detections: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self.previous_detections: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self.detection_layers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self.decompositions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+    def set_model(self, model: Any, key: Any = None) -> None:
+        """Make this the model of all panels."""
+        self.model, self.model_key = model, key
+        self.model_changed.emit(model)
+
+    def set_detections(
+        self, image: Image, detections: Detections, detection_layer: Any = None
+    ) -> None:
+        """Share the detections of an image layer, and the `DetectionLayer` that shows them."""
+        if image in self.detections and self.detections[image] is not detections:
+            self.previous_detections[image] = self.detections[image]
+        self.detections[image] = detections
+        if detection_layer is not None:
+            self.detection_layers[image] = detection_layer
+        self.detections_changed.emit(image)
+
+
+_sessions: weakref.WeakKeyDictionary[Any, Session] = weakref.WeakKeyDictionary()
+
+
+def get_session(viewer: Viewer) -> Session:
+    """The session of this viewer."""
+    return _sessions.setdefault(unwrap_viewer(viewer), Session())
+
+
+class ProjectStore:
+    """The open project of one viewer. A folder has one writer: all panels take it from here.
+
+    `changed` is emitted with the project that is open now, or None; `about_to_change` before the
+    open project is closed; `updated` when its content has changed.
+    """
+
+    about_to_change = Signal()
+    changed = Signal(object)
+    updated = Signal()
+
+    def __init__(self) -> None:
+        self.project: Project | None = None
+
+    def put(self, project: Project | None) -> None:
+        """Make this the open project; the one before it is closed."""
+        self.about_to_change.emit()
+        before, self.project = self.project, project
+        if before is not None and before is not project:
+            before.close()
+        save_open_project(project.path if project else None)
+        self.changed.emit(project)
+
+    def release(self) -> None:
+        """Close the project with the viewer; it stays the one to open next time."""
+        before, self.project = self.project, None
+        if before is not None:
+            before.close()
+
+    def notify_updated(self) -> None:
+        """The project's content has changed: images were added, classes renamed."""
+        self.updated.emit()
+
+
+_project_stores: weakref.WeakKeyDictionary[Any, ProjectStore] = weakref.WeakKeyDictionary()
+
+
+def get_project_store(viewer: Viewer) -> ProjectStore:
+    """The store of this viewer."""
+    viewer = unwrap_viewer(viewer)
+    if viewer not in _project_stores:
+        _project_stores[viewer] = store = ProjectStore()
+        weakref.finalize(viewer, store.release)
+        on_destroyed(viewer.window._qt_window, store.release)
+    return _project_stores[viewer]
+
+
+def last_open_project() -> Path | None:
+    """The project that was open when the viewer was closed or killed."""
+    try:
+        content = json.loads(_open_project_file().read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    path = content.get("open") if isinstance(content, dict) else None
+    return Path(path) if isinstance(path, str) else None
+
+
+def save_open_project(path: Path | None) -> None:
+    """Save which project is open, for the next start; ignored where it cannot be written."""
+    if path is not None:
+        add_recent_project(path)
+    content = {"open": str(path) if path else None}
+    with suppress(OSError):
+        _open_project_file().parent.mkdir(parents=True, exist_ok=True)
+        with atomic_path(_open_project_file()) as unfinished:
+            unfinished.write_text(json.dumps(content), encoding="utf-8")
+
+
+def _open_project_file() -> Path:
+    return user_data_folder() / "open.json"

@@ -1,0 +1,225 @@
+"""Run work off the GUI thread: progress, cancelling, errors, exactly one end for every start.
+
+The thread and the GUI talk through a queue that a timer empties on the GUI thread. No Qt object is
+touched, kept or freed anywhere else, so a panel may be closed at any moment of a run.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from qtpy.QtCore import QObject, QTimer, Signal
+
+from napari_beerlanet.core.common.progress import Cancelled, Progress, Report
+
+_POLL_INTERVAL_MS = 10
+
+Work = Callable[[Report], Any]
+"""Runs in a thread. Holds data only, never widgets, layers or the viewer: they must be freed by
+the GUI thread."""
+
+
+class TaskOutcome(enum.Enum):
+    """How a run ended. `SUPERSEDED`: a newer one took its place."""
+
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    SUPERSEDED = "superseded"
+
+
+@dataclass(eq=False)
+class _TaskRun:
+    """One start: the work, its callbacks, and the queue from the thread to the GUI."""
+
+    work: Work
+    done: Callable[[Any], None] | None
+    failed: Callable[[BaseException], object] | None
+    queue: SimpleQueue[tuple[str, Any]] = field(default_factory=SimpleQueue)
+    stop: threading.Event = field(default_factory=threading.Event)
+    superseded: bool = False
+
+    @property
+    def stop_outcome(self) -> TaskOutcome:
+        return TaskOutcome.SUPERSEDED if self.superseded else TaskOutcome.CANCELLED
+
+
+class Task(QObject):
+    """One thing at a time, off the GUI thread.
+
+    Signals, all on the GUI thread: `started`; `progressed` with the newest `Progress`; `ended` with
+    an `Outcome`, once for each start, after `done` or `failed` of that start were called.
+    """
+
+    started = Signal()
+    progressed = Signal(object)
+    ended = Signal(object)
+
+    def __init__(self, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.error: BaseException | None = None
+        self._run: _TaskRun | None = None
+        self._next: _TaskRun | None = None
+        self._closed = False
+        self._timer = QTimer(self)
+        self._timer.setInterval(_POLL_INTERVAL_MS)
+        self._timer.timeout.connect(self._poll)
+        self._stop_events: list[threading.Event] = []
+        _stop_on_destroyed(self)
+
+    @property
+    def running(self) -> bool:
+        """Whether something is running or waiting."""
+        return self._run is not None
+
+    def start(
+        self,
+        work: Work,
+        done: Callable[[Any], None] | None = None,
+        failed: Callable[[BaseException], object] | None = None,
+    ) -> None:
+        """Run `work(report)`, then `done(result)` or `failed(exception)` on the GUI thread.
+
+        What is running already is superseded: it is cancelled and its result dropped. Of several
+        that are started meanwhile only the newest is run.
+        """
+        if self._closed:
+            return
+        run = _TaskRun(work, done, failed)
+        if self._run is None:
+            self._start_thread(run)
+            return
+        waiting, self._next = self._next, run
+        self._run.superseded = True
+        self._run.stop.set()
+        if waiting is not None:
+            self.ended.emit(TaskOutcome.SUPERSEDED)
+
+    def cancel(self) -> None:
+        """Request a stop; the run ends as `CANCELLED` at its next report, or when it is done."""
+        waiting, self._next = self._next, None
+        if self._run is not None:
+            self._run.superseded = False
+            self._run.stop.set()
+        if waiting is not None:
+            self.ended.emit(TaskOutcome.CANCELLED)
+
+    def close(self) -> None:
+        """Cancel, end what was started, and start nothing more. The thread's result is dropped.
+
+        To be called while the panel is still intact; a panel that Qt just deletes stops its thread
+        all the same, without a signal.
+        """
+        self._closed = True
+        self.cancel()
+        run, self._run = self._run, None
+        self._timer.stop()
+        if run is not None:
+            self.ended.emit(TaskOutcome.CANCELLED)
+
+    def _start_thread(self, run: _TaskRun) -> None:
+        self._run, self.error = run, None
+        self._stop_events.append(run.stop)
+        thread = threading.Thread(
+            target=_run_in_thread, args=(run.work, run.queue, run.stop), daemon=False
+        )
+        thread.name = "napari-beerlanet"
+        thread.start()
+        self._timer.start()
+        self.started.emit()
+
+    def _poll(self) -> None:
+        """Empty the queue: emit the newest progress, and the end, if it is there."""
+        run, newest, end = self._run, None, None
+        while run is not None:
+            try:
+                kind, value = run.queue.get_nowait()
+            except Empty:
+                break
+            if kind == "progress":
+                newest = value
+            else:
+                end = kind, value
+        if run is None:
+            return
+        if newest is not None and end is None and not run.stop.is_set():
+            self.progressed.emit(newest)
+        if end is not None:
+            self._finish(run, *end)
+
+    def _finish(self, run: _TaskRun, kind: str, value: Any) -> None:
+        self._run, following = None, self._next
+        self._next = None
+        self._stop_events.remove(run.stop)
+        outcome = self._deliver(run, kind, value)
+        if following is not None and not self._closed:
+            if not self.running:
+                self._start_thread(following)
+            else:  # a callback has started something newer
+                self.ended.emit(TaskOutcome.SUPERSEDED)
+        elif not self.running:
+            self._timer.stop()
+        self.ended.emit(outcome)
+
+    def _deliver(self, run: _TaskRun, kind: str, value: Any) -> TaskOutcome:
+        """Call `done` or `failed`; an exception in `done` is a failure of the run."""
+        if run.stop.is_set():
+            return run.stop_outcome
+        if kind == "result":
+            try:
+                if run.done is not None:
+                    run.done(value)
+                return TaskOutcome.DONE
+            except Exception as error:
+                value = error
+        elif isinstance(value, Cancelled):
+            return TaskOutcome.CANCELLED
+        self.error = value
+        if run.failed is not None:
+            run.failed(value)
+        return TaskOutcome.FAILED
+
+
+def _stop_on_destroyed(task: Task) -> None:
+    """Stop the task's threads when Qt deletes it with its panel."""
+    events = task._stop_events
+
+    def stop_all() -> None:
+        for event in events:
+            event.set()
+
+    on_destroyed(task, stop_all)
+
+
+def _run_in_thread(work: Work, queue: SimpleQueue[tuple[str, Any]], stop: threading.Event) -> None:
+    """The thread's function. It knows a queue and an event, and nothing of Qt."""
+
+    def report(progress: Progress) -> None:
+        if stop.is_set():
+            raise Cancelled
+        queue.put(("progress", progress))
+
+    try:
+        if stop.is_set():
+            raise Cancelled
+        queue.put(("result", work(report)))
+    except BaseException as error:
+        queue.put(("error", error))
+
+
+def on_destroyed(thing: QObject, callback: Callable[[], object]) -> None:
+    """Run a callback once when Qt destroys an object, without keeping the object alive.
+
+    The callback must not refer to the object. A function that only the connection knows may be
+    emptied by the garbage collector, together with a Python object in a cycle, before Qt calls it:
+    a crash. Finalizers are referenced elsewhere until they have run.
+    """
+    finalizer = weakref.finalize(thing, callback)
+    finalizer.atexit = False
+    thing.destroyed.connect(finalizer)

@@ -1,0 +1,136 @@
+"""Run one detection job. Runs off the GUI thread and knows neither Qt nor layers.
+
+Whatever is slow to import is imported here, in the thread, so that the panel opens at once.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from napari_beerlanet.core.boxes.detections import Detections
+from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
+from napari_beerlanet.core.detection.settings import DetectSettings
+from napari_beerlanet.ui.viewer.planes import SLIDE_PIXELS, Plane, SliceWindow
+
+if TYPE_CHECKING:
+    from napari_beerlanet.core.detection.detector import Detector
+    from napari_beerlanet.ui.stains.arrays import LayerData
+    from napari_beerlanet.ui.stains.fitting import FitResult
+
+
+@dataclass(frozen=True, eq=False)
+class DetectJob:
+    """What to detect, where and how.
+
+    `windows` is None for the whole plane; `model_key` a name or path, `model` the same if it is
+    loaded already. `show_stains`: decompose the image for layers of the learned stains, too. For a
+    slide: the `path` of its file, the file of tile `results`, and which `source` these are of.
+    """
+
+    plane: Plane
+    windows: tuple[SliceWindow, ...] | None
+    model_key: str
+    model: Detector | None = None
+    device: str = "auto"
+    settings: DetectSettings = field(default_factory=DetectSettings)
+    show_stains: bool = False
+    path: Path | None = None
+    results: Path | None = None
+    source: dict[str, Any] | None = None
+
+    @property
+    def streamed(self) -> bool:
+        """Whether it is too large to be read at once."""
+        if self.windows is None:
+            return self.plane.is_slide
+        sides = ((part.stop - part.start for part in window) for window in self.windows)
+        return sum(math.prod(window) for window in sides) > SLIDE_PIXELS
+
+
+@dataclass(frozen=True, eq=False)
+class DetectResult:
+    """The result of a job: the model that was used, all detections, and warnings."""
+
+    job: DetectJob
+    model: Detector
+    detections: Detections
+    warnings: list[str]
+    seconds: float
+    stains: tuple[FitResult, list[LayerData]] | None = None
+
+
+def run_job(job: DetectJob, report: Report) -> DetectResult:
+    """Load the model if needed, detect objects, and warn if the image is out of domain."""
+    from napari_beerlanet.core.detection.detector import detect_windows
+    from napari_beerlanet.core.detection.stain_statistics import detection_warnings
+    from napari_beerlanet.ui.viewer.fast_shapes import fast_shapes_supported
+
+    started, settings = time.monotonic(), job.settings
+    model = job_model(job, subprogress(report, 0.0, 0.1) or report)
+    height, width = job.plane.shape
+    windows = job.windows or ((slice(0, height), slice(0, width)),)
+    end = 0.85 if job.show_stains else 0.98
+    detections = detect_windows(
+        model,
+        job.plane.read,
+        windows,
+        job.plane.shape,
+        iou=settings.iou,
+        object_size=settings.object_size,
+        pixel_size=settings.pixel_size_yx,
+        report=subprogress(report, 0.1, end),
+    )
+    stains = learned_stains(model, job, subprogress(report, end, 0.98)) if job.show_stains else None
+    report_progress(report, 98, 100, "preparing the layer")
+    fast_shapes_supported()  # compiles what drawing needs here, not while the window waits
+    warnings = detection_warnings(model.info, detections, settings.pixel_size_yx)
+    detections = replace(detections, report=detections.report | {"warnings": warnings})
+    return DetectResult(job, model, detections, warnings, time.monotonic() - started, stains)
+
+
+def load_model(key: str, device: str, report: Report) -> Detector:
+    """The model of a name or path, ready to run."""
+    report_progress(report, 0, 1, "loading the model")
+    from napari_beerlanet.core.checkpoints.checkpoint import load_checkpoint
+
+    model = load_checkpoint(key, device)
+    report_progress(report, 1, 2, "loading the model")
+    assert model.runner is not None  # created now, not at the first image
+    return model
+
+
+def job_model(job: DetectJob, report: Report) -> Detector:
+    """The job's model on its device."""
+    from napari_beerlanet.core.common.device import pick_device
+
+    if job.model is None:
+        return load_model(job.model_key, job.device, report)
+    device = pick_device(job.device)
+    same = device.type == job.model.device.type
+    if same and (device.index or 0) == (job.model.device.index or 0):
+        return job.model
+    return job.model.to(device)
+
+
+def learned_stains(
+    model: Detector, job: DetectJob, report: Report | None
+) -> tuple[FitResult, list[LayerData]]:
+    """Layer data of the learned stains, lazy if the image is large."""
+    from napari_beerlanet.core.stains.settings import DecomposeSettings
+    from napari_beerlanet.core.stains.slide import scan_slide_colours
+    from napari_beerlanet.ui.stains.arrays import density_data
+    from napari_beerlanet.ui.stains.fitting import FitResult, FitTarget, shared_contrast_limit
+
+    target, colours = FitTarget((job.plane,)), None
+    if target.is_slide:
+        colours = scan_slide_colours(job.plane.pyramid, report=report)
+        decomposition = colours.fit(**model.stain_settings)
+    else:
+        decomposition = model.decompose(target.read(job.plane), report)
+    limit = shared_contrast_limit(decomposition)
+    fitted = FitResult(decomposition, DecomposeSettings(), target, limit, slide_colours=colours)
+    return fitted, density_data(fitted)

@@ -1,0 +1,259 @@
+"""Detection results of the chosen image: its detection layer and its counts per class."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from napari.layers import Image
+from qtpy.QtCore import QObject, Qt
+from qtpy.QtWidgets import QApplication, QLabel, QVBoxLayout, QWidget
+from superqt.utils import QSignalDebouncer
+
+from napari_beerlanet.core.boxes.classes import ClassCounts
+from napari_beerlanet.ui.common.controls import button, heading, row
+from napari_beerlanet.ui.common.panel import Panel
+from napari_beerlanet.ui.common.session import Session
+from napari_beerlanet.ui.detect.job import DetectResult
+from napari_beerlanet.ui.detections.detection_layer import DetectionLayer
+
+if TYPE_CHECKING:
+    from napari_beerlanet.ui.stains.arrays import LayerData
+    from napari_beerlanet.ui.stains.density_layers import DensityLayers
+    from napari_beerlanet.ui.stains.fitting import FitResult
+
+_WARNING_SIGN = "⚠"
+_COUNT_DEBOUNCE_MS = 30
+
+
+class DetectionResults(QObject):
+    """Shows results in layers and updates the counts with the threshold, edits and planes."""
+
+    def __init__(self, panel: Panel, session: Session, counts: CountsPanel) -> None:
+        super().__init__(panel)
+        self._viewer, self._session, self._counts = panel.viewer, session, counts
+        self.source: Image | None = None
+        self.detection_layer: DetectionLayer | None = None
+        self._stain_layers: dict[Image, DensityLayers] = {}
+        self._debounce = QSignalDebouncer(parent=self)
+        self._debounce.setTimeout(_COUNT_DEBOUNCE_MS)
+        self._debounce.triggered.connect(self.count)
+        panel.connect_event(self._viewer.dims.events.point, self._count_later)
+
+    def choose(self, source: Image | None) -> None:
+        """Another image was chosen: show its counts, if it has any."""
+        if source is self.source and (self.detection_layer is None or self.detection_layer.alive):
+            return
+        self.source = source
+        self._connect_layer(
+            self._session.detection_layers.get(source) if source is not None else None
+        )
+        self.count()
+
+    def show(self, source: Image, result: DetectResult, confidence: float, labels: bool) -> None:
+        """Show a result: in the image's own layer, or in a new one if that was edited."""
+        index, detections = result.job.plane.index, result.detections
+        colours = result.model.info.get("colours")
+        layer = self._session.detection_layers.get(source)
+        if layer is not None and layer.alive and not layer.edited:
+            layer.set_colours(colours, detections.names)
+            layer.set_detections(detections, index, confidence)
+        else:
+            layer = DetectionLayer(
+                self._viewer, source, detections, colours, index, confidence, labels
+            )
+        if result.stains is not None:
+            self._show_stains(source, *result.stains)
+        self._session.set_detections(source, detections, layer)
+        self.source = source
+        self._connect_layer(layer)
+        layer.set_labels_visible(labels)
+        self.count()
+
+    def boxes_added(self, source: Image, layer: DetectionLayer) -> None:
+        """A slide search has added boxes to the layer."""
+        self._session.detection_layers[source] = layer
+        if self.source is source:
+            self._connect_layer(layer)
+            self._count_later()
+
+    def finalise(self, source: Image, result: DetectResult, layer: DetectionLayer | None) -> None:
+        """A slide search is finished; its layer, if it still exists, has all boxes."""
+        if result.stains is not None:
+            self._show_stains(source, *result.stains)
+        if layer is not None and layer.alive:
+            self._session.set_detections(source, result.detections, layer)
+            if self.source is source:
+                self._connect_layer(layer)
+                self.count()
+
+    def keep_partial(self, layer: DetectionLayer | None) -> None:
+        """A slide search was stopped: the boxes in its layer are its result so far."""
+        detections = layer.detections if layer is not None and layer.alive else None
+        for source in [s for s, other in self._session.detection_layers.items() if other is layer]:
+            if detections is not None:
+                self._session.set_detections(source, detections, layer)
+        self.count()
+
+    def _show_stains(self, source: Image, fitted: FitResult, data: list[LayerData]) -> None:
+        """Add the stain layers, hidden: they would cover the image with the boxes."""
+        from napari_beerlanet.ui.stains.density_layers import DensityLayers
+
+        if source not in self._stain_layers:
+            hidden: set[int] = set()
+
+            def hide_new() -> None:
+                for i, layer in self._stain_layers[source].layers.items():
+                    if i not in hidden:
+                        hidden.add(i)
+                        layer.visible = False
+
+            self._stain_layers[source] = DensityLayers(
+                self._viewer, source, self, visible_changed=hide_new
+            )
+        self._stain_layers[source].show(fitted, data, restore=True)
+
+    def set_confidence(self, confidence: float) -> None:
+        """Filter the boxes and update the counts."""
+        if self.detection_layer is not None:
+            self.detection_layer.set_filter(confidence)
+            self.count()
+
+    def set_labels(self, visible: bool) -> None:
+        """Show or hide the labels of boxes."""
+        if self.detection_layer is not None:
+            self.detection_layer.set_labels_visible(visible)
+
+    def close(self) -> None:
+        """Disconnect from the layer, which stays."""
+        self._connect_layer(None)
+        self._debounce.cancel()
+        for stains in self._stain_layers.values():
+            stains.close()
+        self._stain_layers.clear()
+
+    def count(self) -> None:
+        """Count the boxes of the displayed plane that pass the threshold."""
+        layer = self.detection_layer
+        passing = layer.filtered() if layer is not None and layer.alive else None
+        if layer is None or passing is None or self.source is None:
+            self._counts.clear()
+            return
+        store, mask = passing
+        numbers = np.bincount(store.labels[mask], minlength=len(store.names))
+        counts = dict(zip(store.names, numbers.tolist(), strict=True))
+        report = layer.report
+        facts = {
+            "image": self.source.name,
+            "model": str(report.get("model", "")),
+            "confidence": f"{layer.confidence:.2f}",
+        }
+        self._counts.show_warnings(report.get("warnings", []))
+        self._counts.show_counts(ClassCounts(counts, facts), layer.colours)
+
+    def _connect_layer(self, layer: DetectionLayer | None) -> None:
+        old, self.detection_layer = self.detection_layer, layer
+        if old is layer:
+            return
+        for signal, method in self._connections(old):
+            signal.disconnect(method, missing_ok=True)
+        for signal, method in self._connections(layer):
+            signal.connect(method)
+
+    def _connections(self, layer: DetectionLayer | None) -> list[tuple[Any, Any]]:
+        if layer is None:
+            return []
+        return [
+            (layer.message_changed, self._counts.set_message),
+            (layer.changed, self._count_later),
+            (layer.removed, self._count_later),
+        ]
+
+    def _count_later(self, event: Any = None) -> None:
+        self._debounce.throttle()
+
+
+class CountsPanel(QWidget):
+    """The counts of one image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.class_counts: ClassCounts | None = None
+        self.warnings = _label("Why these counts may be unreliable.")
+        self.table = _label("Boxes of each class above the confidence threshold.")
+        self.parasitaemia = _label(
+            "Infected red cells as a percentage of all red cells, with the 95 % confidence "
+            "interval of a count of this size (Wilson)."
+        )
+        self.note = _label("How the boxes were found, and how many of them are drawn.")
+        self.note.setEnabled(False)
+        self.copy = button(
+            "Copy table", "Copy the counts as a table for a spreadsheet.", self.copy_table
+        )
+        self.copy_summary_button = button(
+            "Copy summary", "Copy the counts as one sentence.", self.copy_summary
+        )
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(0, 0, 0, 0)
+        layout.setSpacing(4)
+        layout.addWidget(heading("Counts"))
+        for widget in (self.warnings, self.table, self.parasitaemia, self.note):
+            layout.addWidget(widget)
+        layout.addWidget(row(self.copy, self.copy_summary_button))
+        self.clear()
+
+    def clear(self) -> None:
+        """There is no result."""
+        self.class_counts = None
+        self.hide()
+
+    def show_counts(self, class_counts: ClassCounts, colours: Sequence[str]) -> None:
+        """Show the counts, each class in its colour."""
+        self.class_counts = class_counts
+        padded = [*colours, *["#808080"] * len(class_counts.counts)]
+        rows = "".join(
+            f"<tr><td><span style='color:{colour}'>■</span>&nbsp;{html.escape(name)}</td>"
+            f"<td align='right'><b>{n:,}</b></td></tr>"
+            for (name, n), colour in zip(class_counts.counts.items(), padded, strict=False)
+        )
+        total = f"<tr><td>All</td><td align='right'>{class_counts.total:,}</td></tr>"
+        self.table.setText(f"<table width='100%'>{rows}{total}</table>")
+        value = class_counts.parasitaemia
+        self.parasitaemia.setVisible(value is not None)
+        if value is not None:
+            self.parasitaemia.setText(
+                f"Parasitaemia <b>{value}</b><br>{value.infected:,} of {value.cells:,} red cells"
+            )
+        self.show()
+
+    def show_warnings(self, sentences: Sequence[str]) -> None:
+        """Show why the counts may be wrong; nothing for []."""
+        self.warnings.setVisible(bool(sentences))
+        lines = "<br>".join(f"{_WARNING_SIGN} {html.escape(text)}" for text in sentences)
+        self.warnings.setText(lines and f"<span style='color:#d08700'>{lines}</span>")
+
+    def set_message(self, text: str) -> None:
+        """Show a small line below the counts."""
+        self.note.setText(html.escape(text))
+        self.note.setVisible(bool(text))
+
+    def copy_table(self) -> None:
+        """Copy the counts to the clipboard as a table."""
+        if self.class_counts is not None:
+            QApplication.clipboard().setText(self.class_counts.tsv())
+
+    def copy_summary(self) -> None:
+        """Copy the counts to the clipboard as a sentence."""
+        if self.class_counts is not None:
+            QApplication.clipboard().setText(self.class_counts.text())
+
+
+def _label(tooltip: str) -> QLabel:
+    label = QLabel()
+    label.setWordWrap(True)
+    label.setTextFormat(Qt.TextFormat.RichText)
+    label.setToolTip(tooltip)
+    label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+    return label

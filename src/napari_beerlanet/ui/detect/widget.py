@@ -1,0 +1,276 @@
+"""The cell detection panel ("Find cells")."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from napari.layers import Image
+from qtpy.QtWidgets import QPushButton, QVBoxLayout, QWidget
+from superqt.utils import QSignalDebouncer
+
+from napari_beerlanet.ui.common.controls import batch_button, heading, row, separator
+from napari_beerlanet.ui.common.model_picker import dropped_model
+from napari_beerlanet.ui.common.panel import Panel
+from napari_beerlanet.ui.common.progress_bar import TaskProgressBar
+from napari_beerlanet.ui.common.session import get_session
+from napari_beerlanet.ui.common.tasks import TaskOutcome
+from napari_beerlanet.ui.detect.form import CellRuler, DetectForm
+from napari_beerlanet.ui.detect.job import DetectJob, DetectResult, run_job
+from napari_beerlanet.ui.detect.model_section import ModelSection
+from napari_beerlanet.ui.detect.results import CountsPanel, DetectionResults
+from napari_beerlanet.ui.detect.slide_cache import PreviousSearch, SlideCache, read_previous_search
+from napari_beerlanet.ui.detect.slide_search import SlideSearch
+from napari_beerlanet.ui.viewer import fast_shapes
+from napari_beerlanet.ui.viewer.empty_state import EmptyState
+from napari_beerlanet.ui.viewer.layers import ImagePicker, LayerListWatcher
+from napari_beerlanet.ui.viewer.planes import current_plane, pixel_size
+from napari_beerlanet.ui.viewer.viewport import search_windows
+
+if TYPE_CHECKING:
+    from napari import Viewer
+
+_DEBOUNCE_MS = 15  # movements of the confidence slider within this become one
+
+
+class DetectWidget(Panel):
+    """The panel "Find cells"."""
+
+    def __init__(self, napari_viewer: Viewer) -> None:
+        super().__init__(napari_viewer)
+        self.session = get_session(self.viewer)
+        self.detect_task, self.cache_task = self.task(), self.task()
+        self._build()
+        self.slide = SlideSearch(self.viewer, self.session, self.detect_task, self)
+        self.slide_cache = SlideCache()
+        self.ruler = CellRuler(self.viewer, self)
+        self._debounce = QSignalDebouncer(parent=self)
+        self._debounce.setTimeout(_DEBOUNCE_MS)
+        self._connect()
+        self.setAcceptDrops(True)
+        fast_shapes.warm_up_shapes()
+        self.model.load_initial()
+        self._image_chosen()
+
+    def _build(self) -> None:
+        self.image = ImagePicker(self)
+        self.form = DetectForm(self.image)
+        self.model = ModelSection(self, self.session, self.form)
+        self.run_button = QPushButton("Find cells")
+        self.run_button.setToolTip("Search with these settings (Ctrl+Shift+F).")
+        self.progress_bar = TaskProgressBar(self.detect_task)
+        self.counts = CountsPanel()
+        self.result = DetectionResults(self, self.session, self.counts)
+        self.empty = EmptyState(self)
+        self.body.addWidget(heading("Model"))
+        self.body.addWidget(self.model.picker)
+        self.body.addWidget(self.model)
+        self.body.addWidget(separator())
+        self.body.addWidget(self.empty)
+        self.detect_section = QWidget()
+        section = QVBoxLayout(self.detect_section)
+        section.setContentsMargins(0, 0, 0, 0)
+        buttons = row(self.run_button, batch_button(self), stretch=0)
+        for widget in (self.form, buttons, self.progress_bar, separator(), self.counts):
+            section.addWidget(widget)
+        self.body.addWidget(self.detect_section)
+        self.body.addStretch(1)
+
+    def _connect(self) -> None:
+        self.image.chosen.connect(lambda *_: self._image_chosen())
+        self.model.ready.connect(self._update_run_button)
+        self.run_button.clicked.connect(lambda *_: self.find())
+        self.detect_task.started.connect(self._update_run_button)
+        self.detect_task.ended.connect(self._ended)
+        self.form.confidence_changed.connect(lambda *_: self._debounce.throttle())
+        self._debounce.triggered.connect(self._update_confidence)
+        self.form.labels_changed.connect(self.result.set_labels)
+        self.form.draw_requested.connect(self._draw)
+        self.ruler.measured.connect(self.form.set_measured_size)
+        self.ruler.ended.connect(lambda: self.form.draw.setChecked(False))
+        self.slide.boxes_added.connect(self.result.boxes_added)
+        self.slide.message.connect(self._show_slide_message)
+        self.add_shortcut("Ctrl+Shift+F", self.find)
+        self._layer_list = LayerListWatcher(self, self._layers_changed)
+
+    # --- state ------------------------------------------------------------------------------------
+
+    def _update_confidence(self) -> None:
+        self.result.set_confidence(self.form.confidence)
+
+    def _layers_changed(self) -> None:
+        self.empty.update_text()
+        self._image_chosen()
+
+    def _image_chosen(self) -> None:
+        has_image = self.image.layer is not None
+        self.empty.setVisible(not has_image)
+        self.detect_section.setVisible(has_image)
+        self.result.choose(self.image.layer)
+        self._check_previous_search()
+        self._update_run_button()
+
+    def _check_previous_search(self, note: bool = True) -> None:
+        """Look up whether the slide was searched before, and how far."""
+        layer = self.image.layer
+        plane = None if layer is None else current_plane(layer, self.viewer)
+        slide = plane is not None and plane.is_slide
+        self.form.show_slide_controls(slide)
+        if self.detect_task.running:
+            return
+        self._show_previous_search(None)
+        if slide and layer is not None and plane is not None:
+            entry = self.slide_cache.entry(layer, plane)
+            self.cache_task.start(
+                lambda report: read_previous_search(entry),
+                lambda previous: self._show_previous_search(previous, note),
+            )
+
+    def _show_previous_search(self, previous: PreviousSearch | None, note: bool = True) -> None:
+        """Offer to resume an unfinished search."""
+        unfinished = previous is not None and not previous.finished
+        self.run_button.setText("Resume" if unfinished else "Find cells")
+        self.form.show_slide_note(
+            _previous_search_text(previous) if previous is not None and note else ""
+        )
+
+    def _update_run_button(self) -> None:
+        ready = self.image.layer is not None and bool(self.model.picker.key)
+        self.run_button.setEnabled(ready and not self.detect_task.running)
+
+    def _ended(self, outcome: TaskOutcome) -> None:
+        if outcome is not TaskOutcome.DONE:
+            self.result.keep_partial(self.slide.detection_layer)
+        self._check_previous_search(note=False)  # the progress bar has just told
+        self._update_run_button()
+
+    def _draw(self, on: bool) -> None:
+        if on and self.image.layer is not None:
+            self.form.show_size_note("Draw a box over a typical cell.")
+            self.ruler.start(self.image.layer)
+        else:
+            self.form.show_size_note("")
+            self.ruler.stop()
+
+    # --- running ----------------------------------------------------------------------------------
+
+    def find(self) -> None:
+        """Detect with the present settings."""
+        layer = self.image.layer
+        if layer is None or self.detect_task.running:
+            return
+        try:
+            job = self._job(layer)
+        except Exception as error:
+            self.progress_bar.show_error(error)
+            return
+        self._source = layer
+        self.form.show_size_note("")
+        self.form.show_slide_note("")
+        if job.streamed:
+            self.slide.start(layer, job, *self._display(), self._done, self._failed)
+        else:
+            self.detect_task.start(lambda report: run_job(job, report), self._done, self._failed)
+
+    def _display(self) -> tuple[float, bool]:
+        """Confidence threshold and whether boxes are labelled."""
+        return self.form.confidence, bool(self.form.labels.value)
+
+    def _job(self, layer: Image) -> DetectJob:
+        plane = current_plane(layer, self.viewer)
+        entry = self.slide_cache.entry(layer, plane)
+        return DetectJob(
+            plane,
+            search_windows(self.form.search_area, layer, plane, self.viewer),
+            self.model.picker.key,
+            self.model.loaded,
+            self.form.chosen_device,
+            self.form.settings(pixel_size(layer)),
+            bool(self.form.stains.value),
+            entry.path,
+            entry.results,
+            entry.source,
+        )
+
+    def _done(self, result: DetectResult) -> None:
+        source, self._source = self._source, None
+        self.model.share_model(result.model, result.job.model_key)
+        if source is None or source not in self.viewer.layers:
+            self.progress_bar.set_message("The image was removed meanwhile; nothing was added.")
+            return
+        if result.job.streamed:
+            self.slide.finalise(result)
+            self.result.finalise(source, result, self.slide.detection_layer)
+        else:
+            self.result.show(source, result, *self._display())
+        self.progress_bar.set_message(run_summary(result))
+        size = result.detections.report.get("object_size")
+        if size is not None:
+            reason = result.detections.report["chosen"]
+            self.form.show_size_note(f"Assumed cell size: {size:.0f} pixels ({reason}).")
+
+    def _show_slide_message(self, text: str) -> None:
+        """While a search runs, the progress bar has no room for a line."""
+        if self.detect_task.running:
+            self.form.show_slide_note(text)
+        else:
+            self.progress_bar.set_message(text)
+
+    def _failed(self, error: BaseException) -> None:
+        self._source = None
+        self.model.picker.refresh()  # a file may have been deleted
+
+    # --- drag and drop of models ------------------------------------------------------------------
+
+    def dragEnterEvent(self, event: Any) -> None:
+        """Accept model files."""
+        if dropped_model(event.mimeData()):
+            event.acceptProposedAction()
+
+    def dropEvent(self, event: Any) -> None:
+        """Choose the model that is dropped."""
+        path = dropped_model(event.mimeData())
+        if path:
+            event.acceptProposedAction()
+            self.choose_model(path)
+
+    def choose_model(self, key: str) -> None:
+        """Choose a packaged model by its name or a file by its path."""
+        self.model.picker.choose(key)
+
+    # --- “Run on folder” --------------------------------------------------------------------------
+
+    @property
+    def study_layer(self) -> Image | None:
+        """The image whose folder is suggested for “Run on folder”."""
+        return self.image.layer
+
+    def study_settings(self) -> dict[str, Any]:
+        """The present settings by the names of `StudySettings`."""
+        return self.form.study_settings(self.model.picker.key)
+
+    def on_closed(self) -> None:
+        """Layers stay as they are."""
+        self._debounce.cancel()
+        self.ruler.stop()
+        self.slide.close()
+        self.result.close()
+        self.model.disconnect_session()
+
+
+def _previous_search_text(search: PreviousSearch) -> str:
+    """One line on an earlier search."""
+    model = f" with “{search.model}”" if search.model else ""
+    if search.finished:
+        return f"Searched before{model}: with the same settings the boxes are shown at once."
+    return (
+        f"{search.done:,} of {search.total:,} tiles were searched before{model}. With the same "
+        "settings the search resumes there."
+    )
+
+
+def run_summary(result: DetectResult) -> str:
+    """One line on a run: duration, device and notes."""
+    report = result.detections.report
+    seconds = f"{result.seconds:.1f} s" if result.seconds < 10 else f"{result.seconds:.0f} s"
+    line = f"Done in {seconds} on {report['device']}."
+    return " ".join([line, *report.get("notes", [])])

@@ -1,0 +1,1 @@
+"""The detections layer: boxes in the viewer, from one to a million."""

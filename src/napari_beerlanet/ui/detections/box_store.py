@@ -1,0 +1,293 @@
+"""All boxes of one plane: the model's detections and the user's edits.
+
+The layer shows a part of them. What the user moves, adds, deletes or relabels there is committed
+(`edits`), so that it outlasts the next change of viewport or threshold. Boxes may be added while
+the user works: a run on a slide adds them tile by tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from napari_beerlanet.core.boxes.detections import DOMAIN_SHIFT_COLUMN, Detections
+from napari_beerlanet.core.common.arrays import GrowableArray
+
+FOUND, EDITED, ADDED = "found", "edited", "added"
+"""Values of `status`: as detected by the model, edited by the user, drawn by the user."""
+
+USER = "user"
+"""Value of `source` for a box that the user drew."""
+
+RowIndices = npt.NDArray[np.int64]
+"""Indices of rows of the store."""
+
+BoxFilter = float | npt.NDArray[np.bool_]
+"""Boxes of at least this confidence, or of a mask over the model's boxes."""
+
+
+class OriginalBox(NamedTuple):
+    """A box of the model's as it was before the user edited it."""
+
+    box: npt.NDArray[np.float32]
+    label: int
+
+
+class BoxStore:
+    """Boxes `xyxy` (n, 4) float32 in pixels with `labels` into `names`, `scores` and more columns.
+
+    A row is never removed: `alive` (n,) is false where a box was deleted or turned out to be a
+    duplicate, `touched` is true where the user edited it. `ids` (n,) stay. The model's boxes are
+    the rows `model_rows`, in the order of the model's `Detections`; where all came at once, they
+    are the first rows and their ids are their positions. `version` counts the changes.
+    """
+
+    def __init__(self, detections: Detections) -> None:
+        everything = detections.candidates if detections.candidates is not None else detections
+        n = len(everything)
+        self.names = list(everything.names)
+        self.status_names = [FOUND, EDITED, ADDED]
+        self.sources = [str(detections.report.get("model") or "model"), USER]
+        self.version = 0
+        self.originals: dict[int, OriginalBox] = {}
+        self._label_by_name = {name: k for k, name in enumerate(self.names)}
+        self._columns = {
+            "xyxy": GrowableArray(everything.xyxy),
+            "labels": GrowableArray(everything.labels),
+            "scores": GrowableArray(everything.scores),
+            "ids": GrowableArray(np.arange(n, dtype=np.int64)),
+            "states": GrowableArray(np.zeros(n, np.uint8)),
+            "origin": GrowableArray(np.zeros(n, np.uint8)),
+            "alive": GrowableArray(np.ones(n, bool)),
+            "touched": GrowableArray(np.zeros(n, bool)),
+        }
+        self._extra_columns = {
+            name: GrowableArray(values)
+            for name, values in everything.columns.items()
+            if name.endswith(" mean") or name == DOMAIN_SHIFT_COLUMN
+        }
+        self._detections: Detections | None = detections
+        self._writable = False
+        self._template = detections if len(detections) == 0 else detections[:0]
+        self._model_rows: RowIndices | None = None  # None: the rows 0 … model_count - 1
+        self.model_count = n
+        self.reviewed = np.zeros(n, bool)
+        self._refresh()
+
+    def _refresh(self) -> None:
+        """The columns as attributes, after they may have been reallocated."""
+        self.xyxy: npt.NDArray[np.float32] = self._columns["xyxy"].values
+        self.labels: npt.NDArray[np.int64] = self._columns["labels"].values
+        self.scores: npt.NDArray[np.float32] = self._columns["scores"].values
+        self.ids: npt.NDArray[np.int64] = self._columns["ids"].values
+        self.states: npt.NDArray[np.uint8] = self._columns["states"].values
+        self.origin: npt.NDArray[np.uint8] = self._columns["origin"].values
+        self.alive: npt.NDArray[np.bool_] = self._columns["alive"].values
+        self.touched: npt.NDArray[np.bool_] = self._columns["touched"].values
+        self.columns = {name: column.values for name, column in self._extra_columns.items()}
+        self.version += 1
+
+    def __len__(self) -> int:
+        return len(self.xyxy)
+
+    def make_writable(self) -> None:
+        """To be called before boxes or labels are written: until then they are the model's own."""
+        if not self._writable:
+            self._writable = True
+            for name in ("xyxy", "labels"):
+                self._columns[name] = GrowableArray(getattr(self, name).copy())
+            self._refresh()
+
+    # --- the model's detections -------------------------------------------------------------------
+
+    @property
+    def detections(self) -> Detections:
+        """The model's detections, without the user's edits. Assembled anew after `extend`."""
+        if self._detections is None:
+            self._detections = self._assemble_detections()
+        return self._detections
+
+    @property
+    def model_rows(self) -> RowIndices:
+        """(model_count,) the rows of the model's boxes, in the order of `detections`."""
+        if self._detections is None:
+            self._detections = self._assemble_detections()
+        return np.arange(self.model_count) if self._model_rows is None else self._model_rows
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """How the detections were made: model, scale, …"""
+        return self._template.report
+
+    def row_of_detection(self, number: int) -> int | None:
+        """The row of a box of `detections`, None where there is none."""
+        rows = None if self._in_order else self.model_rows
+        if not 0 <= number < self.model_count:
+            return None
+        return number if rows is None else int(rows[number])
+
+    def detection_of_row(self, row: int) -> int | None:
+        """The inverse of `row_of_detection`: None for a box that the user drew."""
+        if self._in_order:
+            return row if row < self.model_count else None
+        numbers = np.flatnonzero(self.model_rows == row)
+        return int(numbers[0]) if len(numbers) else None
+
+    def accepts(self, box_filter: BoxFilter) -> bool:
+        """Whether this is a threshold, or a mask over what `detections` gave last and still is."""
+        return np.ndim(box_filter) == 0 or (
+            self._detections is not None and len(np.asarray(box_filter)) == self.model_count
+        )
+
+    @property
+    def _in_order(self) -> bool:
+        return self._detections is not None and self._model_rows is None
+
+    def _assemble_detections(self) -> Detections:
+        """The model's boxes without duplicates and edits, the most confident first."""
+        from_model = self.origin == 0
+        retracted = ~self.alive & ~self.touched
+        rows = np.flatnonzero(from_model & ~retracted)
+        rows = rows[np.argsort(-self.scores[rows], kind="stable")]
+        xyxy, labels = self.xyxy.copy(), self.labels.copy()
+        for row, original in self.originals.items():
+            xyxy[row], labels[row] = original
+        self._model_rows, self.model_count = rows, len(rows)
+        self.reviewed = np.zeros(len(rows), bool)
+        return replace(
+            self._template,
+            xyxy=xyxy[rows],
+            labels=labels[rows],
+            scores=self.scores[rows],
+            names=self.names,
+            columns={name: values[rows] for name, values in self.columns.items()},
+            candidates=None,
+        )
+
+    # --- growing ----------------------------------------------------------------------------------
+
+    def extend(self, detections: Detections) -> RowIndices:
+        """Add boxes that the model detected later; their rows. Amortised: costs what is added."""
+        new = detections.candidates if detections.candidates is not None else detections
+        labels = np.array([self.label_index(name) for name in new.names], np.int64)[new.labels]
+        self.append(
+            {"xyxy": new.xyxy, "labels": labels, "scores": new.scores},
+            {name: new.columns[name] for name in self._extra_columns if name in new.columns},
+        )
+        self._template = replace(self._template, report=self._template.report | detections.report)
+        self._detections = None
+        return np.arange(len(self) - len(new), len(self), dtype=np.int64)
+
+    def retract(self, rows: RowIndices) -> None:
+        """Drop rows of the model's that the user has not edited."""
+        self.alive[rows[~self.touched[rows]]] = False
+        self._detections = None
+        self.version += 1
+
+    def append(
+        self, columns: Mapping[str, Any], extra: Mapping[str, Any], by_user: bool = False
+    ) -> None:
+        """New rows: `columns` xyxy (m, 4), labels, scores (m,); `extra` ones, NaN if missing."""
+        count, first = len(columns["xyxy"]), len(self)
+        code = self.status_code(ADDED) if by_user else 0
+        values = dict(columns) | {
+            "ids": np.arange(first, first + count),
+            "states": np.full(count, code),
+            "origin": np.full(count, int(by_user)),
+            "alive": np.ones(count, bool),
+            "touched": np.full(count, by_user),
+        }
+        for name, column in self._columns.items():
+            column.extend(values[name])
+        for name, column in self._extra_columns.items():
+            column.extend(extra.get(name, np.full(count, np.nan)))
+        self._refresh()
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    def filter_mask(self, box_filter: BoxFilter) -> npt.NDArray[np.bool_]:
+        """(n,): rows with at least this confidence, or of a mask over the model's boxes.
+
+        What the user edited always passes, what the user deleted never.
+        """
+        if isinstance(box_filter, (int, float, np.integer, np.floating)):
+            mask = self.scores >= np.float32(box_filter)
+        else:
+            mask = np.zeros(len(self), bool)
+            rows = slice(self.model_count) if self._in_order else self.model_rows
+            mask[rows] = np.asarray(box_filter, bool)[: self.model_count]
+        mask |= self.touched
+        mask &= self.alive
+        return mask
+
+    @property
+    def status(self) -> npt.NDArray[Any]:
+        """(n,) names."""
+        return self.status_of(slice(None))
+
+    def status_of(self, rows: Any) -> npt.NDArray[Any]:
+        """(m,) names, of some rows."""
+        names: npt.NDArray[Any] = np.array(self.status_names, dtype=object)[self.states[rows]]
+        return names
+
+    def features(self, rows: RowIndices) -> dict[str, npt.NDArray[Any]]:
+        """Columns of a layer's table, (m,) each."""
+        width, height = (self.xyxy[rows, 2:] - self.xyxy[rows, :2]).T
+        return {
+            "id": self.ids[rows],
+            "class": np.array(self.names, dtype=object)[self.labels[rows]],
+            "confidence": self.scores[rows],
+            "status": self.status_of(rows),
+            "source": np.array(self.sources, dtype=object)[self.origin[rows]],
+            "area": width * height,
+            **{name: values[rows] for name, values in self.columns.items()},
+        }
+
+    def feature_defaults(self, label: int) -> dict[str, Any]:
+        """The table's row for the next box that the user draws."""
+        mine = {"id": -1, "class": self.names[label] if self.names else "", "confidence": 1.0}
+        mine |= {"status": ADDED, "source": USER, "area": 0.0}
+        return mine | dict.fromkeys(self.columns, np.nan)
+
+    def label_index(self, name: str) -> int:
+        """The label of a class, which is added if it is new."""
+        if name not in self._label_by_name:
+            self._label_by_name[name] = len(self.names)
+            self.names.append(name)
+        return self._label_by_name[name]
+
+    def status_code(self, name: str) -> int:
+        """The code of a status in `states`, which is added if it is new."""
+        if name not in self.status_names:
+            self.status_names.append(name)
+        return self.status_names.index(name)
+
+    # --- a review ---------------------------------------------------------------------------------
+
+    def apply_review(
+        self,
+        status: npt.NDArray[Any],
+        states: Sequence[str],
+        labels: RowIndices,
+        names: Sequence[str],
+    ) -> None:
+        """Apply a review of the model's boxes (n,): `status` are indices into `states`.
+
+        The first of the states means not decided on: those stay as they were.
+        """
+        own_labels = np.array([self.label_index(name) for name in names], np.int64)
+        codes = np.array([0, *(self.status_code(name) for name in states[1:])], np.uint8)
+        decided = status != 0
+        changed = np.flatnonzero(decided | self.reviewed)
+        rows = changed if self._in_order else self.model_rows[changed]
+        if len(rows):
+            self.make_writable()
+        self.labels[rows] = own_labels[labels[changed]]
+        unedited = ~self.touched[rows]
+        self.states[rows[unedited]] = codes[status[changed[unedited]]]
+        self.reviewed = decided
+        self.version += 1

@@ -1,0 +1,452 @@
+"""The detections of an image in one Shapes layer, with the user's edits.
+
+All boxes live in `BoxStore`s, one for each plane of a stack. The layer shows those of the current
+plane that pass the threshold: all of them while there are few, otherwise those in view, the most
+confident first. Where very many are in view, they fade into a picture of their density
+(`density_overlay`). Edges are equally thin at any zoom. Labels appear when few boxes are in view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from napari.layers import Image, Shapes
+from napari.layers.base import ActionType
+from psygnal import Signal
+from qtpy.QtCore import QTimer
+from superqt.utils import QSignalThrottler
+
+from napari_beerlanet.core.boxes.detections import Detections
+from napari_beerlanet.core.detection.settings import DetectSettings
+from napari_beerlanet.ui.detections.box_store import BoxFilter, BoxStore, RowIndices
+from napari_beerlanet.ui.detections.density_overlay import MIN_BOXES_FOR_DENSITY
+from napari_beerlanet.ui.detections.drawing import (
+    BoxStyle,
+    DetectionRenderer,
+    DrawnBoxes,
+    create_detections_layer,
+)
+from napari_beerlanet.ui.detections.edits import finalised_store, rows_of_boxes
+from napari_beerlanet.ui.detections.visible_boxes import VisibleBoxes
+from napari_beerlanet.ui.viewer.layers import guard_software_opengl
+from napari_beerlanet.ui.viewer.planes import PlaneIndex
+from napari_beerlanet.ui.viewer.viewport import current_plane_index
+
+if TYPE_CHECKING:
+    from napari.viewer import Viewer
+
+_REDRAW_INTERVAL_MS = 60  # between changes of what is drawn, while the viewport moves
+
+# napari holds callbacks weakly: a `DetectionLayer` lives as long as its Shapes layer.
+_alive_layers: set[DetectionLayer] = set()
+
+
+class DetectionLayer:
+    """Detections of an image layer, shown in one Shapes layer of the same place in the world.
+
+    Signals: `message_changed` with a short text on how many boxes are drawn; `changed` when the
+    user edited something; `removed` when the user deleted the layer, after which every method does
+    nothing; `selected` with the index in `detections` of a box that the user selected.
+
+    Where boxes come one part after the other, as from the tiles of a slide::
+
+        layer = DetectionLayer(viewer, source, Detections.empty(names), colours, index, confidence)
+        layer.extend(part)                    # as often as parts come; a few milliseconds each
+        layer.extend(part, duplicates)        # … and these boxes of earlier parts are dropped
+        layer.finalise(everything)            # in the end, if the whole is known better
+
+    Edits that the user makes meanwhile are kept.
+    """
+
+    message_changed = Signal(str)
+    changed = Signal()
+    removed = Signal()
+    selected = Signal(int)
+
+    def __init__(
+        self,
+        viewer: Viewer,
+        source: Image,
+        detections: Detections,
+        colours: Sequence[str] | None = None,
+        index: PlaneIndex = (),
+        confidence: float = DetectSettings.default("confidence"),
+        labels_visible: bool = False,
+    ) -> None:
+        self.viewer = viewer
+        guard_software_opengl(viewer)
+        self.layer = create_detections_layer(viewer, source)
+        style = BoxStyle(colours, detections.names)
+        self._renderer = DetectionRenderer(viewer, source, self.layer, style, redraw=self._draw)
+        self._renderer.labels_visible = labels_visible
+        self._drawn = self._renderer.drawn
+        self._planes = PlaneStores(viewer, self.layer, confidence)
+        self._edit_listener = EditListener(self._drawn, self.changed.emit, self._emit_selected)
+        self._throttler = QSignalThrottler(QSignalThrottler.EmissionPolicy.Trailing)
+        self._throttler.setTimeout(_REDRAW_INTERVAL_MS)
+        self._throttler.triggered.connect(self._follow_viewport)
+        self._connect_events(True)
+        _alive_layers.add(self)
+        self.set_detections(detections, index)
+        # napari takes long to fill a layer and to show it: two turns of the event loop.
+        QTimer.singleShot(0, self._make_visible)
+
+    def _make_visible(self) -> None:
+        if self.alive:
+            self.layer.visible = True
+
+    @property
+    def alive(self) -> bool:
+        """Whether the layer still is in the viewer."""
+        return self.layer in self.viewer.layers
+
+    @property
+    def stores(self) -> dict[PlaneIndex, BoxStore]:
+        """The boxes of each plane."""
+        return self._planes.stores
+
+    @property
+    def store(self) -> BoxStore | None:
+        """The boxes of the current plane, None where nothing was run."""
+        boxes = self._planes.current
+        return None if boxes is None else boxes.store
+
+    @property
+    def rows(self) -> RowIndices:
+        """(m,) the rows of `store` that are in the layer, in its order."""
+        return self._drawn.rows
+
+    @property
+    def detections(self) -> Detections | None:
+        """The model's detections of the current plane, without the user's edits."""
+        store = self.store
+        return None if store is None else store.detections
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """How the detections of the current plane were made: model, scale, …"""
+        store = self.store
+        return {} if store is None else store.report
+
+    @property
+    def colours(self) -> list[str]:
+        """Of the classes."""
+        return list(self._drawn.style.colours)
+
+    @property
+    def confidence(self) -> float:
+        """The last confidence threshold."""
+        return self._planes.confidence
+
+    @property
+    def edited(self) -> bool:
+        """Whether the user moved, added, deleted or relabelled anything."""
+        self._commit_edits(force=True)
+        return self._edit_listener.edited
+
+    def filtered(self) -> tuple[BoxStore, npt.NDArray[np.bool_]] | None:
+        """The current plane's boxes, and which of them pass the filter, in view or not."""
+        self._commit_edits()
+        boxes = self._planes.current
+        if boxes is None:
+            return None
+        return boxes.store, boxes.mask(self._planes.box_filter)
+
+    def read_back(self) -> LayerDetections:
+        """The boxes of the current plane that pass the filter, with the user's edits."""
+        self._commit_edits(force=True)
+        return LayerDetections.of(self.filtered())
+
+    # --- adding boxes -----------------------------------------------------------------------------
+
+    def set_detections(
+        self, detections: Detections, index: PlaneIndex = (), confidence: float | None = None
+    ) -> None:
+        """Make these the boxes of a plane, whatever it had before, and show them."""
+        if confidence is not None:
+            self._planes.set_filter(confidence)
+        self._planes.set_detections(detections, index)
+        self._redraw_all()
+
+    def extend(
+        self,
+        detections: Detections,
+        duplicates: npt.NDArray[Any] | None = None,
+        index: PlaneIndex = (),
+    ) -> None:
+        """Add boxes to those of a plane; the user's edits, selection and viewport stay.
+
+        `detections`: if they have candidates, those are added. `duplicates` (m, 4): boxes of
+        earlier calls that turned out to be parts or duplicates of others, as the same numbers; they
+        are dropped, unless the user edited them. The layer follows within a moment: a call costs a
+        few milliseconds, however many boxes there are already. On the GUI thread only.
+        """
+        if not self.alive:
+            return
+        if not self._drawn.is_being_edited:
+            self._commit_edits()
+        self._planes.extend(detections, duplicates, index)
+        self._schedule_redraw()
+
+    def finalise(self, detections: Detections, index: PlaneIndex = ()) -> None:
+        """Make these the model's boxes of a plane; the user's edits of the earlier ones stay.
+
+        For the end of a run that showed its boxes as they came: `detections` is then this.
+        """
+        if self.alive:
+            self._commit_edits(force=True)
+            self._planes.finalise(detections, index)
+            self._redraw_all()
+
+    def _redraw_all(self) -> None:
+        """Draw from the beginning: the boxes are others."""
+        self._drawn.store = None
+        store = self.store
+        if store is not None and len(store) > MIN_BOXES_FOR_DENSITY:
+            self._schedule_redraw()  # storing so many and drawing them: two turns of the event loop
+        else:
+            self._draw()
+
+    def set_colours(self, colours: Sequence[str] | None, names: Sequence[str]) -> None:
+        """Use these from the next `set_detections` on; another model has others."""
+        self._drawn.style = BoxStyle(colours, names)
+
+    # --- what is visible --------------------------------------------------------------------------
+
+    def set_filter(self, box_filter: BoxFilter) -> None:
+        """Show boxes of at least this confidence, or of a mask over all candidates."""
+        if self.alive:
+            self._commit_edits()
+            self._planes.set_filter(box_filter)
+            self._draw()
+
+    def set_labels_visible(self, visible: bool) -> None:
+        """Label boxes with class and confidence, wherever few are in view."""
+        if self.alive and visible != self._renderer.labels_visible:
+            self._commit_edits()
+            self._renderer.labels_visible = visible
+            self._draw()
+
+    def select(self, number: int) -> None:
+        """Select a box of `detections`; it is drawn, if it passes the filter, wherever it is."""
+        store = self.store
+        row = store.row_of_detection(number) if store is not None else None
+        if not self.alive or row is None:
+            return
+        if row not in self._drawn.rows:
+            self._renderer.pinned = row
+            self._draw()
+        self._drawn.select(row)
+
+    def apply_review(
+        self, status: Any, states: Sequence[str], labels: Any, names: Sequence[str]
+    ) -> None:
+        """Write a review's decisions on the boxes of `detections` into the table.
+
+        `status` (n,) indices into `states`, the first of which is for boxes that are not decided
+        on: they stay as they were. `labels` (n,) indices into `names`.
+        """
+        store = self.store
+        status = np.asarray(status)
+        if not self.alive or store is None or not store.accepts(status):
+            return
+        self._commit_edits()
+        store.apply_review(status, states, np.asarray(labels), names)
+        self._edit_listener.edited |= bool(store.reviewed.any())
+        self._draw()  # at once: the new table must not be mistaken for an edit of the user's
+
+    def remove(self) -> None:
+        """Remove the layer from the viewer."""
+        if self.alive:
+            self.viewer.layers.remove(self.layer)
+
+    def _draw(self) -> None:
+        if self.alive:
+            planes = self._planes
+            self.message_changed.emit(self._renderer.draw(planes.current, planes.box_filter))
+
+    def _connect_events(self, connect: bool) -> None:
+        camera, layers = self.viewer.scene.camera.events, self.viewer.layers.events
+        connections = [
+            (camera.zoom, self._schedule_redraw),
+            (camera.center, self._schedule_redraw),
+            (self.viewer.dims.events.point, self._schedule_redraw),
+            (layers.removed, self._on_removed),
+        ]
+        for emitter, method in connections:
+            (emitter.connect if connect else emitter.disconnect)(method)
+        self._edit_listener.set_connected(connect)
+
+    def _schedule_redraw(self, event: Any = None) -> None:
+        self._throttler.throttle()
+
+    def _follow_viewport(self) -> None:
+        """The viewport moved or boxes came: other boxes, other labels, another edge width."""
+        if not self.alive:
+            return
+        if self._drawn.is_being_edited:
+            self._schedule_redraw()  # when the user has finished
+            return
+        self._commit_edits()
+        message = self._renderer.follow(self._planes.current, self._planes.box_filter)
+        if message is not None:
+            self.message_changed.emit(message)
+
+    def _commit_edits(self, force: bool = False) -> None:
+        if self.alive:
+            self._edit_listener.commit(force)
+
+    def _emit_selected(self, row: int) -> None:
+        store = self._drawn.store
+        number = store.detection_of_row(row) if store is not None else None
+        if number is not None:
+            self.selected.emit(number)
+
+    def _on_removed(self, event: Any) -> None:
+        if event.value is self.layer:
+            self._connect_events(False)
+            self._throttler.cancel()
+            self._renderer.close()
+            self._planes.close()
+            _alive_layers.discard(self)
+            self.removed.emit()
+
+
+class LayerDetections(NamedTuple):
+    """The boxes (n, 4) that pass a layer's filter, in pixels; their labels and table."""
+
+    xyxy: npt.NDArray[np.float32]
+    labels: npt.NDArray[np.int64]
+    names: list[str]
+    features: dict[str, npt.NDArray[Any]]
+
+    @classmethod
+    def of(cls, filtered: tuple[BoxStore, npt.NDArray[np.bool_]] | None) -> LayerDetections:
+        """Of the boxes of a mask; nothing for None."""
+        if filtered is None:
+            return cls(np.empty((0, 4), np.float32), np.empty(0, np.int64), [], {})
+        store, mask = filtered
+        rows = np.flatnonzero(mask)
+        return cls(store.xyxy[rows], store.labels[rows], list(store.names), store.features(rows))
+
+
+class PlaneStores:
+    """The boxes of each plane on which something was run, and the filter on them.
+
+    `confidence` is the last threshold that was set as a filter.
+    """
+
+    def __init__(self, viewer: Viewer, layer: Shapes, confidence: float) -> None:
+        self._viewer, self._layer = viewer, layer
+        self.set_filter(confidence)
+        self._by_plane: dict[PlaneIndex, VisibleBoxes] = {}
+
+    @property
+    def current(self) -> VisibleBoxes | None:
+        """Of the current plane, None where nothing was run."""
+        return self._by_plane.get(current_plane_index(self._layer, self._viewer))
+
+    @property
+    def box_filter(self) -> BoxFilter:
+        """Of the current plane; the last threshold where a mask is not of its boxes."""
+        boxes = self.current
+        fits = boxes is None or boxes.store.accepts(self._filter)
+        return self._filter if fits else self.confidence
+
+    def set_filter(self, box_filter: BoxFilter) -> None:
+        """Show boxes of at least this confidence, or of a mask over the model's."""
+        self._filter: BoxFilter = box_filter
+        if np.ndim(box_filter) == 0:
+            self.confidence = float(box_filter)
+
+    @property
+    def stores(self) -> dict[PlaneIndex, BoxStore]:
+        """The boxes of each plane."""
+        return {index: boxes.store for index, boxes in self._by_plane.items()}
+
+    def set_detections(self, detections: Detections, index: PlaneIndex) -> None:
+        """Make these a plane's boxes, whatever it had before."""
+        self._set_store(BoxStore(detections), index)
+
+    def extend(
+        self, detections: Detections, duplicates: npt.NDArray[Any] | None, index: PlaneIndex
+    ) -> None:
+        """Add boxes to a plane's; drop the `duplicates` (m, 4) of earlier calls."""
+        boxes = self._by_plane.get(tuple(index))
+        if boxes is None:
+            self.set_detections(detections, index)
+            return
+        boxes.store.extend(detections)
+        if duplicates is not None and len(duplicates):
+            (x1, y1), (x2, y2) = duplicates[:, :2].min(axis=0), duplicates[:, 2:].max(axis=0)
+            near = boxes.in_window((float(x1 - 1), float(y1 - 1), float(x2 + 1), float(y2 + 1)))
+            boxes.store.retract(rows_of_boxes(boxes.store, near, duplicates))
+
+    def finalise(self, detections: Detections, index: PlaneIndex) -> None:
+        """Make these the model's boxes of a plane, with the user's edits of the earlier ones."""
+        self._set_store(finalised_store(self.stores.get(tuple(index)), detections), index)
+
+    def _set_store(self, store: BoxStore, index: PlaneIndex) -> None:
+        old = self._by_plane.get(tuple(index))
+        if old is not None:
+            old.close()
+        self._by_plane[tuple(index)] = VisibleBoxes(store)
+
+    def close(self) -> None:
+        """Build no further spatial index."""
+        for boxes in self._by_plane.values():
+            boxes.close()
+
+
+class EditListener:
+    """Tracks the user's edits of a layer and commits them to the box store before a redraw.
+
+    `edited` stays true once the user moved, added or relabelled anything. `changed` is called when
+    the user did something, `selected(row)` when one box was selected.
+    """
+
+    def __init__(
+        self, drawn: DrawnBoxes, changed: Callable[[], None], selected: Callable[[int], None]
+    ) -> None:
+        self.edited = False
+        self._drawn, self._changed, self._selected = drawn, changed, selected
+        self._dirty = False
+
+    def set_connected(self, connected: bool) -> None:
+        """Connect to the layer's events, or disconnect from them."""
+        layer = self._drawn.layer
+        connections = [
+            (layer.events.data, self._data_changed),
+            (layer.events.features, self._features_changed),
+            (layer.selected_data.events.items_changed, self._selection_changed),
+        ]
+        for emitter, method in connections:
+            (emitter.connect if connected else emitter.disconnect)(method)
+
+    def commit(self, force: bool = False) -> None:
+        """Commit what the user changed in the layer since it was last drawn.
+
+        `force`: compare even if the layer has sent no event, as a table may be edited in place.
+        """
+        if (self._dirty or force) and not self._drawn.updating:
+            self._dirty = False
+            self.edited |= self._drawn.commit_edits()
+
+    def _data_changed(self, event: Any) -> None:
+        finished = event.action in (ActionType.ADDED, ActionType.REMOVED, ActionType.CHANGED)
+        if finished and not self._drawn.updating:
+            self.edited = self._dirty = True
+            self._changed()
+
+    def _features_changed(self, event: Any = None) -> None:
+        if not self._drawn.updating:
+            self._dirty = True
+            self._changed()
+
+    def _selection_changed(self, added: Any, removed: Any) -> None:
+        row = self._drawn.selected_row
+        if not self._drawn.updating and row is not None:
+            self._selected(row)

@@ -1,0 +1,155 @@
+"""Commit the user's edits of a layer to its box store, and transfer them to another store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from napari_beerlanet.core.boxes.detections import Detections
+from napari_beerlanet.ui.detections.box_store import (
+    EDITED,
+    FOUND,
+    BoxStore,
+    OriginalBox,
+    RowIndices,
+)
+
+_MOVE_TOLERANCE_PX = 1e-3  # pixels; less is rounding
+
+
+def commit_edits(
+    store: BoxStore,
+    drawn: RowIndices,
+    drawn_xyxy: npt.NDArray[Any],
+    xyxy: npt.NDArray[Any],
+    table: Mapping[str, Any],
+) -> RowIndices | None:
+    """Compare what was drawn into a layer with what it holds now, and store the difference.
+
+    The rows `drawn` (m,) were drawn with the boxes `drawn_xyxy` (m, 4); `xyxy` (k, 4) and `table`
+    are there now. Returns the rows (k,) of what is there, or None if nothing changed.
+    """
+    ids = np.asarray(table["id"]) if "id" in table else np.full(len(xyxy), -1)
+    missing = {int(i): k for k, i in enumerate(store.ids[drawn])}
+    at = [missing.pop(int(i), -1) if np.isfinite(i) else -1 for i in ids]  # a copy is a new box
+    moved = np.empty(0)
+    if len(drawn_xyxy):
+        moved = np.abs(xyxy - drawn_xyxy[at]).max(axis=1) > _MOVE_TOLERANCE_PX
+    rows, changed = np.empty(len(xyxy), np.int64), bool(missing)
+    for k, place in enumerate(at):
+        if place >= 0:
+            rows[k] = drawn[place]
+            changed |= _update_row(store, int(rows[k]), xyxy[k] if moved[k] else None, table, k)
+        else:
+            rows[k] = _append_drawn_box(store, xyxy[k], table, k)
+            changed = True
+    deleted = drawn[list(missing.values())]
+    for row in deleted:
+        _save_original(store, int(row))
+    store.alive[deleted], store.touched[deleted] = False, True
+    store.version += changed
+    return rows if changed else None
+
+
+def transfer_edits(old: BoxStore, new: BoxStore) -> None:
+    """Apply the edits of one store to another, whose model boxes are newer.
+
+    A box that the user edited or deleted replaces the same box of the model; where the model has it
+    no longer, the edited box becomes one of the user's own.
+    """
+    new.make_writable()
+    rows = np.flatnonzero(old.touched)
+    places = _matching_rows([_original_box(old, int(row)) for row in rows], new)
+    for row, at in zip(rows.tolist(), places, strict=True):
+        label = new.label_index(old.names[old.labels[row]])
+        if at is None:
+            if old.alive[row]:
+                _append_user_box(old, row, label, new)
+            continue
+        _save_original(new, at)
+        new.xyxy[at], new.labels[at] = old.xyxy[row], label
+        new.states[at] = new.status_code(old.status_names[old.states[row]])
+        new.alive[at], new.touched[at] = old.alive[row], True
+    new.version += 1
+
+
+def _append_user_box(old: BoxStore, row: int, label: int, new: BoxStore) -> None:
+    """Copy an edited box as one of the user's own."""
+    columns = {"xyxy": old.xyxy[row][None], "labels": [label], "scores": old.scores[row][None]}
+    new.append(columns, {}, by_user=True)
+    new.states[-1] = new.status_code(old.status_names[old.states[row]])
+
+
+def _original_box(store: BoxStore, row: int) -> npt.NDArray[np.float32] | None:
+    """The box as the model detected it, None where the user drew it."""
+    if store.origin[row]:
+        return None
+    return store.originals[row].box if row in store.originals else store.xyxy[row]
+
+
+def _matching_rows(boxes: list[Any], store: BoxStore) -> list[int | None]:
+    """For each box the row of the identical box of the model, if there is one."""
+    lefts = np.array([box[0] for box in boxes if box is not None], np.float32)
+    near = np.flatnonzero(np.isin(store.xyxy[: store.model_count, 0], lefts))
+    rows = {store.xyxy[row].tobytes(): int(row) for row in near}
+    return [None if box is None else rows.get(box.tobytes()) for box in boxes]
+
+
+def rows_of_boxes(store: BoxStore, near: RowIndices, boxes: npt.NDArray[Any]) -> RowIndices:
+    """Those of the rows `near` whose box, as the model detected it, is one of `boxes` (m, 4)."""
+    wanted = {box.tobytes() for box in np.asarray(boxes, np.float32)}
+    rows = []
+    for row in near.tolist():
+        box = _original_box(store, row)
+        if box is not None and box.tobytes() in wanted:
+            rows.append(row)
+    return np.array(rows, np.int64)
+
+
+def _save_original(store: BoxStore, row: int) -> None:
+    if not store.origin[row] and row not in store.originals:
+        store.originals[row] = OriginalBox(store.xyxy[row].copy(), int(store.labels[row]))
+
+
+def _update_row(store: BoxStore, row: int, box: Any, table: Mapping[str, Any], k: int) -> bool:
+    """Store one row's box, class and status; whether anything changed."""
+    new = _label_from_table(store, table, k, int(store.labels[row]))
+    previous = store.status_names[store.states[row]]
+    status = str(table["status"][k]) if "status" in table else previous
+    if box is None and new == store.labels[row] and status == previous:
+        return False
+    _save_original(store, row)
+    store.make_writable()
+    if box is not None:
+        store.xyxy[row] = box
+    store.labels[row], store.touched[row], store.alive[row] = new, True, True
+    store.states[row] = store.status_code(EDITED if status == FOUND else status)
+    return True
+
+
+def _append_drawn_box(store: BoxStore, box: Any, table: Mapping[str, Any], k: int) -> int:
+    """A box that the user drew."""
+    columns = {
+        "xyxy": np.asarray(box, np.float32)[None],
+        "labels": [_label_from_table(store, table, k, 0)],
+        "scores": [1.0],
+    }
+    store.append(columns, {}, by_user=True)
+    return len(store) - 1
+
+
+def _label_from_table(store: BoxStore, table: Mapping[str, Any], k: int, default: int) -> int:
+    """The label of the class that the table names; a new name becomes a new class."""
+    name = table["class"][k] if "class" in table else None
+    return store.label_index(name) if isinstance(name, str) and name else default
+
+
+def finalised_store(old: BoxStore | None, detections: Detections) -> BoxStore:
+    """A store of the model's final detections, with the edits that the user made meanwhile."""
+    new = BoxStore(detections)
+    if old is not None and old.touched.any():
+        transfer_edits(old, new)
+    return new

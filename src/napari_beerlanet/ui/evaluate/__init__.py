@@ -1,0 +1,1 @@
+"""Detections against annotations, in the panel *Review detections*."""

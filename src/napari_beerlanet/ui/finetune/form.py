@@ -1,0 +1,274 @@
+"""The form of the Fine-tune panel: project, initial model, scope, length and hyper-parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from qtpy.QtCore import Qt, Signal
+from qtpy.QtWidgets import (
+    QButtonGroup,
+    QFileDialog,
+    QHBoxLayout,
+    QRadioButton,
+    QSizePolicy,
+    QVBoxLayout,
+    QWidget,
+)
+from superqt.utils import signals_blocked
+
+from napari_beerlanet.core.checkpoints.checkpoint import packaged_models
+from napari_beerlanet.core.project.files import MODELS_DIR
+from napari_beerlanet.core.training.runs import list_runs
+from napari_beerlanet.core.training.settings import LENGTHS, TrainSettings
+from napari_beerlanet.ui.common.controls import (
+    CollapsibleGroup,
+    button,
+    combo_box,
+    field_widget,
+    form,
+    heading,
+    wrapping_label,
+)
+from napari_beerlanet.ui.common.recent import add_recent_project, recent_projects
+
+SCOPES = {
+    "stain": ("Stain only", "Same cells, different colours. The safest; one image may be enough."),
+    "head": ("Head", "New classes, or classes annotated differently. The stains stay as learned."),
+    "all": ("Everything", "Best with five or more images that look different from before."),
+}
+"""The scopes of `TrainSettings`: the name of each on the screen, and when to use it."""
+
+_LABELS = {
+    "length": "Length",
+    "epochs": "Epochs",
+    "image_size": "Image size",
+    "batch": "Batch size",
+    "learning_rate": "Learning rate",
+    "seed": "Seed",
+    "device": "Device",
+}
+_OPTIONAL = ("epochs", "image_size", "learning_rate")  # None leaves them to the schedule
+
+
+class FineTuneForm(QWidget):
+    """The `TrainSettings` that users choose, all but model and data; `changed` when one changes.
+
+    Defaults, bounds and tooltips are those of `TrainSettings`; each widget has the setting's name.
+    """
+
+    changed = Signal()
+
+    def __init__(self) -> None:
+        super().__init__()
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(0, 0, 0, 0)
+        layout.setSpacing(4)
+        layout.addWidget(heading("What to train"))
+        self.scopes = self._scope_buttons(layout)
+        self.length = field_widget(
+            TrainSettings, "length", choices=[(name.capitalize(), name) for name in LENGTHS]
+        )
+        self.epochs = _optional_spin_box("epochs", max=10_000)
+        self.image_size = _optional_spin_box("image_size", max=4096, step=32)
+        self.batch = field_widget(TrainSettings, "batch", max=512)
+        self.learning_rate = _optional_spin_box("learning_rate", max=1, step=0.0001)
+        self.seed = field_widget(TrainSettings, "seed", max=2**31 - 1)
+        auto = TrainSettings.default("device")
+        self.device: Any = field_widget(
+            TrainSettings, "device", widget_type="ComboBox", choices=[auto], value=auto
+        )
+        self.advanced = CollapsibleGroup("Advanced")
+        lines, advanced_lines = form(), form()
+        layout.addLayout(lines)
+        layout.addWidget(self.advanced)
+        self.advanced.body.addLayout(advanced_lines)
+        for name, label in _LABELS.items():
+            widget = getattr(self, name)
+            (lines if name == "length" else advanced_lines).addRow(label, widget.native)
+            widget.changed.connect(lambda _: self.changed.emit())
+
+    def _scope_buttons(self, layout: QVBoxLayout) -> dict[str, QRadioButton]:
+        group, buttons = QButtonGroup(self), {}
+        for scope, (name, explanation) in SCOPES.items():
+            radio = QRadioButton(name)
+            radio.setToolTip(explanation)
+            group.addButton(radio)
+            line = wrapping_label(explanation)
+            line.setContentsMargins(22, 0, 0, 2)
+            layout.addWidget(radio)
+            layout.addWidget(line)
+            buttons[scope] = radio
+        buttons[TrainSettings.default("scope")].setChecked(True)
+        group.buttonToggled.connect(lambda _, on: self.changed.emit() if on else None)
+        return buttons
+
+    def set_devices(self, names: list[str]) -> None:
+        """Offer the devices of this machine."""
+        self.device.choices = list(dict.fromkeys([*self.device.choices, *names]))
+
+    @property
+    def scope(self) -> str:
+        """The selected scope."""
+        return next(scope for scope, radio in self.scopes.items() if radio.isChecked())
+
+    def settings(self) -> dict[str, Any]:
+        """By the names of `TrainSettings`; None leaves one to the schedule."""
+        values = {name: getattr(self, name).value for name in _LABELS}
+        for name in _OPTIONAL:
+            (kind,) = TrainSettings.spec(name).types
+            is_auto = values[name] == getattr(self, name).min
+            values[name] = None if is_auto else kind(values[name])
+        return {"scope": self.scope, **values}
+
+
+def _optional_spin_box(name: str, **options: Any) -> Any:
+    """A spin box of a setting that may be None, which is “auto”: its lowest value.
+
+    Also for whole numbers it is one of floats: magicgui's of integers shows no such text.
+    """
+    spec = TrainSettings.spec(name)
+    lowest = spec.above if spec.minimum is None else spec.minimum - 1
+    box = field_widget(
+        TrainSettings, name, widget_type="FloatSpinBox", min=lowest, value=lowest, **options
+    )
+    box.native.setDecimals(6 if float in spec.types else 0)
+    box.native.setSpecialValueText("auto")
+    box.native.setKeyboardTracking(False)
+    return box
+
+
+class _ComboBoxWithButton(QWidget):
+    """A combo box that grows with the dock, and a button beside it."""
+
+    def __init__(
+        self, tooltip: str, label: str, button_tip: str, open_: Callable[[], None]
+    ) -> None:
+        super().__init__()
+        self.list = combo_box(tooltip, 6)
+        self.list.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        self.open = button(label, button_tip, open_)
+        layout = QHBoxLayout(self)
+        layout.setContentsMargins(0, 0, 0, 0)
+        layout.addWidget(self.list, 1)
+        layout.addWidget(self.open)
+
+
+class ProjectChoice(_ComboBoxWithButton):
+    """Recent projects, and a button to open another; `chosen` carries the folder."""
+
+    chosen = Signal(object)
+
+    def __init__(self) -> None:
+        tooltip = "A folder with a data.yaml, as the Annotate panel creates it."
+        super().__init__(tooltip, "Open …", "Open the folder of another project.", self._browse)
+        self._paths: list[Path] = []
+        self._set_paths(recent_projects(), None)
+        self.list.activated.connect(lambda index: self.choose(self._paths[index]))
+
+    @property
+    def project(self) -> Path | None:
+        """The selected folder."""
+        index = self.list.currentIndex()
+        return self._paths[index] if 0 <= index < len(self._paths) else None
+
+    def existing(self) -> list[Path]:
+        """The listed projects that still exist."""
+        return [path for path in self._paths if (path / "data.yaml").is_file()]
+
+    def choose(self, path: str | Path) -> None:
+        """Select a folder, or the data.yaml in it."""
+        folder = Path(path).absolute()
+        folder = folder.parent if folder.suffix in (".yaml", ".yml") else folder
+        if (folder / "data.yaml").is_file():
+            add_recent_project(folder)
+        self._set_paths([folder, *(one for one in self._paths if one != folder)], folder)
+        self.chosen.emit(folder)
+
+    def _set_paths(self, paths: list[Path], current: Path | None) -> None:
+        self._paths = paths
+        with signals_blocked(self.list):
+            self.list.clear()
+            for index, path in enumerate(paths):
+                self.list.addItem(path.name or str(path))
+                self.list.setItemData(index, str(path), Qt.ItemDataRole.ToolTipRole)
+            self.list.setCurrentIndex(paths.index(current) if current in paths else -1)
+            self.list.setPlaceholderText("No project selected")
+
+    def _browse(self) -> None:
+        start = str(self.project or Path.home())
+        path = QFileDialog.getExistingDirectory(self, "Open project folder", start)
+        if path:
+            self.choose(path)
+
+
+class InitialModelChoice(_ComboBoxWithButton):
+    """Initial models: the loaded one, packaged ones, the project's own, and the best of its runs.
+
+    `selected` is a path or name for `load_checkpoint`, or the loaded `Detector` if it has neither.
+    """
+
+    changed = Signal()
+
+    def __init__(self) -> None:
+        tooltip = "The model to start from. It is not changed: training creates a new one."
+        super().__init__(tooltip, "File …", "Start from a model file.", self._browse)
+        self._sources: list[Any] = []
+        self._file: Path | None = None
+        self.list.currentIndexChanged.connect(lambda _: self.changed.emit())
+
+    @property
+    def selected(self) -> Any:
+        """The selected model, None where there is none."""
+        index = self.list.currentIndex()
+        return self._sources[index] if 0 <= index < len(self._sources) else None
+
+    def set_models(self, loaded: Any = None, key: Any = None, project: Path | None = None) -> None:
+        """List the models that exist now; the selection stays if it is among them."""
+        before = self.selected
+        offered: list[tuple[str, Any]] = []
+        if loaded is not None:
+            name = loaded.info.get("name") or "unnamed"
+            offered.append((f"{name} (loaded)", _reload_source(loaded, key)))
+        offered += [(f"{name} (packaged)", name) for name in packaged_models()]
+        if project is not None:
+            offered += [(path.stem + " (project)", path) for path in _saved_models(project)]
+            offered += [
+                (f"{run.name} (best epoch)", run.best) for run in list_runs(project) if run.best
+            ]
+        if self._file is not None:
+            offered.append((self._file.name, self._file))
+        self._sources = [source for _, source in offered]
+        same = [k for k, source in enumerate(self._sources) if source is before or source == before]
+        with signals_blocked(self.list):
+            self.list.clear()
+            self.list.addItems([text for text, _ in offered])
+            self.list.setCurrentIndex(same[0] if same and before is not None else 0)
+        if self.selected is not before:
+            self.changed.emit()
+
+    def choose_file(self, path: str | Path) -> None:
+        """Start from a model file."""
+        self._file = Path(path).absolute()
+        if self._file not in self._sources:
+            self._sources.append(self._file)
+            self.list.addItem(self._file.name)
+        self.list.setCurrentIndex(self._sources.index(self._file))
+
+    def _browse(self) -> None:
+        kinds = "Models (*.safetensors *.pt)"
+        path, _ = QFileDialog.getOpenFileName(self, "Open initial model", "", kinds)
+        if path:
+            self.choose_file(path)
+
+
+def _saved_models(project: Path) -> list[Path]:
+    return sorted((project / MODELS_DIR).glob("[!.]*.safetensors"))
+
+
+def _reload_source(loaded: Any, key: Any) -> Any:
+    """The path or name that a loaded model can be loaded from again, or the model itself."""
+    if isinstance(key, (str, Path)) and (str(key) in packaged_models() or Path(key).is_file()):
+        return key
+    return loaded

@@ -1,0 +1,288 @@
+"""Compare the model before and after a training run, and keep or discard the new one.
+
+Metrics on the validation data and on a reference, and the changed detections on the open image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qtpy.QtCore import Qt, Signal
+from qtpy.QtWidgets import QGridLayout, QLabel, QLineEdit, QVBoxLayout, QWidget
+
+from napari_beerlanet.core.common.progress import Report, subprogress
+from napari_beerlanet.ui.common.controls import button, heading, hint, row
+from napari_beerlanet.ui.common.panel import Panel
+from napari_beerlanet.ui.common.progress_bar import TaskProgressBar
+from napari_beerlanet.ui.common.session import get_session
+from napari_beerlanet.ui.detections.comparison_layer import (
+    ChangeToggles,
+    remove_comparison,
+    show_comparison,
+)
+from napari_beerlanet.ui.viewer.layers import ImagePicker
+from napari_beerlanet.ui.viewer.planes import Plane, current_plane, pixel_size
+
+if TYPE_CHECKING:  # what takes long to load is loaded in worker threads
+    from napari.layers import Image
+
+    from napari_beerlanet.core.detection.detector import Detector
+    from napari_beerlanet.core.evaluation.diff import DetectionDiff
+    from napari_beerlanet.core.training.comparison import ComparisonRow, ModelComparison
+
+_MAX_COMPARED_PIXELS = 16e6  # larger images are not compared
+_HEADER = ("", "before", "after", "")
+
+
+class ModelComparisonPanel(QWidget):
+    """The result of a run. `kept` carries the new model's file, `discarded` the run's folder."""
+
+    kept = Signal(object)
+    discarded = Signal(object)
+
+    def __init__(self, panel: Panel) -> None:
+        super().__init__()
+        self._panel, self._viewer = panel, panel.viewer
+        self.comparison: ModelComparison | None = None
+        self.folder: Path | None = None
+        self.evaluate_task, self.compare_task, self.keep_task = (panel.task() for _ in range(3))
+        self.evaluate_task.ended.connect(lambda _: self._set_enabled(self.folder is not None))
+        self.evaluate_bar = TaskProgressBar(self.evaluate_task)
+        self.compare_bar = TaskProgressBar(self.compare_task)
+        self.keep_bar = TaskProgressBar(self.keep_task, quiet=True)
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(0, 0, 0, 0)
+        layout.setSpacing(4)
+        self.title = heading("Model comparison: before and after")
+        layout.addWidget(self.title)
+        layout.addWidget(self.evaluate_bar)
+        self.table = MetricsTable()
+        layout.addWidget(self.table)
+        self.notes = hint()
+        layout.addWidget(self.notes)
+        self._add_image_comparison(layout)
+        self._add_keep_or_discard(layout)
+        self.hide()
+
+    def _add_image_comparison(self, layout: QVBoxLayout) -> None:
+        self.image_choice = ImagePicker(self._panel)
+        self.compare_button = button(
+            "Compare",
+            "Show where the detections of the new model differ on this image.",
+            self.compare_image,
+        )
+        layout.addWidget(row(self.image_choice, self.compare_button, stretch=0))
+        layout.addWidget(self.compare_bar)
+        self.toggles = ChangeToggles(self._viewer)
+        layout.addWidget(self.toggles)
+
+    def _add_keep_or_discard(self, layout: QVBoxLayout) -> None:
+        self.name = QLineEdit()
+        self.name.setPlaceholderText("Name of the new model")
+        self.name.setToolTip(
+            "The new model is saved under this name in the project's models folder."
+        )
+        self.name.returnPressed.connect(self.keep)
+        self.keep_button = button(
+            "Keep", "Save the new model and load it for detection.", self.keep
+        )
+        self.discard_button = button(
+            "Discard",
+            "Keep using the previous model. The run's folder stays until you delete it.",
+            self.discard,
+        )
+        layout.addWidget(self.name)
+        layout.addWidget(row(self.keep_button, self.discard_button))
+        layout.addWidget(self.keep_bar)
+
+    # --- metrics ---------------------------------------------------------------------------------
+
+    def evaluate_run(self, folder: Path, reference_images: int | None = None) -> None:
+        """Evaluate a run's best model and its parent, and show the metrics side by side.
+
+        `reference_images` is the size of the reference, None for the default.
+        """
+        self.clear()
+        self.folder = folder
+        self.name.setText(_default_model_name(folder))
+        self.show()
+
+        def work(report: Report) -> ModelComparison:
+            from napari_beerlanet.core.evaluation.reference import REFERENCE_COUNT
+            from napari_beerlanet.core.training.comparison import compare_models
+
+            return compare_models(folder, report, reference_images or REFERENCE_COUNT)
+
+        self.evaluate_task.start(work, self._show_metrics)
+
+    def clear(self) -> None:
+        """Show nothing, and remove the comparison layer."""
+        for task in (self.evaluate_task, self.compare_task):
+            task.cancel()
+        remove_comparison(self._viewer)
+        self.comparison = self.folder = None
+        self.table.clear()
+        self.notes.hide()
+        self.toggles.hide()
+        for bar in (self.evaluate_bar, self.compare_bar, self.keep_bar):
+            bar.set_message("")
+        self._set_enabled(False)
+        self.hide()
+
+    def _show_metrics(self, comparison: ModelComparison) -> None:
+        self.comparison = comparison
+        self.table.set_rows(comparison.rows())
+        self.notes.setText("\n".join(comparison.notes))
+        self.notes.setVisible(bool(comparison.notes))
+        self._set_enabled(True)
+        if self.image_choice.layer is not None:
+            self.compare_image()
+
+    def rows(self) -> list[list[str]]:
+        """The table as text."""
+        return self.table.texts()
+
+    # --- on the open image -----------------------------------------------------------------------
+
+    def compare_image(self) -> None:
+        """Run both models on the selected image, and show the difference as a layer."""
+        layer = self.image_choice.layer
+        if self.comparison is None or layer is None:
+            self.compare_bar.set_message("Open an image to compare the detections of both models.")
+            return
+        plane, size = current_plane(layer, self._viewer), pixel_size(layer)
+        if plane.shape[0] * plane.shape[1] > _MAX_COMPARED_PIXELS:
+            self.compare_bar.set_message("This image is too large to compare; open a crop of it.")
+            return
+        before, after = self.comparison.before, self.comparison.after
+        self.compare_task.start(
+            lambda report: compare_detections(plane, size, before, after, report),
+            lambda diff: self._show_diff(layer, plane, diff),
+        )
+
+    def _show_diff(self, layer: Image, plane: Plane, diff: DetectionDiff) -> None:
+        self.compare_bar.set_message(f"{plane.name}: {diff.summary()}")
+        if layer in self._viewer.layers:
+            show_comparison(self._viewer, layer, diff, plane.index, self.toggles.visible_kinds)
+            self.toggles.show()
+
+    # --- keep or discard -------------------------------------------------------------------------
+
+    def keep(self) -> None:
+        """Save the new model, and load it for detection."""
+        folder, comparison, name = self.folder, self.comparison, self.name.text().strip()
+        if folder is None:
+            return
+        if not name:
+            self.keep_bar.set_message("Enter a name for the new model first.")
+            return
+        self._set_enabled(False)
+        self.keep_task.start(
+            lambda report: keep_and_load_model(folder, name, comparison),
+            lambda saved: self._use_saved_model(*saved),
+            lambda error: self._set_enabled(True),
+        )
+
+    def _use_saved_model(self, path: Path, model: Detector) -> None:
+        get_session(self._viewer).set_model(model, str(path))
+        self.clear()
+        self.kept.emit(path)
+
+    def discard(self) -> None:
+        """Keep using the previous model; the run's folder stays."""
+        folder = self.folder
+        self.clear()
+        self.discarded.emit(folder)
+
+    def _set_enabled(self, enabled: bool) -> None:
+        for widget in (self.keep_button, self.name):
+            widget.setEnabled(enabled)
+        self.compare_button.setEnabled(enabled and self.comparison is not None)
+
+
+class MetricsTable(QWidget):
+    """Shows `ComparisonRow`s in percent, with an arrow for better or worse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setToolTip("mAP in percent: how well boxes and classes match. Higher is better.")
+        self._grid = QGridLayout(self)
+        self._grid.setContentsMargins(0, 0, 0, 0)
+        self._grid.setColumnStretch(0, 1)
+
+    def set_rows(self, rows: Sequence[ComparisonRow]) -> None:
+        """Show these rows."""
+        self.clear()
+        lines = [_HEADER]
+        for row_ in rows:
+            before, after = _percent_text(row_.before), _percent_text(row_.after)
+            lines.append((row_.what, before, after, _change_text(row_)))
+        for i, line in enumerate(lines):
+            for j, text in enumerate(line):
+                label = QLabel(text)
+                if j:
+                    label.setAlignment(Qt.AlignmentFlag.AlignRight)
+                self._grid.addWidget(label, i, j)
+
+    def clear(self) -> None:
+        """Show nothing."""
+        while self._grid.count():
+            label = self._grid.takeAt(0).widget()
+            label.hide()
+            label.deleteLater()
+
+    def texts(self) -> list[list[str]]:
+        """The cells, row by row."""
+        cells: dict[int, list[str]] = {}
+        for k in range(self._grid.count()):
+            i, *_ = self._grid.getItemPosition(k)
+            cells.setdefault(i, []).append(self._grid.itemAt(k).widget().text())
+        return list(cells.values())
+
+
+def compare_detections(
+    plane: Plane,
+    size: tuple[float, float] | None,
+    before: Detector,
+    after: Detector,
+    report: Report,
+) -> DetectionDiff:
+    """Run both models on one plane."""
+    from napari_beerlanet.core.evaluation.diff import diff_detections
+    from napari_beerlanet.ui.viewer.fast_shapes import fast_shapes_supported
+
+    fast_shapes_supported()  # compiles what drawing needs here and not in the GUI thread
+    pixels = plane.read()
+    halves = subprogress(report, 0.0, 0.5), subprogress(report, 0.5, 1.0)
+    return diff_detections(
+        before.detect(pixels, pixel_size=size, densities=False, report=halves[0]),
+        after.detect(pixels, pixel_size=size, densities=False, report=halves[1]),
+    )
+
+
+def keep_and_load_model(
+    folder: Path, name: str, comparison: ModelComparison | None
+) -> tuple[Path, Detector]:
+    """Save a run's best model under a name; returns its file and the loaded model."""
+    from napari_beerlanet.core.checkpoints.checkpoint import load_checkpoint
+    from napari_beerlanet.core.training.comparison import save_best_model
+
+    path = save_best_model(folder, name, comparison)
+    return path, load_checkpoint(path)
+
+
+def _percent_text(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f}"
+
+
+def _change_text(line: ComparisonRow) -> str:
+    if line.before is None or line.after is None:
+        return ""
+    points = 100 * (line.after - line.before)
+    return "=" if abs(points) < 0.05 else f"{'▲' if points > 0 else '▼'} {abs(points):.1f}"
+
+
+def _default_model_name(folder: Path) -> str:
+    return f"{folder.parents[1].name} {folder.name[:10]}"

@@ -1,0 +1,192 @@
+"""The active training run: its process, progress, ETA, curves and previews, with Pause and Stop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import psutil
+from qtpy.QtCore import Signal
+from qtpy.QtWidgets import QProgressBar, QVBoxLayout, QWidget
+
+from napari_beerlanet.core.common.events import RunState
+from napari_beerlanet.core.common.messages import format_duration
+from napari_beerlanet.core.training.runs import Run, inspect_run
+from napari_beerlanet.ui.common.background_process import (
+    BackgroundProcess,
+    RunEnd,
+    explain_exit,
+    launch_training,
+    lower_priority,
+)
+from napari_beerlanet.ui.common.controls import button, heading, hint, row, wrapping_label
+from napari_beerlanet.ui.common.notifications import show_warning
+from napari_beerlanet.ui.common.tasks import Task
+from napari_beerlanet.ui.finetune.curves import TrainingCurves
+from napari_beerlanet.ui.finetune.prediction_preview import PredictionPreview
+
+_BAR_STEPS = 1000
+_PAUSE_TOOLTIP = "Suspend the training process where it is."
+
+
+class RunView(QWidget):
+    """Shows one `TrainingProcess` at a time; `ended` carries its `RunEnd`.
+
+    `details`, the curves and the preview, is a widget of its own, which the panel places.
+    """
+
+    ended = Signal(object)
+
+    def __init__(self, preview_task: Task, theme: str) -> None:
+        super().__init__()
+        self.process: TrainingProcess | None = None
+        self.title = heading("Training")
+        self.bar = QProgressBar()
+        self.bar.setRange(0, _BAR_STEPS)
+        self.bar.setToolTip("Progress of the training, and the estimated time left.")
+        self.pause_button = button("Pause", _PAUSE_TOOLTIP, self._pause_or_resume)
+        self.stop_button = button("Stop", "Stop the training; the best model is kept.", self._stop)
+        self.resources_line, self.warnings_line = wrapping_label(), hint()
+        self.curves = TrainingCurves(theme)
+        self.preview = PredictionPreview(preview_task)
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(0, 0, 0, 0)
+        layout.setSpacing(4)
+        self.buttons = row(self.pause_button, self.stop_button)
+        lines = (self.resources_line, self.warnings_line)
+        for part in (self.title, self.bar, self.buttons, *lines):
+            layout.addWidget(part)
+        self.details = QWidget()
+        below = QVBoxLayout(self.details)
+        below.setContentsMargins(0, 0, 0, 0)
+        for part in (self.curves, self.preview):
+            below.addWidget(part)
+        self.set_visible(False)
+
+    @property
+    def running(self) -> bool:
+        """Whether the followed run is still active."""
+        return self.process is not None and self.process.running
+
+    def follow(self, process: TrainingProcess) -> None:
+        """Show a run from now on. Call it before the process is started or attached to."""
+        self.detach()
+        self.process = process
+        self._data = str(inspect_run(process.folder).settings.get("data") or "")
+        process.event_received.connect(self._on_event)
+        process.paused_changed.connect(self._on_paused_changed)
+        process.ended.connect(self._on_ended)
+        self.title.setText(f"Training · {process.folder.name}")
+        self.bar.setValue(0)
+        self.bar.setFormat("Loading …")
+        self.resources_line.setText("")
+        self._set_warnings([])
+        self.curves.clear()
+        self.curves.read_epochs(process.folder)
+        self.preview.clear()
+        self._show_buttons(True)
+        self.set_visible(True)
+
+    def set_visible(self, visible: bool) -> None:
+        """Show or hide this section and its details."""
+        self.setVisible(visible)
+        self.details.setVisible(visible)
+
+    def detach(self) -> None:
+        """Stop following this run; its process continues."""
+        if self.process is not None:
+            self.process.detach()
+            self.process.deleteLater()
+            self.process = None
+
+    def _on_event(self, event: dict[str, Any]) -> None:
+        if event["event"] == "batch":
+            self._on_batch(event)
+        elif event["event"] == "epoch" and self.process is not None:
+            self.curves.read_epochs(self.process.folder)
+            self.preview.on_epoch(event, self.process.folder, self._data)
+        elif event["event"] == "warning":
+            earlier = self.warnings_line.text().split("\n")
+            self._set_warnings([*earlier, str(event.get("message") or "")])
+
+    def _on_batch(self, event: dict[str, Any]) -> None:
+        self.curves.add_batch(event)
+        done = (event["epoch"] - 1) * event["batches"] + event["batch"]
+        self.bar.setValue(round(_BAR_STEPS * done / max(event["epochs"] * event["batches"], 1)))
+        if self.process is not None and not self.process.stopping and not self.process.paused:
+            eta = event.get("eta_seconds")
+            left = f" · {format_duration(eta)} left" if eta is not None else ""
+            self.bar.setFormat(f"Epoch {event['epoch']} of {event['epochs']}{left}")
+        memory = float(event.get("memory_mb") or 0)
+        size = f"{memory / 1000:.1f} GB" if memory >= 1000 else f"{memory:.0f} MB"
+        self.resources_line.setText(f"Device: {event.get('device')} · memory in use: {size}")
+
+    def _set_warnings(self, warnings: list[str]) -> None:
+        """Show the last three different ones."""
+        lines = list(dict.fromkeys(line for line in warnings if line))[-3:]
+        self.warnings_line.setText("\n".join(lines))
+        self.warnings_line.setVisible(bool(lines))
+
+    def _pause_or_resume(self) -> None:
+        if self.process is not None and self.process.running:
+            if self.process.paused:
+                self.process.resume()
+                return
+            self.process.pause()
+            if not self.process.paused:
+                show_warning("The training process could not be paused.")
+
+    def _on_paused_changed(self, paused: bool) -> None:
+        self.pause_button.setText("Resume" if paused else "Pause")
+        self.pause_button.setToolTip("Resume the training." if paused else _PAUSE_TOOLTIP)
+        if paused:
+            self.bar.setFormat("Paused")
+
+    def _stop(self) -> None:
+        if self.process is not None and self.process.running:
+            self.process.stop()
+            self.pause_button.setEnabled(False)
+            self.stop_button.setEnabled(False)
+            self.bar.setFormat("Stopping after this step …")
+
+    def _on_ended(self, end: RunEnd) -> None:
+        self._show_buttons(False)
+        self.bar.setFormat(str(end.state).capitalize())
+        if self.process is not None:
+            self.curves.read_epochs(self.process.folder)
+        self.ended.emit(end)
+
+    def _show_buttons(self, running: bool) -> None:
+        for control in (self.pause_button, self.stop_button):
+            control.setEnabled(running)
+        self.buttons.setVisible(running)
+        self._on_paused_changed(self.process is not None and self.process.paused)
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of the followed run."""
+        return None if self.process is None else self.process.folder
+
+
+class TrainingProcess(BackgroundProcess):
+    """The process of a training run, whose folder has a run.json."""
+
+    def attach(self, run: Run | None = None) -> bool:
+        """Follow a run that is already active; False where it is not."""
+        run = run or inspect_run(self.folder)
+        if not run.is_active or run.process is None:
+            return False
+        return self.attach_to_pid(run.process, run.state is RunState.PAUSED)
+
+    def _launch(self) -> psutil.Process:
+        process = psutil.Process(launch_training(self.folder, self.environment).pid)
+        lower_priority(process)
+        return process
+
+    def _recorded_end(self) -> RunEnd | None:
+        run = inspect_run(self.folder)
+        ended = run.state in (RunState.FINISHED, RunState.STOPPED, RunState.FAILED)
+        return RunEnd(run.state, run.message) if ended else None
+
+    def _explain_exit(self, code: int | None = None, error: BaseException | None = None) -> str:
+        return explain_exit(self.folder, code, error)

@@ -1,0 +1,1 @@
+"""napari's readers and writers."""

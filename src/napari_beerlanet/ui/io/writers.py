@@ -1,0 +1,129 @@
+"""Save the boxes of a Shapes layer in any of the formats, with all features."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from napari_beerlanet.core.boxes.detections import Detections
+from napari_beerlanet.core.common.storage import FileError
+from napari_beerlanet.core.formats import write_detections, write_yolo_with_classes
+from napari_beerlanet.ui.viewer.layer_data import (
+    detections_from_shapes,
+    detections_from_table,
+    with_image_facts,
+)
+from napari_beerlanet.ui.viewer.layers import own_metadata, user_images
+from napari_beerlanet.ui.viewer.planes import PlaneIndex, all_planes, pixel_size
+
+
+def write_csv(path: str, data: Any, attributes: dict[str, Any]) -> list[str]:
+    """Save as a table with all features, in pixels and micrometres."""
+    return _write(path, data, attributes, "csv")
+
+
+def write_geojson(path: str, data: Any, attributes: dict[str, Any]) -> list[str]:
+    """Save as QuPath reads it."""
+    return _write(path, data, attributes, "geojson")
+
+
+def write_coco(path: str, data: Any, attributes: dict[str, Any]) -> list[str]:
+    """Save as COCO JSON."""
+    return _write(path, data, attributes, "coco")
+
+
+def write_voc(path: str, data: Any, attributes: dict[str, Any]) -> list[str]:
+    """Save as Pascal VOC XML."""
+    return _write(path, data, attributes, "voc")
+
+
+def write_yolo(path: str, data: Any, attributes: dict[str, Any]) -> list[str]:
+    """Save as YOLO's text, with a classes.txt beside it."""
+    return _write(path, data, attributes, "yolo")
+
+
+def _write(path: str, data: Any, attributes: Mapping[str, Any], kind: str) -> list[str]:
+    """One file for one image; of a stack one for each of its planes that has boxes."""
+    own = own_metadata(attributes.get("metadata"))
+    layer, source = _saved_layer_and_image(attributes, own)
+    parts = _from_detection_layer(layer) or detections_from_shapes(data, attributes)
+    shape, size = _image_facts(source, own)
+    names = own.get("images") or []
+    title = str(own.get("image") or _file_name(source) or "")
+    parts = parts or {(): Detections.empty([str(n) for n in own.get("classes", [])])}
+    written: list[str] = []
+    for index, detections in parts.items():
+        one = Path(path) if len(parts) == 1 else _plane_path(Path(path), index, names)
+        name = names[index[0]] if len(index) == 1 and index[0] < len(names) else title
+        written += _write_one(one, with_image_facts(detections, shape, size), str(name), kind)
+    return written
+
+
+def _write_one(path: Path, detections: Detections, name: str, kind: str) -> list[str]:
+    if kind != "yolo":
+        write_detections(path, detections, name, format=kind)
+        return [str(path)]
+    if detections.image_shape is None:
+        raise FileError(
+            f"{path}: YOLO text needs the size of the image; open the image that the boxes belong "
+            "to, or save as CSV or GeoJSON."
+        )
+    return [str(one) for one in write_yolo_with_classes(path, detections)]
+
+
+def _plane_path(path: Path, index: PlaneIndex, names: list[str]) -> Path:
+    """Named by the plane's image, or else numbered."""
+    if len(index) == 1 and index[0] < len(names):
+        word = Path(names[index[0]].replace("\\", "/")).stem
+    else:
+        word = "-".join(f"{place:04d}" for place in index)
+    return path.with_name(f"{path.stem}.{word}{path.suffix}")
+
+
+def _saved_layer_and_image(
+    attributes: Mapping[str, Any], own: Mapping[str, Any]
+) -> tuple[Any, Any]:
+    """The layer that is saved and the image that it is on, as far as there is a viewer."""
+    import napari
+
+    viewer = napari.current_viewer()
+    if viewer is None:
+        return None, None
+    name = attributes.get("name")
+    layer = next((one for one in viewer.layers if one.name == name), None)
+    images = user_images(viewer)
+    named = [image for image in images if image.name == own.get("source")]
+    if named:
+        return layer, named[0]
+    return layer, images[0] if len(images) == 1 else None
+
+
+def _from_detection_layer(layer: Any) -> dict[PlaneIndex, Detections]:
+    """All boxes of a `DetectionLayer`, whose Shapes layer holds those in view only."""
+    if layer is None:
+        return {}
+    import napari
+
+    from napari_beerlanet.ui.common.session import get_session
+
+    for detection_layer in get_session(napari.current_viewer()).detection_layers.values():
+        if detection_layer.alive and detection_layer.layer is layer:
+            boxes = detection_layer.read_back()
+            detections = detections_from_table(boxes.xyxy, boxes.features, boxes.names)
+            colours = dict(zip(boxes.names, detection_layer.colours, strict=False))
+            return {(): replace(detections, report={"colours": colours})}
+    return {}
+
+
+def _image_facts(source: Any, own: Mapping[str, Any]) -> tuple[Any, Any]:
+    """(H, W) of the image and its pixel size in micrometres, None where unknown."""
+    if source is None:
+        return own.get("image_shape"), None
+    return all_planes(source)[0].shape, pixel_size(source)
+
+
+def _file_name(source: Any) -> str:
+    path = getattr(getattr(source, "source", None), "path", None)
+    return Path(path).name if path else getattr(source, "name", "")

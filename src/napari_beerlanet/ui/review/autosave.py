@@ -1,0 +1,119 @@
+"""Save review decisions to disk within seconds, and load them again with the same image."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from superqt.utils import qdebounced
+
+from napari_beerlanet.core.boxes.detections import Detections
+from napari_beerlanet.core.common.progress import Report
+from napari_beerlanet.core.common.storage import FileError, pixel_hash
+from napari_beerlanet.core.review.review import Review
+from napari_beerlanet.core.review.storage import load_review, save_review
+from napari_beerlanet.ui.common.notifications import notify_error
+from napari_beerlanet.ui.common.panel import Panel
+from napari_beerlanet.ui.common.recent import user_data_folder
+from napari_beerlanet.ui.review.target import ReviewTarget
+
+_AUTOSAVE_DELAY_MS = 1500
+_KEY_DIGITS = 32  # of an image's hash, in the names of files
+
+
+def reviews_folder() -> Path:
+    """Where reviews are saved, one file for each image's content."""
+    return user_data_folder() / "reviews"
+
+
+class _SavedReview(NamedTuple):
+    """The file to write, what was in it, of how many boxes, and what was wrong with a file."""
+
+    path: Path
+    review: Review | None = None
+    box_count: int = 0
+    problem: str | None = None
+
+
+def _find_saved_review(folder: Path, key: str, detections: Detections) -> _SavedReview:
+    """The first file of an image that is readable or does not exist yet; none is overwritten."""
+    problem = None
+    for name in (f"{key}.json", *(f"{key}-{k}.json" for k in range(2, 100))):
+        path = folder / name
+        if not path.exists():
+            return _SavedReview(path, problem=problem)
+        try:
+            return _SavedReview(path, *load_review(path, detections), problem=problem)
+        except FileError as error:
+            problem = str(error)
+    raise FileError(f"{folder}: all reviews of this image are unreadable; delete some of them.")
+
+
+class ReviewAutosave:
+    """Reads and writes the review of one image at a time, off the GUI thread."""
+
+    def __init__(self, panel: Panel) -> None:
+        self.task, self._save_task = panel.task(), panel.task()
+        self._review: Review | None = None
+        self._name = ""
+        self._path: Path | None = None
+        self._unsaved = False
+        self._save_debounced = qdebounced(self._save, timeout=_AUTOSAVE_DELAY_MS, parent=panel)
+
+    @property
+    def path(self) -> Path | None:
+        """The file of the current image, None until its pixels were read."""
+        return self._path
+
+    def load(self, target: ReviewTarget, review: Review, loaded: Callable[[int], None]) -> None:
+        """Load earlier decisions on this image into the review, then call `loaded(count)`."""
+        self.save_now()
+        self._review, self._name, self._path = review, target.name, None
+        read_pixels, folder = target.read_fingerprint_pixels, reviews_folder()
+
+        def work(report: Report) -> _SavedReview:
+            key = pixel_hash(read_pixels())[:_KEY_DIGITS]
+            return _find_saved_review(folder, key, review.detections)
+
+        self.task.start(work, lambda saved: self._apply(review, saved, loaded))
+
+    def _apply(self, review: Review, saved: _SavedReview, loaded: Callable[[int], None]) -> None:
+        if review is not self._review:
+            return
+        self._path, earlier = saved.path, saved.review
+        if saved.problem is not None:
+            notify_error(f"{saved.problem} Your decisions are saved in {saved.path.name} now.")
+        if earlier is not None:
+            review.names[:] = earlier.names
+            new = review.status == 0  # without a decision made while the file was read
+            review.status[new], review.labels[new] = earlier.status[new], earlier.labels[new]
+        loaded(saved.box_count)
+
+    def save_soon(self) -> None:
+        """Save when no further decision has been made for a moment."""
+        self._unsaved = True
+        self._save_debounced()
+
+    def save_now(self) -> None:
+        """Save what is unsaved in the GUI thread: the panel is about to be closed."""
+        if self._unsaved and self._review is not None and self._path is not None:
+            self._save_debounced.cancel()
+            self._unsaved = False
+            try:
+                save_review(self._path, self._review, self._name)
+            except (OSError, FileError) as error:
+                notify_error(error)
+
+    def _save(self) -> None:
+        if self._review is None or not self._unsaved:
+            return
+        if self._path is None:  # the image is still being read
+            self._save_debounced()
+            return
+        self._unsaved = False
+        path, name, review = self._path, self._name, copy.copy(self._review)
+        review.status, review.labels = review.status.copy(), review.labels.copy()
+        review.names = list(review.names)
+        self._save_task.start(lambda report: save_review(path, review, name), failed=notify_error)

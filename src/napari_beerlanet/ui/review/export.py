@@ -1,0 +1,137 @@
+"""Export a review: an HTML report, or accepted boxes as annotations of the open project."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from qtpy.QtWidgets import QFileDialog, QHBoxLayout, QWidget
+
+from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
+from napari_beerlanet.core.common.storage import FileError, pixel_hash
+from napari_beerlanet.core.report.report import write_report
+from napari_beerlanet.core.report.subject import ReportSubject
+from napari_beerlanet.core.review.review import Review
+from napari_beerlanet.core.stains.decompose import decompose
+from napari_beerlanet.core.stains.decomposition import Decomposition
+from napari_beerlanet.ui.common.controls import button, row
+from napari_beerlanet.ui.common.notifications import notify_error
+from napari_beerlanet.ui.common.panel import Panel
+from napari_beerlanet.ui.common.progress_bar import TaskProgressBar
+from napari_beerlanet.ui.common.session import get_session
+from napari_beerlanet.ui.evaluate.annotation_tab import AnnotationComparisonTab
+from napari_beerlanet.ui.review.filter import FilterForm
+from napari_beerlanet.ui.review.target import ReviewTarget
+
+PLUGIN_NAME, ANNOTATE_TITLE = "napari-beerlanet", "Annotate"
+_MAX_REPORT_PIXELS = 1e8  # larger images get no report
+
+
+class ReviewExport(QWidget):
+    """Buttons to write a report, and to add accepted boxes to the project."""
+
+    def __init__(
+        self, panel: Panel, filter_form: FilterForm, annotation_tab: AnnotationComparisonTab
+    ) -> None:
+        super().__init__()
+        self._viewer, self.task = panel.viewer, panel.task()
+        self._filter, self._annotation_tab = filter_form, annotation_tab
+        self._target: ReviewTarget | None = None
+        self._review: Review | None = None
+        self.report_button = button(
+            "Report …",
+            "Write counts, curves, pictures and the model's record to one HTML file.",
+            self._browse,
+        )
+        self.add_accepted_button = button(
+            "Add accepted to project",
+            "Copy the boxes that you accepted, moved or drew to the annotations of this image, for "
+            "training. They are saved in the open project.",
+            self.add_accepted_to_project,
+        )
+        self.bar = TaskProgressBar(self.task)
+        layout = QHBoxLayout(self)
+        layout.setContentsMargins(0, 0, 0, 0)
+        layout.addWidget(row(self.report_button, self.add_accepted_button))
+
+    def set_review(self, target: ReviewTarget | None, review: Review | None) -> None:
+        """Export another review."""
+        self._target, self._review = target, review
+
+    def _browse(self) -> None:
+        if self._target is not None:
+            name = f"{self._target.source.name}.report.html"
+            path, _ = QFileDialog.getSaveFileName(self, "Save report", name, "Report (*.html)")
+            if path:
+                self.write_report(Path(path))
+
+    def write_report(self, path: Path) -> None:
+        """Write a report of the review, off the GUI thread."""
+        target, review, annotation_tab = self._target, self._review, self._annotation_tab
+        if target is None or review is None:
+            return
+        plane, detections = target.plane, review.reviewed()
+        if plane.shape[0] * plane.shape[1] > _MAX_REPORT_PIXELS:
+            notify_error(
+                f"“{target.source.name}” is too large for a report; crop the part of interest."
+            )
+            return
+        session, model = get_session(self._viewer), target.model
+        stains = session.decompositions.get(target.source)
+        if not isinstance(stains, Decomposition) or stains.densities.shape[1:] != plane.shape:
+            stains = None  # of a part of the image, or of a slide that is never in memory
+        facts: dict[str, Any] = {
+            "name": target.source.name,
+            "detections": detections,
+            "confidence": max(self._filter.min_confidence, 0.0),
+            "colours": target.colours,
+            "evaluation": annotation_tab.evaluate(detections),
+            "iou": annotation_tab.metrics.iou_threshold.value(),
+            "model": dict(model.info) if model is not None else {},
+        }
+        key = session.model_key if model is not None else None
+
+        def work(report: Report) -> Path:
+            report_progress(report, 0, 10, "reading the image")
+            pixels = plane.read()
+            fit_progress = subprogress(report, 0.1, 0.7)
+            fitted = stains or decompose(pixels, iterations="converge", report=fit_progress)
+            report_progress(report, 7, 10, "writing")
+            hashes = {"the pixels": pixel_hash(pixels), **_checkpoint_digest(key)}
+            subject = ReportSubject(pixels=pixels, decomposition=fitted, hashes=hashes, **facts)
+            write_report(path, subject)
+            return path
+
+        self.task.start(work, lambda written: self.bar.set_message(f"Report saved: {written}"))
+
+    def add_accepted_to_project(self) -> None:
+        """Open the annotations of the image and add the accepted boxes."""
+        if self._review is None or self._target is None:
+            return
+        accepted = self._target.accepted_detections(self._review)
+        if not len(accepted):
+            notify_error("No boxes are accepted yet: accept some first (Y).")
+            return
+        annotate = _annotate_widget(self._viewer)
+        annotate.image.choose(self._target.source)
+        annotate.annotation_actions.add_confirmed(accepted, "accept in review")
+
+
+def _checkpoint_digest(key: Any) -> dict[str, str]:
+    """The hash of the model's file, named for the report; empty where there is no file."""
+    from napari_beerlanet.core.checkpoints.checkpoint import checkpoint_hash
+
+    try:
+        return {"the checkpoint": checkpoint_hash(key)} if key else {}
+    except (OSError, FileError):
+        return {}  # moved since it was loaded
+
+
+def _annotate_widget(viewer: Any) -> Any:
+    """The open Annotate panel, or a new one."""
+    from napari_beerlanet.ui.annotate.widget import AnnotateWidget
+
+    for inner in viewer.window.dock_widgets.values():
+        if isinstance(inner, AnnotateWidget):
+            return inner
+    return viewer.window.add_plugin_dock_widget(PLUGIN_NAME, ANNOTATE_TITLE, tabify=True)[1]

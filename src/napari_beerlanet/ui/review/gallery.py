@@ -1,0 +1,357 @@
+"""The gallery of detection thumbnails, with selection by mouse and keyboard.
+
+Qt's own views lay out every item, which takes a second for a hundred thousand. Here all cells have
+one size, so that positions are computed, and only what is visible is painted.
+"""
+
+from __future__ import annotations
+
+import html
+
+import numpy as np
+import numpy.typing as npt
+from qtpy.QtCore import QEvent, QPoint, QRect, Qt, Signal
+from qtpy.QtGui import (
+    QColor,
+    QHelpEvent,
+    QKeyEvent,
+    QMouseEvent,
+    QPainter,
+    QPaintEvent,
+    QPalette,
+    QPen,
+    QResizeEvent,
+)
+from qtpy.QtWidgets import QAbstractScrollArea, QComboBox, QToolTip, QVBoxLayout, QWidget
+from superqt.utils import signals_blocked
+
+from napari_beerlanet.core.review.review import ACCEPTED, REJECTED, STATES, Review, RowIndices
+from napari_beerlanet.ui.common.controls import form
+from napari_beerlanet.ui.common.panel import Panel
+from napari_beerlanet.ui.review.crops import CROP_SIDE, IMAGE_COLOURS, CropLoader, CropStyles
+
+CELL_SIZE = CROP_SIDE + 8  # pixels from one crop to the next
+NO_ROWS = np.empty(0, np.int64)
+_STATE_COLOURS = {ACCEPTED: QColor(60, 190, 100), REJECTED: QColor(220, 70, 60)}
+_PLACEHOLDER_COLOUR = QColor(128, 128, 128, 40)
+_MIN_DRAG_PIXELS = 6  # shorter drags of the mouse are clicks
+
+
+class CropGallery(QAbstractScrollArea):
+    """A grid of thumbnails of `rows` (m,) of a `Review`, by place 0 … m − 1, to select in.
+
+    `picked` carries the row of the review that became the current one.
+    """
+
+    picked = Signal(int)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setToolTip(
+            "A thumbnail of every detection. Select many with Shift, Ctrl or a frame, "
+            "then accept or reject them at once."
+        )
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.verticalScrollBar().setSingleStep(CELL_SIZE // 4)
+        self.rows: RowIndices = NO_ROWS
+        self._review: Review | None = None
+        self._loader: CropLoader | None = None
+        self._selected = np.zeros(0, bool)
+        self._current = self._anchor = -1
+        self._rubber_band: QRect | None = None  # in pixels of the whole grid
+        self._selected_before_drag = np.zeros(0, bool)
+
+    def set_review(self, review: Review | None, loader: CropLoader | None) -> None:
+        """Show another review."""
+        if self._loader is not None:
+            self._loader.ready.disconnect(self.update_cells)
+        self._review, self._loader = review, loader
+        if loader is not None:
+            loader.ready.connect(self.update_cells)
+        self.show_rows(NO_ROWS)
+
+    def show_rows(self, rows: RowIndices) -> None:
+        """Show these rows in this order; the current one stays current if it is among them."""
+        old = int(self.rows[self._current]) if 0 <= self._current < len(self.rows) else -1
+        self.rows = rows
+        self._selected = np.zeros(len(rows), bool)
+        self._current = self._anchor = self.place_of(old)
+        self._rubber_band = None
+        self._update_scroll_range()
+        self.viewport().update()
+
+    def place_of(self, row: int) -> int:
+        """The place of a row of the review, -1 if it is filtered out."""
+        places = np.flatnonzero(self.rows == row)
+        return int(places[0]) if len(places) else -1
+
+    def update_cells(self) -> None:
+        """Thumbnails or states have changed: paint again."""
+        self.viewport().update()
+
+    @property
+    def columns(self) -> int:
+        """The number of thumbnails side by side."""
+        return max(self.viewport().width() // CELL_SIZE, 1)
+
+    def cell(self, place: int) -> QRect:
+        """The rectangle of a thumbnail on the viewport."""
+        line, column = divmod(place, self.columns)
+        return QRect(
+            column * CELL_SIZE,
+            line * CELL_SIZE - self.verticalScrollBar().value(),
+            CELL_SIZE,
+            CELL_SIZE,
+        )
+
+    def place_at(self, point: QPoint) -> int:
+        """The place at a point of the viewport, -1 for none."""
+        column = point.x() // CELL_SIZE
+        line = (point.y() + self.verticalScrollBar().value()) // CELL_SIZE
+        place = line * self.columns + column
+        inside = 0 <= column < self.columns and 0 <= place < len(self.rows)
+        return int(place) if inside else -1
+
+    def visible_places(self) -> range:
+        """The places within the viewport."""
+        top, height = self.verticalScrollBar().value(), self.viewport().height()
+        first = top // CELL_SIZE * self.columns
+        return range(
+            first, min((top + height) // CELL_SIZE * self.columns + self.columns, self._count)
+        )
+
+    @property
+    def _count(self) -> int:
+        return len(self.rows)
+
+    def _update_scroll_range(self) -> None:
+        lines, height = -(-self._count // self.columns), self.viewport().height()
+        self.verticalScrollBar().setRange(0, max(lines * CELL_SIZE - height, 0))
+        self.verticalScrollBar().setPageStep(height)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Qt's own name: lay out again, and keep what was at the top visible."""
+        top = (
+            self.verticalScrollBar().value()
+            // CELL_SIZE
+            * (max(event.oldSize().width() // CELL_SIZE, 1))
+        )
+        self._update_scroll_range()
+        if event.oldSize().width() != event.size().width():
+            self.verticalScrollBar().setValue(top // self.columns * CELL_SIZE)
+
+    def scrollContentsBy(self, dx: int, dy: int) -> None:
+        """Qt's own name: paint again, which requests thumbnails that have become visible."""
+        self.viewport().update()
+
+    # --- painting ---
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        """Qt's own name: paint what is visible, and no more."""
+        painter = QPainter(self.viewport())
+        highlight = self.palette().color(QPalette.ColorRole.Highlight)
+        for place in self.visible_places():
+            self._paint(painter, place, highlight)
+        if self._rubber_band is not None:
+            painter.setPen(QPen(highlight, 1, Qt.PenStyle.DashLine))
+            top = self.verticalScrollBar().value()
+            painter.drawRect(self._rubber_band.normalized().translated(0, -top))
+        painter.end()
+
+    def _paint(self, painter: QPainter, place: int, highlight: QColor) -> None:
+        cell, row = self.cell(place), int(self.rows[place])
+        if self._selected[place]:
+            painter.fillRect(cell, highlight)
+        picture = self._loader.picture(row) if self._loader is not None else None
+        inner = cell.adjusted(4, 4, -4, -4)
+        if picture is None:
+            painter.fillRect(inner, _PLACEHOLDER_COLOUR)
+        else:
+            inner.setSize(picture.size())
+            inner.moveCenter(cell.center())
+            painter.drawPixmap(inner.topLeft(), picture)
+        colour = _STATE_COLOURS.get(STATES[self._review.status[row]]) if self._review else None
+        if colour is not None:
+            painter.setPen(QPen(colour, 3))
+            painter.drawRect(inner.adjusted(1, 1, -2, -2))
+        if place == self._current:
+            painter.setPen(QPen(self.palette().color(QPalette.ColorRole.Text), 1))
+            painter.drawRect(cell.adjusted(1, 1, -2, -2))
+
+    def viewportEvent(self, event: QEvent) -> bool:
+        """Qt's own name: a tooltip with class, confidence and state."""
+        if event.type() == QEvent.Type.ToolTip and isinstance(event, QHelpEvent):
+            place = self.place_at(event.pos())
+            if place >= 0:
+                QToolTip.showText(
+                    event.globalPos(), f"<qt>{html.escape(self.tooltip_text(place))}", self
+                )
+                return True
+        return bool(super().viewportEvent(event))
+
+    def tooltip_text(self, place: int) -> str:
+        """Class, confidence and state of a detection."""
+        if self._review is None:
+            return ""
+        row, review = int(self.rows[place]), self._review
+        name, state = review.names[review.labels[row]], STATES[review.status[row]]
+        return f"{name}, confidence {review.detections.scores[row]:.2f}, {state}"
+
+    # --- selection ---
+
+    @property
+    def selected_rows(self) -> RowIndices:
+        """(k,) selected rows of the review."""
+        return np.asarray(self.rows[self._selected])
+
+    def selectAll(self) -> None:
+        """Qt's own name: select all that pass the filter, visible or not."""
+        self._selected[:] = True
+        self.viewport().update()
+
+    def go_to(self, row: int) -> bool:
+        """Make a row of the review the current one, without a signal; whether it is listed."""
+        place = self.place_of(row)
+        if place >= 0 and place != self._current:
+            self._make_current(place)
+        return place >= 0
+
+    def _make_current(self, place: int) -> None:
+        self._selected[:] = False
+        self._selected[place] = True
+        self._current = self._anchor = place
+        self._reveal(place)
+
+    def _reveal(self, place: int) -> None:
+        bar, top = self.verticalScrollBar(), place // self.columns * CELL_SIZE
+        low = top + CELL_SIZE - self.viewport().height()
+        bar.setValue(min(max(bar.value(), low), top))
+        self.viewport().update()
+
+    def _select(self, place: int, extend: bool) -> None:
+        """Go to a place by key or click; `extend` selects all from the anchor to it."""
+        place = min(max(place, 0), self._count - 1)
+        if extend and self._anchor >= 0:
+            low, high = sorted((self._anchor, place))
+            self._selected[:] = False
+            self._selected[low : high + 1] = True
+            self._current = place
+            self._reveal(place)
+        else:
+            self._make_current(place)
+        self.picked.emit(int(self.rows[place]))
+
+    # --- mouse and keys ---
+
+    def mousePressEvent(self, event: QMouseEvent) -> None:
+        """Select one; with Ctrl one more or less, with Shift all from the last one on."""
+        if event.button() != Qt.MouseButton.LeftButton:
+            return
+        place, modifiers = self.place_at(event.pos()), event.modifiers()
+        control = bool(modifiers & Qt.KeyboardModifier.ControlModifier)
+        if place >= 0 and control:
+            self._selected[place] ^= True
+            self._current = self._anchor = place
+        elif place >= 0:
+            self._select(place, bool(modifiers & Qt.KeyboardModifier.ShiftModifier))
+        elif not control:
+            self._selected[:] = False
+        self._selected_before_drag = (
+            self._selected.copy() if control else np.zeros(self._count, bool)
+        )
+        top = self.verticalScrollBar().value()
+        self._rubber_band = QRect(event.pos() + QPoint(0, top), event.pos() + QPoint(0, top))
+        self.viewport().update()
+
+    def mouseMoveEvent(self, event: QMouseEvent) -> None:
+        """Draw a rubber band, which selects what it touches; beyond the edge it scrolls."""
+        bar = self.verticalScrollBar()
+        beyond = event.pos().y() - min(max(event.pos().y(), 0), self.viewport().height())
+        bar.setValue(bar.value() + beyond)
+        if self._rubber_band is None:
+            return
+        self._rubber_band.setBottomRight(event.pos() + QPoint(0, bar.value()))
+        area = self._rubber_band.normalized()
+        if max(area.width(), area.height()) < _MIN_DRAG_PIXELS:
+            return
+        self._selected = self._selected_before_drag | self._inside(area)
+        self.viewport().update()
+
+    def mouseReleaseEvent(self, event: QMouseEvent) -> None:
+        """End the rubber band."""
+        self._rubber_band = None
+        self.viewport().update()
+
+    def _inside(self, area: QRect) -> npt.NDArray[np.bool_]:
+        """(m,) which thumbnails an area of the whole grid touches."""
+        places = np.arange(self._count)
+        lines, columns = places // self.columns, places % self.columns
+        across = (columns >= area.left() // CELL_SIZE) & (columns <= area.right() // CELL_SIZE)
+        return across & (lines >= area.top() // CELL_SIZE) & (lines <= area.bottom() // CELL_SIZE)
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        """Arrows, Home, End and pages go through the thumbnails; Ctrl+A selects all."""
+        control = bool(event.modifiers() & Qt.KeyboardModifier.ControlModifier)
+        page = max(self.viewport().height() // CELL_SIZE, 1) * self.columns
+        steps = {
+            Qt.Key.Key_Left: -1,
+            Qt.Key.Key_Right: 1,
+            Qt.Key.Key_Up: -self.columns,
+            Qt.Key.Key_Down: self.columns,
+            Qt.Key.Key_PageUp: -page,
+            Qt.Key.Key_PageDown: page,
+            Qt.Key.Key_Home: -self._count,
+            Qt.Key.Key_End: self._count,
+        }
+        if event.key() == Qt.Key.Key_A and control:
+            self.selectAll()
+        elif event.key() in steps and self._count:
+            extend = bool(event.modifiers() & Qt.KeyboardModifier.ShiftModifier)
+            here = self._current if self._current >= 0 else 0
+            self._select(here + steps[Qt.Key(event.key())], extend)
+        else:
+            event.ignore()
+
+
+class GalleryTab(QWidget):
+    """The gallery, and a choice of what its thumbnails show."""
+
+    def __init__(self, panel: Panel) -> None:
+        super().__init__()
+        self.gallery = CropGallery()
+        self.style_choice = QComboBox()
+        self.style_choice.setToolTip(
+            "What thumbnails show: the image, or the density of one stain, as in that column of "
+            "the table."
+        )
+        self.style_choice.currentIndexChanged.connect(self._style_changed)
+        self._task = panel.task()
+        self._styles: CropStyles | None = None
+        self._loader: CropLoader | None = None
+        lines = form()
+        lines.addRow("Thumbnails show", self.style_choice)
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(0, 4, 0, 0)
+        layout.addLayout(lines)
+        layout.addWidget(self.gallery, 1)
+
+    def set_review(self, review: Review | None, styles: CropStyles | None) -> None:
+        """Show other detections; the style stays, if they have it."""
+        old, wanted = self._loader, self.style_choice.currentText()
+        self._styles, self._loader = styles, None
+        names = styles.names if styles is not None else [IMAGE_COLOURS]
+        with signals_blocked(self.style_choice):
+            self.style_choice.clear()
+            self.style_choice.addItems(names)
+            self.style_choice.setCurrentIndex(names.index(wanted) if wanted in names else 0)
+        if review is not None and styles is not None:
+            read_crop = styles.crop_reader(self.style_choice.currentText())
+            self._loader = CropLoader(review.detections.xyxy, read_crop, self._task, self)
+        self.gallery.set_review(review, self._loader)
+        if old is not None:
+            old.deleteLater()
+
+    def _style_changed(self) -> None:
+        if self._styles is not None and self._loader is not None:
+            self._loader.set_reader(self._styles.crop_reader(self.style_choice.currentText()))

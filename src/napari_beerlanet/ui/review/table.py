@@ -1,0 +1,230 @@
+"""The table of detections: any number of rows, filtered and sorted by NumPy and not by Qt.
+
+Qt's own proxy asks for every comparison in Python, a minute for a hundred thousand rows. Here a
+filter or an order is one array of row numbers, which the model maps through.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from qtpy.QtCore import QAbstractTableModel, QItemSelectionModel, QModelIndex, Qt, Signal
+from qtpy.QtGui import QColor, QFocusEvent
+from qtpy.QtWidgets import QAbstractItemView, QAbstractScrollArea, QHeaderView, QTableView
+from superqt.utils import signals_blocked
+
+from napari_beerlanet.core.boxes.detections import DOMAIN_SHIFT_COLUMN
+from napari_beerlanet.core.common.arrays import stable_argsort
+from napari_beerlanet.core.review.review import ACCEPTED, REJECTED, STATES, Review, RowIndices
+
+_ROOT_INDEX = QModelIndex()
+_STATE_TINTS = {ACCEPTED: QColor(60, 160, 90, 90), REJECTED: QColor(200, 70, 60, 90)}
+_ALIGN_RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
+_COLUMN_TITLES = {"x": "x (px)", "y": "y (px)", "area": "area (px²)"}
+
+
+class ReviewTableModel(QAbstractTableModel):
+    """The rows `rows` (m,) of a `Review`, in this order; columns by name."""
+
+    def __init__(self, review: Review, parent: Any = None) -> None:
+        super().__init__(parent)
+        self.review = review
+        self.names = review.columns
+        self.rows: RowIndices = np.arange(len(review))
+        self._values: dict[str, npt.NDArray[Any]] = {}
+
+    def rowCount(self, parent: QModelIndex = _ROOT_INDEX) -> int:
+        return 0 if parent.isValid() else len(self.rows)
+
+    def columnCount(self, parent: QModelIndex = _ROOT_INDEX) -> int:
+        return 0 if parent.isValid() else len(self.names)
+
+    def set_rows(self, rows: RowIndices) -> None:
+        """Show these rows in this order."""
+        self.beginResetModel()
+        self.rows = rows
+        self.endResetModel()
+
+    def place_of(self, row: int) -> int | None:
+        """The place of a row of the review in the table, None if it is filtered out."""
+        places = np.flatnonzero(self.rows == row)
+        return int(places[0]) if len(places) else None
+
+    def update_cells(self) -> None:
+        """Classes or states have changed."""
+        self._values.clear()
+        if len(self.rows):
+            last = self.index(len(self.rows) - 1, len(self.names) - 1)
+            self.dataChanged.emit(self.index(0, 0), last)
+
+    def data(self, index: QModelIndex, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        """Text, alignment and tint of a cell."""
+        if not index.isValid() or index.row() >= len(self.rows):
+            return None
+        row, name = int(self.rows[index.row()]), self.names[index.column()]
+        if role == Qt.ItemDataRole.DisplayRole:
+            return cell_text(name, self.values(name)[row])
+        if role == Qt.ItemDataRole.TextAlignmentRole:
+            return _ALIGN_RIGHT if self.values(name).dtype.kind in "iuf" else None
+        if role == Qt.ItemDataRole.BackgroundRole:
+            return _STATE_TINTS.get(STATES[self.review.status[row]])
+        return None
+
+    def headerData(self, section: int, orientation: Any, role: int = 0) -> Any:
+        """Column names; rows are counted from 1."""
+        if role != Qt.ItemDataRole.DisplayRole:
+            return None
+        if orientation == Qt.Orientation.Horizontal:
+            name = self.names[section]
+            return _COLUMN_TITLES.get(name, column_label(name))
+        return section + 1
+
+    def values(self, name: str) -> npt.NDArray[Any]:
+        """A column of all rows of the review; cached until something changes."""
+        if name not in self._values:
+            self._values[name] = self.review.column(name)
+        return self._values[name]
+
+    def sorted_by(self, rows: RowIndices, column: int, descending: bool) -> RowIndices:
+        """Rows by the values of a column; equal ones keep their order."""
+        values = self._sort_keys(self.names[column])[rows]
+        return rows[stable_argsort(-values if descending else values)]
+
+    def _sort_keys(self, name: str) -> npt.NDArray[Any]:
+        """(n,) numbers that sort like a column's values, missing values first."""
+        categories: dict[str, tuple[Any, npt.NDArray[Any]]] = {
+            "class": (self.review.names, self.review.labels),
+            "status": (STATES, self.review.status),
+        }
+        if name in categories:
+            texts, codes = categories[name]
+            return np.unique(np.array(texts), return_inverse=True)[1].astype(np.int16)[codes]
+        values = self.values(name)
+        if values.dtype.kind not in "iuf":
+            return np.unique(values.astype(str), return_inverse=True)[1].astype(np.int32)
+        if values.dtype.kind == "f":
+            return np.where(np.isnan(values), -np.inf, values)
+        return values.astype(np.int64)
+
+
+class ReviewTable(QTableView):
+    """Shows a `ReviewTableModel`; `picked` carries the review's row that became the current one.
+
+    `sort_requested`: a column header was clicked; `apply_sorting` sorts by it.
+    """
+
+    picked = Signal(int)
+    sort_requested = Signal()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setToolTip("All detections that pass the filter. Click one to go there.")
+        self.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
+        self.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
+        self.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
+        self.setAlternatingRowColors(False)
+        self.setWordWrap(False)
+        self.verticalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
+        self.verticalHeader().setDefaultSectionSize(22)
+        self.horizontalHeader().setSectionsClickable(True)
+        self.horizontalHeader().setSortIndicatorShown(True)
+        self.horizontalHeader().sectionClicked.connect(self._sort)
+        self._sorting: tuple[int, bool] | None = None
+
+    def set_review_model(self, model: ReviewTableModel) -> None:
+        """Show another review."""
+        old = self.selectionModel()
+        self.setModel(model)
+        if old is not None:
+            old.deleteLater()
+        self._sorting = None
+        self.horizontalHeader().setSortIndicator(-1, Qt.SortOrder.AscendingOrder)
+        self.selectionModel().currentRowChanged.connect(self._pick)
+        for header in (self.horizontalHeader(), self.verticalHeader()):
+            header.setSelectionModel(
+                QItemSelectionModel(model, header)
+            )  # Qt would ask for every row
+        for column, name in enumerate(model.names):
+            wide = name in ("class", "status", "confidence")
+            self.setColumnWidth(column, 92 if wide else max(76, 8 * len(name)))
+
+    @property
+    def rows(self) -> RowIndices:
+        """The listed rows, in their order."""
+        return self.model().rows if self.model() is not None else np.empty(0, np.int64)
+
+    def show_rows(self, rows: RowIndices) -> None:
+        """Show these rows in this order."""
+        self.model().set_rows(rows)
+
+    def update_cells(self) -> None:
+        """Classes or states have changed."""
+        self.model().update_cells()
+
+    def apply_sorting(self, rows: RowIndices) -> RowIndices:
+        """Rows as they are, or sorted by the column whose header was clicked."""
+        return rows if self._sorting is None else self.model().sorted_by(rows, *self._sorting)
+
+    def reset_sorting(self, *_: Any) -> None:
+        """Stop sorting by a column."""
+        self._sorting = None
+        self.horizontalHeader().setSortIndicator(-1, Qt.SortOrder.AscendingOrder)
+
+    @property
+    def selected_rows(self) -> RowIndices:
+        """(k,) selected rows of the review."""
+        if self.selectionModel() is None:
+            return np.empty(0, np.int64)
+        selected = np.zeros(len(self.rows), bool)
+        for part in self.selectionModel().selection():  # ranges: Qt lists rows one by one
+            selected[part.top() : part.bottom() + 1] = True
+        return self.rows[selected]
+
+    def go_to(self, row: int) -> bool:
+        """Make a row of the review the current one, without a signal; whether it is listed."""
+        place = self.model().place_of(row) if self.model() is not None else None
+        if place is None:
+            return False
+        if place == self.currentIndex().row():
+            return True  # keeps a selection of several rows
+        with signals_blocked(self):
+            index = self.model().index(place, 0)
+            flags = QItemSelectionModel.SelectionFlag
+            self.selectionModel().setCurrentIndex(index, flags.ClearAndSelect | flags.Rows)
+            self.scrollTo(index)
+        return True
+
+    def focusInEvent(self, event: QFocusEvent) -> None:
+        """Qt's own makes the first row the current one; here focus selects nothing."""
+        if self.currentIndex().isValid():
+            super().focusInEvent(event)
+        else:
+            QAbstractScrollArea.focusInEvent(self, event)
+
+    def _pick(self, current: QModelIndex, _: QModelIndex) -> None:
+        if current.isValid() and not self.signalsBlocked():
+            self.picked.emit(int(self.model().rows[current.row()]))
+
+    def _sort(self, column: int) -> None:
+        header = self.horizontalHeader()
+        descending = header.sortIndicatorOrder() == Qt.SortOrder.DescendingOrder
+        self._sorting = column, descending
+        self.sort_requested.emit()
+
+
+def column_label(name: str) -> str:
+    """How a column is called on the screen."""
+    return "out of domain" if name == DOMAIN_SHIFT_COLUMN else name
+
+
+def cell_text(name: str, value: Any) -> str:
+    """The text of a cell."""
+    if isinstance(value, str):
+        return " ".join(value.split())
+    if name in ("x", "y", "width", "height"):
+        return f"{value:.1f}"
+    if isinstance(value, (int, np.integer)):
+        return str(value)
+    return "" if value != value else f"{value:.0f}" if name == "area" else f"{value:.3f}"

@@ -1,0 +1,413 @@
+"""The Review panel: go through detections, accept, reject or relabel them, and see what is left."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from qtpy.QtCore import Qt, QTimer
+from qtpy.QtGui import QKeySequence
+from qtpy.QtWidgets import QComboBox, QLabel, QProgressBar, QShortcut, QTabWidget, QWidget
+from superqt.utils import qdebounced, signals_blocked
+
+from napari_beerlanet.core.review.review import Review, RowIndices
+from napari_beerlanet.ui.common.controls import button, form, hint, row
+from napari_beerlanet.ui.common.notifications import notify_error
+from napari_beerlanet.ui.common.panel import Panel
+from napari_beerlanet.ui.common.progress_bar import TaskProgressBar
+from napari_beerlanet.ui.common.session import get_session
+from napari_beerlanet.ui.evaluate.annotation_tab import AnnotationComparisonTab
+from napari_beerlanet.ui.review.autosave import ReviewAutosave
+from napari_beerlanet.ui.review.compare_runs import RunComparison
+from napari_beerlanet.ui.review.export import ReviewExport
+from napari_beerlanet.ui.review.filter import FilterForm
+from napari_beerlanet.ui.review.gallery import CropGallery, GalleryTab
+from napari_beerlanet.ui.review.histogram import ReviewHistogram
+from napari_beerlanet.ui.review.table import ReviewTable, ReviewTableModel
+from napari_beerlanet.ui.review.target import (
+    OpenedBoxes,
+    ReviewTarget,
+    detection_layer_from_boxes,
+    opened_boxes,
+    review_targets,
+)
+
+if TYPE_CHECKING:
+    from napari.viewer import Viewer
+
+_KEYS_HINT = (
+    "Keys: N next, B back, Y accept, X reject, U undo, 1–9 change class, F fix annotation. "
+    "They work here and on the canvas."
+)
+_NO_DETECTIONS_HINT = (
+    "Detect cells first (Plugins › Find cells), or open a file of boxes, to review them here."
+)
+_PLANE_DEBOUNCE_MS = 120  # until another plane of a stack is reviewed
+_MIN_ROWS_TO_PREPARE = 50_000  # whose orders take long to compute
+
+
+class ReviewWidget(Panel):
+    """A table and a gallery of all detections, with filters, keys and decisions that are saved.
+
+    `rows` (m,) are the rows of `review` that pass the filter, in the order of table and gallery;
+    `current` is the row that canvas, table and gallery highlight.
+    """
+
+    def __init__(self, napari_viewer: Viewer) -> None:
+        super().__init__(napari_viewer)
+        self.target: ReviewTarget | None = None
+        self.review: Review | None = None
+        self.current: int | None = None
+        self.rows: RowIndices = np.empty(0, np.int64)
+        self.subset: RowIndices | None = None
+        self.in_scope: npt.NDArray[np.bool_] | None = None  # passes the filter, in any state
+        self.autosave = ReviewAutosave(self)
+        self._prepare_task = self.task()
+        self._targets: list[ReviewTarget] = []
+        self._opened: list[OpenedBoxes] = []
+        self._build()
+        self._bind_keys()
+        self._update_targets_soon = qdebounced(
+            self._update_targets, timeout=_PLANE_DEBOUNCE_MS, parent=self
+        )
+        get_session(self.viewer).detections_changed.connect(self._update_targets)
+        self.connect_event(self.viewer.layers.events.removed, self._update_targets)
+        self.connect_event(self.viewer.layers.events.inserted, self._update_targets)
+        self.connect_event(self.viewer.dims.events.point, self._plane_moved)
+        self._update_targets()
+
+    def _build(self) -> None:
+        self.target_choice = QComboBox()
+        self.target_choice.setToolTip("The detection layer, or layer of opened boxes, to review.")
+        self.target_choice.currentIndexChanged.connect(self._select_target)
+        self.empty = hint(_NO_DETECTIONS_HINT)
+        self.filter = FilterForm()
+        self.filter.changed.connect(self._filter_changed)
+        self.progress = QProgressBar()
+        self.progress.setToolTip("How many of the listed detections you have reviewed.")
+        self.current_line = QLabel()
+        self.current_line.setWordWrap(True)
+        self.annotation_tab = AnnotationComparisonTab(self)
+        self.tabs = self._tabs()
+        self.bar = TaskProgressBar(self.autosave.task)
+        self.run_comparison = RunComparison(self, self.filter)
+        self.export = ReviewExport(self, self.filter, self.annotation_tab)
+        self._connect_annotation_tab()
+        top = form()
+        top.addRow("Detections", self.target_choice)
+        self.body.addLayout(top)
+        for widget in (self.empty, self.filter, self.progress, self._buttons(), self.current_line):
+            self.body.addWidget(widget)
+        self.body.addWidget(self.tabs, 1)
+        below = (self.run_comparison, self.export, self.export.bar, self.bar)
+        for widget in (hint(_KEYS_HINT), *below):
+            self.body.addWidget(widget)
+
+    def _tabs(self) -> QTabWidget:
+        self.table, self.histogram = ReviewTable(), ReviewHistogram()
+        self.gallery_tab = GalleryTab(self)
+        self.gallery: CropGallery = self.gallery_tab.gallery
+        self.table.picked.connect(self.go_to)
+        self.table.sort_requested.connect(self.refresh)
+        self.filter.order.currentIndexChanged.connect(self.table.reset_sorting)
+        self.gallery.picked.connect(self.go_to)
+        self.histogram.range_selected.connect(self.filter.set_range)
+        self.histogram.range_of = self.filter.range_of
+        tabs = QTabWidget()
+        for widget, title in (
+            (self.table, "Table"),
+            (self.gallery_tab, "Gallery"),
+            (self.histogram, "Histogram"),
+            (self.annotation_tab, "Annotations"),
+        ):
+            tabs.addTab(widget, title)
+        tabs.setMinimumHeight(260)
+        tabs.currentChanged.connect(self._tab_changed)
+        return tabs
+
+    def _buttons(self) -> QWidget:
+        return row(
+            button("‹ Back", "Go to the previous detection (B).", self.back),
+            button("Next ›", "Go to the next unreviewed detection (N).", self.next),
+            button("Accept", "Correct (Y). Applies to all selected detections.", self.accept),
+            button("Reject", "Not correct (X). Applies to all selected detections.", self.reject),
+            button("Undo", "Undo the last decision (U).", self.undo),
+        )
+
+    def _connect_annotation_tab(self) -> None:
+        tab = self.annotation_tab
+        tab.threshold_selected.connect(
+            lambda threshold: self.filter.set_range("confidence", threshold, 1.0)
+        )
+        tab.detections_selected.connect(self.show_only)
+        tab.detection_selected.connect(self.go_to)
+        tab.message.connect(lambda text: self.bar.set_message(text))
+
+    def _bind_keys(self) -> None:
+        """Let the keys work wherever the panel has the focus; `_bind_target`: on the canvas."""
+        keys: dict[str, Callable[[], Any]] = {
+            "N": self.next,
+            "B": self.back,
+            "Y": self.accept,
+            "X": self.reject,
+            "U": self.undo,
+            "F": self.annotation_tab.metrics.request_fix,
+        }
+        self.keys = keys | {str(k + 1): (lambda k=k: self.relabel(k)) for k in range(9)}
+        for key, method in self.keys.items():
+            shortcut = QShortcut(QKeySequence(key), self)
+            shortcut.setContext(Qt.ShortcutContext.WidgetWithChildrenShortcut)
+            shortcut.activated.connect(method)
+
+    # --- what is reviewed ---
+
+    def _update_targets(self, *_: Any) -> None:
+        """List the detection layers that exist now."""
+        self._targets, self._opened = review_targets(self.viewer), opened_boxes(self.viewer)
+        same = None
+        if self.target is not None:
+            matching = (k for k, t in enumerate(self._targets) if t.has_same_layer(self.target))
+            same = next(matching, None)
+        with signals_blocked(self.target_choice):
+            self.target_choice.clear()
+            self.target_choice.addItems([target.name for target in self._targets])
+            self.target_choice.addItems([boxes.name for boxes in self._opened])
+            self.target_choice.setCurrentIndex(len(self._targets) - 1 if same is None else same)
+        if (
+            self.target is None
+            or same is None
+            or self._targets[same].detections is not self.target.detections
+        ):
+            self._select_target(self.target_choice.currentIndex())
+
+    def _plane_moved(self, event: Any = None) -> None:
+        """Another plane of a stack has other detections."""
+        self._update_targets_soon()
+
+    def _select_target(self, index: int) -> None:
+        if len(self._targets) <= index < len(self._targets) + len(self._opened):
+            self._review_opened(self._opened[index - len(self._targets)])
+            return
+        self._bind_target(None)
+        self.target = self._targets[index] if 0 <= index < len(self._targets) else None
+        self.review = self.current = self.subset = self.in_scope = None
+        if self.target is not None:
+            self.review = Review(self.target.detections)
+        parts = (self.filter, self.progress, self.tabs, self.current_line)
+        for widget in (*parts, self.run_comparison, self.export):
+            widget.setVisible(self.target is not None)
+        self.empty.setVisible(self.target is None)
+        self.run_comparison.set_target(self.target)
+        self.annotation_tab.set_target(self.target)
+        self.export.set_review(self.target, self.review)
+        if self.target is None or self.review is None:
+            self.gallery_tab.set_review(None, None)
+        else:
+            self._show_review(self.target, self.review)
+
+    def _show_review(self, target: ReviewTarget, review: Review) -> None:
+        if len(review) > _MIN_ROWS_TO_PREPARE:
+            self._prepare_task.start(lambda report: review.precompute_orders())
+        self.table.set_review_model(ReviewTableModel(review, self.table))
+        self.gallery_tab.set_review(review, target.crop_styles())
+        self.histogram.set_review(review, target.colours)
+        self._bind_target(target)
+        self.autosave.load(target, review, self._decisions_loaded)
+        self.filter.set_review(review, target.confidence)
+
+    def _review_opened(self, opened: OpenedBoxes) -> None:
+        """Review boxes that were opened from a file."""
+        try:
+            detection_layer_from_boxes(self.viewer, opened)
+        except ValueError as error:
+            self.bar.set_message(notify_error(error))
+
+    def _bind_target(self, target: ReviewTarget | None) -> None:
+        """Let the keys work on the canvas, too."""
+        if self.target is not None:
+            self.target.unbind()
+        if target is not None:
+            target.bind(self.keys, self.go_to)
+
+    def _decisions_loaded(self, count: int) -> None:
+        """Decisions of an earlier session were loaded."""
+        if count:
+            self.bar.set_message(f"{count:,} decisions of an earlier session loaded.")
+        if self.review is not None and self.review.status.any():
+            self._decisions_changed(save=False)
+            self.refresh()
+
+    # --- what is listed ---
+
+    def refresh(self) -> None:
+        """Apply filter and order to table, gallery and canvas."""
+        if self.review is None or self.target is None:
+            return
+        criteria = self.filter.current_filter
+        self.in_scope = self.review.mask(replace(criteria, states=None))
+        mask = self.in_scope & self.review.in_states(criteria.states)
+        threshold = criteria.ranges["confidence"][0]
+        if self.subset is not None:
+            mask = np.isin(np.arange(len(mask)), self.subset)
+        rows = self.review.ordered(mask, self.filter.current_order, threshold)
+        self.rows = self.table.apply_sorting(rows)
+        self._fill_tab()
+        if not self.annotation_tab.on_canvas:
+            self.target.set_filter(mask)
+        self.annotation_tab.set_threshold(threshold)
+        self.run_comparison.update_confidence()
+        self._show_progress()
+
+    def show_only(self, rows: RowIndices | None) -> None:
+        """List these rows whatever the filter is, None for all again."""
+        self.subset = rows
+        self.refresh()
+
+    def _filter_changed(self) -> None:
+        self.subset = None
+        self.refresh()
+
+    def _tab_changed(self, _: int) -> None:
+        if self.review is None:
+            return
+        was_compared = self.annotation_tab.on_canvas
+        self.annotation_tab.set_active(self.tabs.currentWidget() is self.annotation_tab)
+        if was_compared and not self.annotation_tab.on_canvas:
+            self.refresh()  # the detections are visible again
+        self._fill_tab()
+
+    def _fill_tab(self) -> None:
+        """Fill the visible tab; the others wait until they are."""
+        tab = self.tabs.currentWidget()
+        if tab is self.histogram:
+            self.histogram.sync_range()
+        elif tab is self.table:
+            self._fill_view(self.table)
+        elif tab is self.gallery_tab:
+            self._fill_view(self.gallery)
+
+    def _fill_view(self, view: ReviewTable | CropGallery) -> None:
+        if view.rows is not self.rows:
+            view.show_rows(self.rows)
+            if self.current is not None:
+                view.go_to(self.current)
+
+    # --- going through ---
+
+    def go_to(self, row: int) -> None:
+        """Centre the canvas on a detection and highlight it, in table and gallery too."""
+        if self.review is None or self.target is None:
+            return
+        self.current = int(row)
+        self.table.go_to(self.current)
+        self.gallery.go_to(self.current)
+        self.target.show_detection(self.current)
+        self._show_progress()
+
+    def next(self) -> None:
+        """Go to the next unreviewed detection."""
+        self._step(1)
+
+    def back(self) -> None:
+        """Go to the previous detection."""
+        self._step(-1)
+
+    def _step(self, by: int) -> None:
+        if self.review is None or not len(self.rows):
+            return
+        current = -1 if self.current is None else self.current
+        at = np.flatnonzero(self.rows == current)
+        here = int(at[0]) if len(at) else (-1 if by > 0 else len(self.rows))
+        place = self.review.next_unreviewed(self.rows, here) if by > 0 else max(here - 1, 0)
+        if place is None:
+            self.bar.set_message("All listed detections are reviewed.")
+            return
+        self.go_to(int(self.rows[place]))
+
+    # --- deciding ---
+
+    def accept(self) -> None:
+        """Accept the current or selected detections."""
+        self._decide(lambda review, rows: review.accept(rows))
+
+    def reject(self) -> None:
+        """Reject the current or selected detections."""
+        self._decide(lambda review, rows: review.reject(rows))
+
+    def relabel(self, label: int) -> None:
+        """Give the current or selected detections the class with this number, from 0."""
+        if self.review is not None and label < len(self.review.names):
+            self._decide(lambda review, rows: review.relabel(rows, review.names[label]))
+
+    def undo(self) -> None:
+        """Undo the last decision and go there."""
+        if self.review is None:
+            return
+        rows = self.review.undo()
+        if len(rows):
+            self._decisions_changed()
+            self.go_to(int(rows[0]))
+
+    def _decide(self, decide: Callable[[Review, RowIndices], RowIndices]) -> None:
+        rows = self._affected_rows()
+        if self.review is None or not len(rows):
+            return
+        decide(self.review, rows)
+        self._decisions_changed()
+        if len(rows) == 1:
+            self._step(1)
+
+    def _affected_rows(self) -> RowIndices:
+        """What a key applies to: several selected rows, or else the current one."""
+        in_gallery = self.tabs.currentWidget() is self.gallery_tab
+        selected = self.gallery.selected_rows if in_gallery else self.table.selected_rows
+        if self.review is None:
+            return np.empty(0, np.int64)
+        if len(selected) > 1 or self.current is None:
+            return selected
+        return np.array([self.current], np.int64)
+
+    def _decisions_changed(self, save: bool = True) -> None:
+        """Show the new states and classes everywhere, and save them."""
+        if self.review is None or self.target is None:
+            return
+        self.table.update_cells()
+        self.gallery.update_cells()
+        self.filter.update_classes(self.review.names)
+        self.target.write_decisions(self.review)
+        if save:
+            self.autosave.save_soon()
+        if self.filter.current_filter.states is not None:
+            QTimer.singleShot(0, self.refresh)
+        self._show_progress()
+
+    def _show_progress(self) -> None:
+        """Show how many are reviewed, and the current detection."""
+        if self.review is None:
+            return
+        done, total = self.review.progress(self.in_scope)
+        self.progress.setUpdatesEnabled(False)  # else Qt repaints the whole window at once
+        self.progress.setRange(0, max(total, 1))
+        self.progress.setValue(done)
+        self.progress.setFormat(f"{done:,} of {total:,} reviewed")
+        self.progress.setUpdatesEnabled(True)
+        self.current_line.setText(_describe(self.review, self.current))
+
+    def on_closed(self) -> None:
+        """Save what is unsaved, and restore the canvas."""
+        get_session(self.viewer).detections_changed.disconnect(self._update_targets)
+        self._bind_target(None)
+        self.annotation_tab.clear()
+        self.autosave.save_now()
+
+
+def _describe(review: Review, row: int | None) -> str:
+    """Rich text on a detection: number, class, confidence and state."""
+    if row is None:
+        return ""
+    name, state = html.escape(review.class_of(row)), review.state_of(row)
+    return f"No. {row}: <b>{name}</b>, confidence {review.detections.scores[row]:.2f}, {state}"

@@ -1,0 +1,262 @@
+"""The stain decomposition panel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from napari.layers import Image
+from qtpy.QtWidgets import QApplication, QFileDialog
+
+from napari_beerlanet.core.common.messages import count_of
+from napari_beerlanet.core.stains.files import write_spectra
+from napari_beerlanet.ui.common.controls import batch_button, button, form, row
+from napari_beerlanet.ui.common.panel import Panel
+from napari_beerlanet.ui.common.progress_bar import DelayedProgressBar
+from napari_beerlanet.ui.common.session import get_session
+from napari_beerlanet.ui.common.tasks import TaskOutcome
+from napari_beerlanet.ui.stains.arrays import LayerData
+from napari_beerlanet.ui.stains.code_snippet import code_snippet
+from napari_beerlanet.ui.stains.density_layers import Blending, DensityLayers
+from napari_beerlanet.ui.stains.derived_layers import DerivedLayers
+from napari_beerlanet.ui.stains.fitting import FitResult, FitTarget, StainFitter, describe_fit
+from napari_beerlanet.ui.stains.form import DecomposeForm
+from napari_beerlanet.ui.stains.live_fit import LiveFit
+from napari_beerlanet.ui.stains.result_panel import StainResultPanel
+from napari_beerlanet.ui.viewer.empty_state import EmptyState
+from napari_beerlanet.ui.viewer.layers import ImagePicker
+from napari_beerlanet.ui.viewer.planes import all_planes, current_plane, layer_path, pixel_size
+
+if TYPE_CHECKING:
+    from napari import Viewer
+
+
+class DecomposeWidget(Panel):
+    """See the stains of an image separately, live under the sliders."""
+
+    def __init__(self, napari_viewer: Viewer) -> None:
+        super().__init__(napari_viewer)
+        self.images, self.empty = ImagePicker(self), EmptyState(self)
+        self.form, self.result_panel = DecomposeForm(self), StainResultPanel(self.viewer)
+        self.files = self.task()
+        self.live = LiveFit(self.task(), self.task(), StainFitter(), self._show, self)
+        self.bar, self.file_bar = DelayedProgressBar(self.live.task), DelayedProgressBar(self.files)
+        self.slide_scan_bar = DelayedProgressBar(self.live.slide_scan)
+        self.run_button = button(
+            "Decompose",
+            "Decompose the image into stains (Ctrl+Shift+D). The layers then follow the sliders.",
+            self.run,
+        )
+        self.fitted: FitResult | None = None
+        self._layers: dict[Image, DensityLayers] = {}
+        self._derived = DerivedLayers(self)
+        self._followed_layer: Image | None = None
+        self._restore_removed = False
+        self._lay_out()
+        self._connect()
+        self._choose(self.images.layer)
+
+    def _lay_out(self) -> None:
+        top = form()
+        top.addRow("Image", self.images)
+        self.body.addLayout(top)
+        self.body.addWidget(self.empty)
+        self.body.addWidget(self.form)
+        self.body.addWidget(row(self.run_button, batch_button(self), stretch=0))
+        self.body.addWidget(self.bar)
+        self.body.addWidget(self.slide_scan_bar)
+        self.body.addWidget(self.result_panel)
+        self.body.addWidget(self.file_bar)
+        self.body.addStretch(1)
+        self.result_panel.hide()
+
+    def _connect(self) -> None:
+        self.images.chosen.connect(self._choose)
+        self.form.changed.connect(self._changed)
+        self.form.blending_changed.connect(self._set_blending)
+        self.result_panel.only.connect(self._show_only)
+        self.result_panel.reconstruct.connect(self._derived.reconstruct)
+        self.result_panel.residual.connect(self._derived.residual)
+        self.result_panel.save.connect(self._choose_save_path)
+        self.result_panel.load.connect(self._choose_spectra_file)
+        self.result_panel.copy.connect(self.copy_snippet)
+        self.live.slide_scan.ended.connect(self._slide_scan_ended)
+        self.connect_event(self.viewer.layers.events.inserted, self._layers_changed)
+        self.connect_event(self.viewer.layers.events.removed, self._layers_changed)
+        self.connect_event(self.viewer.dims.events.point, self._plane_changed)
+        self.connect_event(self.viewer.events.theme, self._theme_changed)
+        self.add_shortcut("Ctrl+Shift+D", self.run)
+
+    def _theme_changed(self, event: Any = None) -> None:
+        self.result_panel.repaint_swatches()
+
+    # --- image ------------------------------------------------------------------------------------
+
+    def _choose(self, layer: Image | None) -> None:
+        self.live.stop()
+        if self._followed_layer is not None:
+            self.disconnect_event(self._followed_layer.events.data, self._data_changed)
+        self._followed_layer = layer
+        self.fitted = None
+        self.result_panel.hide()
+        self.bar.set_message("")
+        self.slide_scan_bar.set_message("")
+        for widget in (self.form, self.run_button, self.bar, self.slide_scan_bar):
+            widget.setVisible(layer is not None)
+        self.empty.setVisible(layer is None)
+        self.empty.update_text()
+        if layer is not None:
+            self.connect_event(layer.events.data, self._data_changed)
+            self.form.show_stack_controls(layer.ndim > 2)
+            self._offer_levels(layer)
+
+    def _offer_levels(self, layer: Image) -> None:
+        plane = current_plane(layer, self.viewer)
+        slide = plane.pyramid if plane.is_slide else []
+        self.form.slide.set_levels([(int(s.shape[0]), int(s.shape[1])) for s in slide])
+
+    def _layers_changed(self, event: Any = None) -> None:
+        self.empty.update_text()
+        for source in [source for source in self._layers if source not in self.viewer.layers]:
+            self._layers.pop(source).close()
+
+    def _data_changed(self, event: Any = None) -> None:
+        self.live.clear_cache()
+        if self.images.layer is not None:
+            self._offer_levels(self.images.layer)
+        self._changed()
+
+    def _plane_changed(self, event: Any = None) -> None:
+        fitted, layer = self.fitted, self.images.layer
+        if fitted is None or layer is None or layer.ndim == 2 or self.form.one_fit_for_stack:
+            return
+        if current_plane(layer, self.viewer).index != fitted.target.plane.index:
+            self._changed()
+
+    # --- fitting ----------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Decompose the chosen image."""
+        if self.images.layer is not None:
+            self._restore_removed = True
+            self.slide_scan_bar.set_message("")
+            self.live.request(self._target(self.images.layer), self.form.settings(), rescan=True)
+
+    def _changed(self) -> None:
+        """A setting was changed: fit again, if there is a fit already."""
+        if self.images.layer is not None and (self.fitted is not None or not self.live.idle):
+            self.live.request(self._target(self.images.layer), self.form.settings())
+
+    def _target(self, layer: Image) -> FitTarget:
+        if layer.ndim > 2 and self.form.one_fit_for_stack:
+            return FitTarget(tuple(all_planes(layer)))
+        plane, options = current_plane(layer, self.viewer), self.form.slide.options
+        return FitTarget((plane,), options, layer_path(layer))
+
+    def _show(self, fitted: FitResult, data: list[LayerData]) -> None:
+        layer = self.images.layer
+        if layer is None or layer not in self.viewer.layers:
+            return
+        self.fitted = fitted
+        if layer not in self._layers:
+            self._layers[layer] = DensityLayers(
+                self.viewer, layer, self, self.form.blending, self._mark_visible
+            )
+        self._layers[layer].show(fitted, data, self._restore_removed)
+        d = fitted.decomposition
+        self.form.show_result(d)
+        self.result_panel.show_result(d)
+        self.result_panel.show()
+        self._mark_visible()
+        if not fitted.is_rough:
+            self._restore_removed = False
+            get_session(self.viewer).decompositions[layer] = d
+            self._derived.update()
+        self._show_summary(fitted)
+
+    def _slide_scan_ended(self, outcome: TaskOutcome) -> None:
+        if outcome is TaskOutcome.CANCELLED:
+            has_preview = self.fitted is not None and self.fitted.preview
+            self.slide_scan_bar.set_message("Cancelled; the preview stays." if has_preview else "")
+
+    def _show_summary(self, fitted: FitResult) -> None:
+        count = int(fitted.decomposition.active.sum())
+        parts = [count_of(count, "stain") if count else "No stain found"]
+        parts += [describe_fit(fitted)] if describe_fit(fitted) else []
+        parts += ["converging …"] if fitted.is_rough else []
+        self.bar.set_message(", ".join(parts))
+
+    @property
+    def layers(self) -> DensityLayers | None:
+        """The density layers of the chosen image."""
+        return self._layers.get(self.images.layer) if self.images.layer is not None else None
+
+    # --- display ----------------------------------------------------------------------------------
+
+    def _set_blending(self, blending: Blending) -> None:
+        if self.layers is not None:
+            self.layers.set_blending(blending)
+
+    def _show_only(self, component: int) -> None:
+        if self.layers is not None:
+            self.layers.show_only(component)
+        self._mark_visible()  # the click has toggled the button in any case
+
+    def _mark_visible(self) -> None:
+        self.result_panel.mark_visible(
+            self.layers.visible_components if self.layers is not None else set()
+        )
+
+    # --- export -----------------------------------------------------------------------------------
+
+    def _choose_save_path(self) -> None:
+        name = self.images.layer.name if self.images.layer is not None else "stains"
+        name = f"{name}.spectra.json"
+        path, _ = QFileDialog.getSaveFileName(self, "Save spectra", name, "Spectra (*.json)")
+        if path:
+            self.save_spectra(path)
+
+    def _choose_spectra_file(self) -> None:
+        path, _ = QFileDialog.getOpenFileName(self, "Load spectra", "", "Spectra (*.json)")
+        if path:
+            self.form.start.use_file(path)
+
+    def save_spectra(self, path: str) -> None:
+        """Write background, spectra and settings to a file, off the GUI thread."""
+        fitted, layer = self.fitted, self.images.layer
+        if fitted is None or layer is None:
+            return
+        path = path if Path(path).suffix else f"{path}.json"
+        size, name, d = pixel_size(layer), layer.name, fitted.decomposition
+        self.files.start(
+            lambda report: write_spectra(path, d, size, name),
+            lambda _: self.file_bar.set_message(f"Saved {Path(path).name}."),
+        )
+
+    def copy_snippet(self) -> None:
+        """Copy Python code that reproduces the layers to the clipboard."""
+        if self.fitted is not None and self.images.layer is not None:
+            QApplication.clipboard().setText(self.snippet)
+            self.file_bar.set_message("Copied: paste it into napari's console or a script.")
+
+    @property
+    def snippet(self) -> str:
+        """Python code that reproduces the layers."""
+        assert self.fitted is not None
+        assert self.images.layer is not None
+        return code_snippet(self.fitted, self.images.layer.name, self.form.blending)
+
+    @property
+    def study_layer(self) -> Image | None:
+        """The image whose folder is suggested for “Run on folder”."""
+        return self.images.layer
+
+    def study_settings(self) -> dict[str, Any]:
+        """The present settings by the names of `StudySettings`."""
+        return self.form.study_settings()
+
+    def on_closed(self) -> None:
+        """Layers stay, but are no longer updated."""
+        for layers in self._layers.values():
+            layers.close()
+        self._layers.clear()

@@ -1,0 +1,1 @@
+"""The only room that converts between napari layers and our data."""

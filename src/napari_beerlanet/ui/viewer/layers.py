@@ -1,0 +1,207 @@
+"""Our layers beside the user's: role metadata, transforms, adding and picking layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from napari.layers import Image, Layer
+from qtpy.QtCore import Signal
+from qtpy.QtWidgets import QComboBox, QSizePolicy
+from superqt.utils import signals_blocked
+
+from napari_beerlanet.ui.viewer.planes import colour_images
+
+if TYPE_CHECKING:
+    from napari.viewer import Viewer
+
+    from napari_beerlanet.ui.common.panel import Panel
+
+METADATA_KEY = "napari-beerlanet"
+"""The key of our part of a layer's metadata: its role, the image that it belongs to, …"""
+
+
+class Role(StrEnum):
+    """What a layer of ours is for. The values are in layers that users have saved: never change."""
+
+    DETECTIONS = "detections"
+    CELL_DENSITY = "cell density"
+    COMPARISON = "compared"
+    OUTCOME = "quality"
+    REVIEW_MARKER = "current"
+    ANNOTATIONS = "annotations"
+    REGIONS = "annotated regions"
+    BOXES = "boxes"
+    RULER = "ruler"
+    STAIN_DENSITY = "density"
+    RECONSTRUCTION = "reconstruction"
+    RESIDUAL = "residual"
+
+
+DISPLAY_ONLY = frozenset({Role.COMPARISON, Role.OUTCOME, Role.REVIEW_MARKER, Role.RULER})
+"""Roles of Shapes layers that only show something and hold no boxes or regions of the user's."""
+
+
+def transform_kwargs(layer: Layer, planar: bool = False) -> dict[str, Any]:
+    """Keyword arguments that put a layer of the same axes at the same place in the world.
+
+    `planar`: for a layer of the last two axes only.
+    """
+    keep = slice(-2, None) if planar else slice(None)
+    affine = layer.affine.affine_matrix
+    if planar and layer.ndim > 2:
+        affine = affine[-3:, -3:]
+    return {
+        "scale": tuple(layer.scale[keep]),
+        "translate": tuple(layer.translate[keep]),
+        "rotate": layer.rotate[-2:, -2:] if planar else layer.rotate,
+        "shear": layer.shear[-1:] if planar else layer.shear,
+        "affine": affine,
+        "units": tuple(layer.units[keep]),
+        "axis_labels": tuple(layer.axis_labels[keep]),
+    }
+
+
+def role_metadata(role: Role, source: Layer | None = None, **more: Any) -> dict[str, Any]:
+    """Metadata of a layer of ours: its role and the name of the layer that it comes from."""
+    return {METADATA_KEY: {"role": str(role), "source": source.name if source else None, **more}}
+
+
+def own_metadata(metadata: Any) -> dict[str, Any]:
+    """Our part of a layer's metadata, {} where there is none."""
+    own = metadata.get(METADATA_KEY) if isinstance(metadata, Mapping) else None
+    return dict(own) if isinstance(own, Mapping) else {}
+
+
+def role_of(layer: Layer) -> str | None:
+    """What we made a layer for, None where it is the user's own."""
+    role = own_metadata(layer.metadata).get("role")
+    return None if role is None else str(role)
+
+
+def user_images(viewer: Viewer) -> list[Image]:
+    """The viewer's RGB images that are not of our making, the topmost last."""
+    return [layer for layer in colour_images(viewer) if role_of(layer) is None]
+
+
+def add_unselected(
+    viewer: Viewer, layer: Layer, *, above: Layer | None = None, position: int | None = None
+) -> None:
+    """Add a layer without selecting it: on top, above another layer, or at a position.
+
+    napari makes every new layer the active one, which takes as long as adding it.
+    """
+    layers = viewer.layers
+    selected, active = set(layers.selection), layers.selection.active
+    if above is not None and above in layers:
+        position = layers.index(above) + 1
+    activates, layers._activate_on_insert = getattr(layers, "_activate_on_insert", True), False
+    try:
+        layers.insert(len(layers) if position is None else position, layer)
+    finally:
+        layers._activate_on_insert = activates
+    if set(layers.selection) != selected:
+        layers.selection = selected
+        layers.selection.active = active
+
+
+def move_above(viewer: Viewer, layer: Layer, source: Layer) -> None:
+    """Move a layer that was just added directly above its source, if that still is there."""
+    if source in viewer.layers and layer in viewer.layers:
+        viewer.layers.move(viewer.layers.index(layer), viewer.layers.index(source) + 1)
+
+
+class ImagePicker(QComboBox):
+    """A list of the user's RGB images that follows the viewer's layers.
+
+    `chosen` is emitted with the layer, or None when there is none. A new image is not chosen by
+    itself, unless there was none before.
+    """
+
+    chosen = Signal(object)
+
+    def __init__(self, panel: Panel) -> None:
+        super().__init__()
+        self.setToolTip("The image to work on: an RGB layer of this viewer.")
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        self.setMinimumContentsLength(12)
+        self.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
+        self._viewer = panel.viewer
+        self._layers: list[Image] = []
+        self._layer: Image | None = None
+        self._names = LayerListWatcher(panel, self._refresh)
+        self.currentIndexChanged.connect(self._choose)
+        self._refresh()
+
+    @property
+    def layer(self) -> Image | None:
+        """The chosen layer."""
+        return self._layer
+
+    def choose(self, layer: Image) -> None:
+        """Choose one of the offered layers."""
+        if layer in self._layers:
+            self.setCurrentIndex(self._layers.index(layer))
+
+    def _refresh(self) -> None:
+        self._layers = user_images(self._viewer)
+        index = len(self._layers) - 1
+        if self._layer in self._layers:
+            index = self._layers.index(self._layer)
+        with signals_blocked(self):
+            self.clear()
+            self.addItems([layer.name for layer in self._layers])
+            self.setCurrentIndex(index)
+            self.setEnabled(bool(self._layers))
+        if self._layer not in self._layers:
+            self._choose(index)
+
+    def _choose(self, index: int) -> None:
+        layer = self._layers[index] if 0 <= index < len(self._layers) else None
+        if layer is not self._layer:
+            self._layer = layer
+            self.chosen.emit(layer)
+
+
+class LayerListWatcher:
+    """Calls back when layers are added, removed or renamed, until the panel is closed."""
+
+    def __init__(self, panel: Panel, changed: Callable[[], None]) -> None:
+        self._panel, self._changed = panel, changed
+        layers = panel.viewer.layers
+        panel.connect_event(layers.events.inserted, self._inserted)
+        panel.connect_event(layers.events.removed, self._removed)
+        for layer in layers:
+            panel.connect_event(layer.events.name, self._notify)
+
+    def _inserted(self, event: Any) -> None:
+        self._panel.connect_event(event.value.events.name, self._notify)
+        self._notify(event)
+
+    def _removed(self, event: Any) -> None:
+        self._panel.disconnect_event(event.value.events.name, self._notify)
+        self._notify(event)
+
+    def _notify(self, event: Any = None) -> None:
+        self._changed()
+
+
+_SOFTWARE_RENDERERS = ("llvmpipe", "softpipe", "swrast")
+
+
+def guard_software_opengl(viewer: Viewer) -> None:
+    """Where Mesa draws without a graphics card, never delete a shader program.
+
+    Mesa 22 ends the process when an image is drawn after a Shapes layer was removed and another
+    one added, because programs were deleted. They are small; there, and only there, they are kept.
+    """
+    try:
+        from vispy.gloo import gl, glir
+
+        viewer.window._qt_viewer.canvas._scene_canvas.set_current()
+        renderer = str(gl.glGetParameter(gl.GL_RENDERER)).lower()
+        if any(name in renderer for name in _SOFTWARE_RENDERERS):
+            glir.GlirProgram.delete = lambda self: None
+    except Exception:  # no window, or another vispy: then there is nothing to guard
+        return

@@ -1,0 +1,165 @@
+"""The command `train` on a tiny dataset: what it prints, what it writes, how it ends."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from napari_beerlanet.cli import main, train
+from napari_beerlanet.core.checkpoints.checkpoint import load_checkpoint, save_checkpoint
+from napari_beerlanet.core.checkpoints.serialize import describe_network
+from napari_beerlanet.core.detection.detector import Detector
+from napari_beerlanet.core.detection.network import StainDetectionModel
+from tinydata import MODEL, NAMES, write_smears
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_smears(tmp_path_factory.mktemp("smears"), train=4, val=2, side=64)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    torch.manual_seed(0)
+    network = StainDetectionModel(MODEL, nc=3, imgsz=64)
+    path = tmp_path_factory.mktemp("models") / "tiny.safetensors"
+    save_checkpoint(Detector(network, describe_network(network, "tiny", list(NAMES), 64)), path)
+    return path
+
+
+@pytest.fixture
+def quick(data, model, tmp_path):
+    """The arguments of a short training."""
+    settings = {"data": data, "model": model, "out": tmp_path / "run", "epochs": 2, "batch": 2}
+    return [f"--{key}={value}" for key, value in settings.items()] + ["--device=cpu"]
+
+
+def run(*arguments):
+    try:
+        return main.main(["train", *map(str, arguments)])
+    except SystemExit as end:
+        return int(end.code or 0)
+
+
+def lines(text):
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_lines_of_json(quick, tmp_path, capfd):
+    assert run(*quick, "--json") == 0
+    out, err = capfd.readouterr()
+    told = lines(out)
+    kinds = [event["event"] for event in told if event["event"] != "warning"]
+    assert kinds == ["start", "batch", "batch", "epoch", "batch", "batch", "epoch", "end"]
+    assert told == lines((tmp_path / "run" / "progress.jsonl").read_text())
+    assert err == ""
+    assert told[-1]["best"] == str(tmp_path / "run" / "best.safetensors")
+
+
+def test_words_for_people(quick, tmp_path, capfd):
+    assert run(*quick, "--scope=stain", "--lr=0.001", "--set=mosaic=0.5", "--no-jitter") == 0
+    out, err = capfd.readouterr()
+    assert out.startswith(f"{tmp_path / 'run' / 'best.safetensors'}: mAP50 0.")
+    assert out.count("\n") == 1
+    assert "training of 2 epochs: 4 train and 2 val images, on cpu." in err
+    assert "epoch 1 of 2: mAP50" in err
+    record = load_checkpoint(tmp_path / "run" / "best.safetensors", "cpu").info["training"]
+    assert record["settings"]["advanced"]["mosaic"] == 0.5
+    assert (record["scope"], record["settings"]["jitter"]) == ("stain", False)
+    assert "--set=mosaic=0.5" in record["command"]
+
+
+def test_quiet(quick, capfd):
+    assert run(*quick, "--quiet", "--epochs=1") == 0
+    out, err = capfd.readouterr()
+    assert err == ""
+    assert "mAP50" in out
+
+
+def test_a_file_stops_it_and_resume_goes_on(quick, tmp_path, capfd, monkeypatch):
+    folder = tmp_path / "run"
+    show = train._JsonOutput.__call__
+    asked = []
+
+    def stopping(self, event):
+        show(self, event)
+        if event["event"] == "batch" and event["epoch"] == 2 and not asked:
+            asked.append(event)
+            (folder / "stop").touch()
+
+    monkeypatch.setattr(train._JsonOutput, "__call__", stopping)
+    assert run(*quick, "--json") == 130
+    out, err = capfd.readouterr()
+    assert lines(out)[-1]["event"] == "cancelled"
+    assert f"the best so far is {folder / 'best.safetensors'}" in err
+    assert run("--resume", f"--out={folder}", "--device=cpu", "--json") == 0
+    told = lines(capfd.readouterr().out)
+    assert [event["epoch"] for event in told if event["event"] == "epoch"] == [2]
+
+
+def test_second_run_in_the_folder_is_refused(quick, capfd):
+    assert run(*quick, "--epochs=1", "--quiet") == 0
+    capfd.readouterr()
+    assert run(*quick) == 1
+    assert "resume it" in capfd.readouterr().err
+    assert run("--resume", *[a for a in quick if a.startswith("--out")], "--device=cpu") == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "word"),
+    [
+        (["--out=run"], 2, "--data"),
+        (["--data=gone.yaml", "--model=gone.pt", "--out=run"], 1, "gone.yaml"),
+        (["--data=gone.yaml", "--out=run", "--scope=neck"], 2, "neck"),
+        (["--data=gone.yaml", "--out=run", "--set=mosaic"], 2, "KEY=VALUE"),
+        (["--data=gone.yaml", "--out=run", "--epochs=0"], 2, "epochs"),
+        (["--out=run", "--resume"], 1, "no run to resume"),
+    ],
+)
+def test_mistakes_are_one_line(arguments, status, word, capfd, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run(*arguments) == status
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert word in err
+
+
+def test_help_answers_without_torch():
+    code = "from napari_beerlanet.cli.main import main; main(['train', '--help'])"
+    listing = os.environ | {"PYTHONPROFILEIMPORTTIME": "1"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, env=listing)
+    assert done.returncode == 0
+    assert "--scope" in done.stdout
+    assert "torch" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")
+def test_interrupted_by_the_keyboard(quick, tmp_path):
+    command = [sys.executable, "-m", "napari_beerlanet.cli.main", "train", *quick]
+    with subprocess.Popen(
+        [*command, "--json", "--epochs=500"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+    ) as process:
+        try:
+            for line in process.stdout:
+                if json.loads(line)["event"] == "epoch":
+                    process.send_signal(signal.SIGINT)
+                    break
+            out, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert lines(out)[-1]["event"] == "cancelled"
+    assert err.strip().endswith("finished results are saved.")
+    load_checkpoint(tmp_path / "run" / "best.safetensors", "cpu")
+    assert {path.name for path in tmp_path.iterdir()} == {"run"}

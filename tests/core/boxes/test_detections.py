@@ -1,0 +1,137 @@
+"""Detections: the container, its thresholds and tables."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from napari_beerlanet.core.boxes.detections import Detections
+
+NAMES = ["RBC", "WBC", "Platelets"]
+
+
+def random_boxes(rng, n, extent=100.0, longest=30.0):
+    corner = rng.uniform(0, extent, (n, 2))
+    return np.hstack([corner, corner + rng.uniform(0, longest, (n, 2))]).astype(np.float32)
+
+
+def some(n=6, seed=0, **rest):
+    rng = np.random.default_rng(seed)
+    columns = {"OD 1 mean": rng.uniform(0, 1, n).astype(np.float32)}
+    return Detections(
+        random_boxes(rng, n), rng.integers(0, 3, n), rng.uniform(0, 1, n), NAMES, columns, **rest
+    )
+
+
+def test_types_and_order():
+    d = some(50)
+    assert (d.xyxy.dtype, d.labels.dtype, d.scores.dtype) == (np.float32, np.int64, np.float32)
+    assert (np.diff(d.scores) <= 0).all()
+    rng = np.random.default_rng(0)  # as `some` made them
+    columns = rng.uniform(0, 1, 50).astype(np.float32)
+    xyxy, labels, scores = random_boxes(rng, 50), rng.integers(0, 3, 50), rng.uniform(0, 1, 50)
+    order = np.argsort(-scores)
+    np.testing.assert_array_equal(d.xyxy, xyxy[order])
+    np.testing.assert_array_equal(d.labels, labels[order])
+    np.testing.assert_array_equal(d.columns["OD 1 mean"], columns[order])
+
+
+def test_equal_scores_keep_their_order():
+    d = Detections([[i, 0, i + 1, 1] for i in range(9)], [0] * 9, [0.5] * 9, ["cell"])
+    assert d.xyxy[:, 0].tolist() == list(range(9))
+
+
+def test_indexing():
+    d = some(20, candidates=some(30), image_shape=(5, 6), report={"scale": 2})
+    for part in (d[d.labels == 1], d[[3, 4, 9]], d[2:5], d[7], d[np.zeros(20, bool)], d[-1]):
+        assert isinstance(part, Detections)
+        assert part.image_shape == (5, 6)
+        assert part.report == {"scale": 2}
+        assert part.candidates is None
+        assert part.columns["OD 1 mean"].shape == (len(part),)
+    assert (d[d.labels == 1].labels == 1).all()
+    np.testing.assert_array_equal(d[[3, 4, 9]].scores, d.scores[[3, 4, 9]])
+    assert len(d[7]) == 1
+    assert [len(one) for one in d] == [1] * 20
+    with pytest.raises(IndexError):
+        d[20]
+
+
+def test_thresholds_move_both_ways():
+    everything = some(100)
+    shown = everything.above(0.25)
+    assert 0 < len(shown.above(0.8)) < len(shown) < 100
+    assert (shown.scores >= 0.25).all()
+    assert len(shown.above(0.8).above(0.0)) == 100
+    np.testing.assert_array_equal(shown.above(0.8).above(0.25).xyxy, shown.xyxy)
+
+
+def test_a_threshold_for_each_class():
+    everything = some(100)
+    shown = everything.above({"RBC": 0.9, "WBC": 0.1})
+    red, white = everything.labels == 0, everything.labels == 1
+    expected = (red & (everything.scores >= 0.9)) | (white & (everything.scores >= 0.1))
+    np.testing.assert_array_equal(shown.xyxy, everything.xyxy[expected])
+
+
+def test_a_score_equal_to_the_threshold_stays():
+    d = Detections([[0, 0, 1, 1]], [0], [0.3], ["cell"])
+    assert len(d.above(0.3)) == len(d.above({"cell": 0.3})) == 1
+
+
+def test_counts_and_empty():
+    d = Detections([[0, 0, 1, 1]] * 3, [2, 0, 2], [0.5] * 3, NAMES)
+    assert d.counts() == {"RBC": 1, "WBC": 0, "Platelets": 2}
+    none = Detections.empty(NAMES, image_shape=(3, 4))
+    assert len(none) == len(none.above(0.1)) == len(none.to_frame()) == 0
+    assert none.xyxy.shape == (0, 4)
+    assert none.counts() == {"RBC": 0, "WBC": 0, "Platelets": 0}
+    assert none.image_shape == (3, 4)
+
+
+def test_frame():
+    d = Detections(
+        [[1, 2, 4, 10]], [1], [0.5], NAMES, {"OD 1 mean": [0.25]}, pixel_size=(0.5, 0.25)
+    )
+    row = d.to_frame().iloc[0].to_dict()
+    assert row == {
+        **{"class": "WBC", "confidence": 0.5, "x1": 1, "y1": 2, "x2": 4, "y2": 10},
+        **{"width": 3, "height": 8, "centre_x": 2.5, "centre_y": 6},
+        **{"x1_um": 0.25, "y1_um": 1, "x2_um": 1, "y2_um": 5, "width_um": 0.75, "height_um": 4},
+        **{"centre_x_um": 0.625, "centre_y_um": 3, "OD 1 mean": 0.25},
+    }
+    assert len(some(7).to_frame()) == 7
+    assert "x1_um" not in some(7).to_frame()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"xyxy": [[0, 0, 1]]}, r"shape \(n, 4\)"),
+        ({"xyxy": [["a", "b", "c", "d"]]}, "Boxes are numbers"),
+        ({"xyxy": [[0, 0, 1, np.nan]]}, "Box 0 has coordinates that are no finite numbers"),
+        ({"xyxy": [[5, 0, 1, 1]]}, r"Box 0 ends before it begins .*\[5.0, 0.0, 1.0, 1.0\]"),
+        ({"labels": [3]}, "Label 3 of box 0 has no name: there are 3 classes"),
+        ({"labels": [-1]}, "Label -1 of box 0 has no name"),
+        ({"labels": [0.5]}, "whole numbers"),
+        ({"labels": [0, 1]}, "1 boxes need as many labels"),
+        ({"scores": [1.5]}, "Scores are from 0 to 1; number 0 is 1.5"),
+        ({"scores": [np.nan]}, "Scores are from 0 to 1; number 0 is nan"),
+        ({"columns": {"x1": [0]}}, 'may not be called "x1"'),
+        ({"columns": {"OD": [0, 1]}}, 'as many values of "OD"'),
+    ],
+)
+def test_refuses(change, sentence):
+    good = {"xyxy": [[0, 0, 1, 1]], "labels": [0], "scores": [0.5], "names": NAMES}
+    with pytest.raises(ValueError, match=sentence):
+        Detections(**{**good, **change})
+
+
+def test_import_is_light():
+    code = (
+        "import sys, napari_beerlanet.core.boxes.detections\n"
+        "print(sorted({'numba', 'pandas', 'torch', 'PIL'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

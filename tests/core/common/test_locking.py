@@ -1,0 +1,124 @@
+"""Locks of folders: one holder at a time, across versions, and what others are told."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from napari_beerlanet.core.common import locking
+from napari_beerlanet.core.common.locking import FolderLock, LockedError, is_locked, read_owner
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from napari_beerlanet.core.common.locking import FolderLock
+lock = FolderLock(Path(sys.argv[1]))
+print("held", flush=True)
+time.sleep(600)
+"""
+OLD_HOLDER = """
+import fcntl, os, sys, time
+file = open(sys.argv[1], "a+")
+fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+file.truncate(0)
+file.write(f"{os.getpid()}\\n")
+file.flush()
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """Starts a process that holds the lock of the folder."""
+    started = []
+
+    def start(code=HOLDER):
+        command = [sys.executable, "-c", code, str(tmp_path / ".lock")]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdout.readline() == "held\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_the_owner_is_named(tmp_path, holder):
+    process = holder()
+    path = tmp_path / ".lock"
+    assert is_locked(path)
+    owner = read_owner(path)
+    assert (owner["process"], owner["host"]) == (process.pid, socket.gethostname())
+    with pytest.raises(
+        LockedError, match=rf"open here \(process {process.pid}, since .*\); wait\.$"
+    ):
+        FolderLock(path, busy="open here", advice="wait")
+    assert read_owner(path) == owner
+
+
+def test_a_killed_owner_holds_nothing(tmp_path, holder):
+    process = holder()
+    process.kill()
+    process.wait()
+    lock = FolderLock(tmp_path / ".lock")
+    assert read_owner(lock.path)["process"] == os.getpid()
+    lock.release()
+    assert not lock.held
+    assert read_owner(lock.path) == {}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="flock is of Unix")
+def test_a_lock_of_the_version_before_is_respected(tmp_path, holder):
+    process = holder(OLD_HOLDER)
+    with pytest.raises(LockedError, match=f"process {process.pid}"):
+        FolderLock(tmp_path / ".lock", timeout=5)
+
+
+@pytest.mark.parametrize(
+    ("left", "process"),
+    [
+        ("4711\n", 4711),
+        (json.dumps({"process": 4711, "host": "there", "since": "2026-01-01"}), 4711),
+        ("", None),
+        ("[1, 2]", None),
+        ("{" * 100_000, None),
+    ],
+)
+def test_what_earlier_versions_left_is_understood(tmp_path, left, process):
+    path = tmp_path / ".lock"
+    path.write_text(left)
+    assert read_owner(path).get("process") == process
+    FolderLock(path).release()
+
+
+def test_children_of_a_killed_owner_are_given_time(tmp_path, monkeypatch):
+    """They have inherited the lock."""
+    done = subprocess.Popen([sys.executable, "-c", ""])
+    done.wait()
+    path = tmp_path / ".lock"
+    path.write_text(json.dumps({"process": done.pid}))
+    states = iter(["taken", "taken", "locked"])
+    monkeypatch.setattr(locking, "try_lock", lambda file: next(states))
+    begun = time.monotonic()
+    FolderLock(path, timeout=10).release()
+    assert time.monotonic() - begun < 5
+    path.write_text(json.dumps({"process": done.pid}))
+    monkeypatch.setattr(locking, "try_lock", lambda file: "taken")
+    with pytest.raises(LockedError):
+        FolderLock(path, timeout=0.3)
+
+
+def test_a_second_lock_of_this_process_is_refused_at_once(tmp_path):
+    lock = FolderLock(tmp_path / ".lock")
+    begun = time.monotonic()
+    with pytest.raises(LockedError):
+        FolderLock(tmp_path / ".lock", timeout=30)
+    assert time.monotonic() - begun < 5
+    lock.release()

@@ -1,0 +1,183 @@
+"""The thread pool: order, nesting, forks, several callers at once."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from napari_beerlanet import decompose
+from napari_beerlanet.core.common import threads
+from napari_beerlanet.core.common.threads import chunk_slices, run_parallel, thread_count
+from pictures import section, smear
+
+
+@pytest.fixture
+def several(monkeypatch):
+    """Three threads, whatever this machine has; a pool of the test's own."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setattr(threads, "_pool", None)
+    yield
+    if threads._pool is not None:
+        threads._pool.shutdown()
+
+
+@given(st.integers(0, 1000), st.integers(1, 50))
+def test_slices_cover_everything_once(total, step):
+    parts = chunk_slices(total, step)
+    assert [i for p in parts for i in range(total)[p]] == list(range(total))
+    assert all(p.stop - p.start <= step for p in parts)
+
+
+@pytest.mark.usefixtures("several")
+def test_results_come_in_the_order_of_tasks():
+    def task(k):
+        time.sleep(0.02 * (k % 3 == 0))
+        return k
+
+    assert run_parallel([lambda k=k: task(k) for k in range(12)]) == list(range(12))
+    assert run_parallel([]) == []
+
+
+@pytest.mark.usefixtures("several")
+def test_tasks_run_at_the_same_time():
+    meeting = threading.Barrier(2, timeout=10)
+    assert sorted(run_parallel([meeting.wait, meeting.wait])) == [0, 1]
+
+
+NESTED = """
+from napari_beerlanet.core.common.threads import run_parallel
+outer = lambda k: sum(run_parallel([lambda j=j: k * j for j in range(5)]))
+print(run_parallel([lambda k=k: outer(k) for k in range(9)]))
+"""
+
+
+def test_nested_calls_do_not_wait_for_ever():
+    done = subprocess.run(  # a process of its own: one that waits for ever can be ended
+        [sys.executable, "-c", NESTED],
+        env={**os.environ, "OMP_NUM_THREADS": "3"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.strip() == str([10 * k for k in range(9)]), done.stderr
+
+
+@pytest.mark.usefixtures("several")
+def test_an_error_in_a_task_reaches_the_caller_and_the_pool_lives_on():
+    def fail():
+        raise KeyError("lost")
+
+    with pytest.raises(KeyError, match="lost"):
+        run_parallel([fail, fail, lambda: 1])
+    assert run_parallel([lambda: 1, lambda: 2]) == [1, 2]
+
+
+def test_thread_count_follows_the_environment(monkeypatch):
+    for text, expected in (("1", 1), ("5", 5)):
+        monkeypatch.setenv("OMP_NUM_THREADS", text)
+        assert thread_count() == expected
+    for text in ("0", "", "many", "-2"):
+        monkeypatch.setenv("OMP_NUM_THREADS", text)
+        assert 1 <= thread_count() <= (os.cpu_count() or 1)
+
+
+@pytest.mark.usefixtures("several")
+def test_several_callers_at_once_get_the_answers_they_get_alone():
+    pictures = [smear(), section(), smear(seed=1), section(seed=1)]
+    jobs = [(p, k) for p in pictures for k in (8, "converge")]
+
+    def work(job):
+        d = decompose(job[0], 4, job[1], lam=0.1, gamma=0.05)
+        return d.spectra.tobytes() + d.densities.tobytes() + d.background.tobytes()
+
+    alone = [work(job) for job in jobs]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(2):
+            assert list(pool.map(work, jobs)) == alone
+
+
+FORK = """
+import os, sys, time
+import numpy as np
+from napari_beerlanet import decompose
+from napari_beerlanet.core.common.threads import run_parallel
+image = np.random.default_rng(0).integers(0, 256, (300, 400, 3), np.uint8)
+
+def answer():
+    assert run_parallel([lambda k=k: k for k in range(4)]) == [0, 1, 2, 3]
+    steps, end = decompose(image, 3, 5, lam=1.0, gamma=0.1), decompose(image[:50], 3, "converge")
+    return steps.densities.tobytes() + end.densities.tobytes()
+
+before = answer()
+child = os.fork()
+if child == 0:
+    os._exit(0 if answer() == before else 7)
+for _ in range(600):
+    pid, status = os.waitpid(child, os.WNOHANG)
+    if pid:
+        sys.exit(os.waitstatus_to_exitcode(status))
+    time.sleep(0.1)
+os.kill(child, 9)
+sys.exit("the child hangs")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_forked_child_computes_too():
+    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORK],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+THREADS = """
+import hashlib
+from napari_beerlanet import decompose
+from napari_beerlanet.core.common.threads import thread_count
+from napari_beerlanet.samples import blood_smear
+image = blood_smear((300, 400), noise=0.03, jpeg_quality=None).image
+for d in (
+    decompose(image, 5, 10, lam=2.0, gamma=0.02),
+    decompose(image / 255, 5, 4, lam=2.0, gamma=0.02),
+    decompose(image, 8, "converge"),
+):
+    for part in (d.spectra, d.background, d.densities):
+        print(hashlib.sha256(part.tobytes()).hexdigest())
+print(thread_count())
+"""
+
+
+@pytest.mark.slow
+def test_results_do_not_depend_on_the_number_of_threads():
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "-c", THREADS],
+            env={**os.environ, "OMP_NUM_THREADS": count},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for count in ("1", "2")
+    ]
+    try:
+        outputs = [run.communicate(timeout=300)[0].split() for run in runs]
+    finally:
+        for run in runs:
+            run.kill()
+            run.wait()
+            run.stdout.close()
+    assert [lines.pop() for lines in outputs] == ["1", "2"]
+    names = [f"{part}, {run}" for run in ("palette", "dense", "converge") for part in "SxD"]
+    pairs = zip(names, *outputs, strict=True)
+    assert [name for name, one, two in pairs if one != two] == []

@@ -1,0 +1,169 @@
+"""The resolution at which objects are as large as in training, found from what is found."""
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from discs import SIZES
+from napari_beerlanet.core.detection.scale_search import (
+    ScaleSample,
+    TrainingSizes,
+    candidate_scales,
+    describe_sizes,
+    largest_size,
+    matches_training,
+    pool_sizes,
+    scale_quality,
+    search_scale,
+    size_deviation,
+    typical_size,
+)
+from tinydata import NAMES
+
+KNOWN = TrainingSizes.of(SIZES, NAMES)
+TYPICAL = 40.0
+
+
+def sample(sizes, labels=0, scores=0.9, area=320.0**2):
+    sizes = np.atleast_1d(np.asarray(sizes, float))
+    filled = [np.broadcast_to(v, sizes.shape) for v in (labels, scores)]
+    return ScaleSample(sizes, filled[0].astype(np.int64), filled[1].astype(float), area)
+
+
+def test_description_has_quantiles_per_class():
+    wide = np.column_stack([np.arange(1, 102), np.arange(1, 102)]).astype(float)
+    labels = np.r_[np.zeros(101, int)]
+    assert describe_sizes(wide, labels, NAMES) == {
+        "RBC": {"median": 51.0, "low": 6.0, "high": 96.0, "count": 101}
+    }
+    assert describe_sizes(np.array([[4.0, 9.0]]), np.array([1]), NAMES)["WBC"]["median"] == 6.0
+    assert describe_sizes(np.zeros((0, 2)), np.zeros(0, int), NAMES) == {}
+
+
+def size(median, count, low=10.0, high=90.0):
+    return {"median": median, "low": low, "high": high, "count": count}
+
+
+def test_a_few_fields_hardly_change_the_size_that_a_model_works_at():
+    before = {"RBC": size(50.0, 3000), "WBC": size(100.0, 300, 60.0, 130.0)}
+    now = {"RBC": size(60.0, 60), "WBC": size(120.0, 300, 80.0, 150.0)}
+    pooled = pool_sizes(before, now)
+    assert pooled["RBC"] == size(50.18, 3060)
+    assert pooled["WBC"] == size(round(math.sqrt(100 * 120), 2), 600, 60.0, 150.0)
+
+
+def test_objects_shown_at_quite_another_size_are_as_they_were_shown():
+    now = {"RBC": size(20.0, 60), "ring": size(9.0, 3)}
+    pooled = pool_sizes({"RBC": size(50.0, 3000), "WBC": size(100.0, 300)}, now)
+    assert pooled == {**now, "WBC": size(100.0, 300)}
+
+
+def test_pooling_with_nothing_changes_nothing():
+    sizes = {"RBC": size(50.0, 3000)}
+    assert pool_sizes({}, sizes) == pool_sizes(sizes, {}) == sizes
+
+
+def test_typical_size_is_the_median_of_all_objects():
+    assert typical_size(SIZES) == 40.0
+    assert typical_size({**SIZES, "Platelets": {"median": 16.0, "count": 9000}}) == 16.0
+    assert typical_size({}) is None
+
+
+def test_largest_size_is_the_largest_class():
+    assert largest_size(SIZES, 7.0) == 90.0
+    assert largest_size({}, 7.0) == 7.0
+
+
+def test_deviation_is_the_logarithm_of_the_ratio():
+    assert size_deviation(sample([80, 80, 80, 80]), KNOWN) == pytest.approx(math.log(2))
+    assert size_deviation(sample([20, 20, 20, 300]), KNOWN) == pytest.approx(-math.log(2))
+    mixed = sample([40, 40, 75, 75, 16], [0, 0, 1, 1, 2])
+    assert size_deviation(mixed, KNOWN) == pytest.approx(0)
+
+
+def test_deviation_needs_a_few_sure_detections_of_known_classes():
+    assert size_deviation(sample([80, 80]), KNOWN) is None
+    assert size_deviation(sample([80] * 9, scores=0.3), KNOWN) is None
+    unknown = TrainingSizes.of({"RBC": SIZES["RBC"]}, NAMES)
+    assert size_deviation(sample([80] * 9, labels=1), unknown) is None
+
+
+def test_red_cells_of_the_right_size_agree_and_platelets_only_do_not():
+    assert matches_training(sample([38, 42, 45, 40]), KNOWN)
+    assert not matches_training(sample([80, 82, 85, 90]), KNOWN)
+    assert not matches_training(sample([16, 17, 15, 16], labels=2), KNOWN)
+
+
+def test_quality_is_highest_at_the_size_of_training():
+    at = [
+        scale_quality(sample([40.0 * f] * int(30 / f**2)), KNOWN) for f in (0.4, 0.7, 1.0, 1.4, 2.5)
+    ]
+    assert np.argmax(at) == 2
+    assert scale_quality(sample([]), KNOWN) == 0
+
+
+def test_sizes_of_unknown_classes_count_half():
+    unknown = TrainingSizes.of({}, NAMES)
+    full, half = scale_quality(sample([40.0]), KNOWN), scale_quality(sample([40.0]), unknown)
+    assert half == pytest.approx(full / 2)
+
+
+def looking_at(true_size, shape, seed=0):
+    """What a network trained on SIZES would find in red cells with some platelets."""
+    random = np.random.default_rng(seed)
+    count = int(0.4 * shape[0] * shape[1] / true_size**2)
+    objects = true_size * np.exp(0.12 * random.normal(size=count))
+    objects[random.random(count) < 0.1] *= 0.4
+    places = random.random((count, 2)) * shape
+    medians = np.array([SIZES[name]["median"] for name in NAMES])
+
+    def look(scale):
+        window = np.minimum(320 / scale, shape)
+        sizes = objects[(places < window).all(1)] * scale
+        off = np.log(sizes[:, None] / medians)
+        labels = np.argmin(np.abs(off), 1)
+        scores = 0.9 * np.exp(-0.5 * (off[np.arange(len(sizes)), labels] / 0.35) ** 2)
+        return ScaleSample(sizes, labels, scores, window.prod() * scale**2)
+
+    return look
+
+
+@pytest.mark.parametrize("true_size", [15, 22, 33, 50, 75, 110, 160, 240, 350, 500, 600])
+@pytest.mark.parametrize("seed", range(3))
+def test_search_finds_the_size_whatever_it_is(true_size, seed):
+    shape = (max(480, 4 * true_size), max(640, 5 * true_size))
+    choice = search_scale(looking_at(true_size, shape, seed), TYPICAL, shape, KNOWN)
+    assert TYPICAL / choice.scale == pytest.approx(true_size, rel=0.15)
+    assert "resolutions tried" in choice.how
+
+
+def test_search_without_anything_sure_chooses_nothing():
+    """An empty field has doubtful detections: many of them, at the finest resolution."""
+    shape = (2000, 2000)
+    assert search_scale(lambda scale: sample([]), TYPICAL, shape, KNOWN) is None
+    doubtful = search_scale(
+        lambda s: sample([40.0] * int(90 * s), scores=0.05), TYPICAL, shape, KNOWN
+    )
+    assert doubtful is None
+
+
+def test_one_sure_object_suffices():
+    def look(scale):
+        return sample([100 * scale], scores=0.8 if 0.3 < scale < 0.7 else 0.02)
+
+    assert 0.3 < search_scale(look, TYPICAL, (200, 200), KNOWN).scale < 0.7
+
+
+def test_images_too_small_for_any_resolution():
+    assert candidate_scales(TYPICAL, (1, 1)) == []
+    assert search_scale(lambda scale: pytest.fail("looked"), TYPICAL, (1, 1), KNOWN) is None
+
+
+def test_resolutions_span_the_sizes_of_objects():
+    tried = candidate_scales(TYPICAL, (4000, 4000))
+    assert tried == sorted(tried)
+    assert TYPICAL / tried[0] >= 600
+    assert TYPICAL / tried[-1] <= 15
+    assert max(b / a for a, b in pairwise(tried)) < 2

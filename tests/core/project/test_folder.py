@@ -1,0 +1,425 @@
+"""Two viewers, folders of others, newer versions, full disks, drives that vanish, kills."""
+
+import errno
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from napari_beerlanet.core.boxes.history import objects_by_id
+from napari_beerlanet.core.common import locking
+from napari_beerlanet.core.common.locking import FolderLock, LockedError
+from napari_beerlanet.core.common.storage import FileError
+from napari_beerlanet.core.formats.dataset import check_dataset, read_dataset
+from napari_beerlanet.core.project import folder
+from napari_beerlanet.core.project.files import ProjectError
+from napari_beerlanet.core.project.project import Project
+from projects import NAMES, fill, smear, tree
+
+
+@pytest.fixture
+def project(tmp_path):
+    with Project.create(tmp_path / "project", NAMES) as made:
+        fill(made, [1, 2])
+        yield made
+
+
+def rest(project_path: Path) -> dict[str, bytes]:
+    """Everything except for autosaved annotations, which are saved first."""
+    return {k: v for k, v in tree(project_path).items() if not k.startswith("annotations")}
+
+
+# --- two viewers ---------------------------------------------------------------------------------
+
+
+def test_a_second_viewer_is_told_and_may_look(project):
+    with pytest.raises(LockedError, match="open in another viewer") as error:
+        Project.open(project.path)
+    assert error.value.owner["process"] == os.getpid()
+    with Project.open(project.path, read_only=True) as second:
+        assert second.summary() == project.summary()
+        source, _, annotations = smear(1)
+        assert second.load_annotations(source) is not None
+        with pytest.raises(ProjectError, match="read-only"):
+            second.save_annotations(source, annotations)
+        with pytest.raises(ProjectError, match="not possible to remove the image"):
+            second.remove_image(source.id)
+
+
+def test_when_the_first_is_closed_the_second_may_write(project):
+    project.close()
+    with Project.open(project.path) as second:
+        assert not second.read_only
+        with pytest.raises(ProjectError, match="closed"):
+            project.save_annotations(smear(1)[0], smear(1)[2])
+
+
+def test_a_killed_viewer_holds_nothing(project):
+    path = project.path
+    project.close()
+    code = (
+        "import sys, time\nfrom napari_beerlanet.core.project.project import Project\n"
+        f"p = Project.open({str(path)!r})\nprint('open', flush=True)\ntime.sleep(60)\n"
+    )
+    other = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    with other:
+        assert other.stdout.readline() == "open\n"
+        with pytest.raises(LockedError, match=f"process {other.pid}"):
+            Project.open(path)
+        other.kill()
+    with Project.open(path) as again:
+        assert not again.read_only
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_forked_process_does_not_keep_the_lock(project):
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.read(reading, 1)
+        os._exit(0)
+    try:
+        project.close()
+        Project.open(project.path).close()
+    finally:
+        os.write(writing, b".")
+        os.waitpid(child, 0)
+        os.close(reading)
+        os.close(writing)
+
+
+@pytest.mark.parametrize(
+    ("owner", "taken"),
+    [
+        ({"process": 2**22 + 7, "host": None}, False),
+        ({"process": os.getppid(), "host": None}, True),
+        ({"process": 5, "host": "another-computer"}, True),
+        ({}, False),
+    ],
+)
+def test_on_a_disk_without_locks_the_mark_decides(tmp_path, monkeypatch, owner, taken):
+    monkeypatch.setattr(locking, "try_lock", lambda file: "unknown")
+    if "host" in owner and owner["host"] is None:
+        owner = {**owner, "host": locking.socket.gethostname()}
+    path = tmp_path / ".lock"
+    path.write_text(json.dumps(owner))
+    if taken:
+        with pytest.raises(LockedError):
+            FolderLock(path)
+        FolderLock(path, break_lock=True).release()
+    else:
+        FolderLock(path).release()
+
+
+# --- folders -------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_cannot_be_written_to_is_opened_to_look_at(project, monkeypatch):
+    project.close()
+
+    def refused(*arguments, **words):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("napari_beerlanet.core.project.folder.FolderLock", refused)
+    with Project.open(project.path) as opened:
+        assert "cannot be written to" in opened.read_only
+        assert opened.summary()["images"] == 2
+        with pytest.raises(ProjectError, match="cannot be written to"):
+            opened.add_classes(["x"])
+
+
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="permissions do not bind root")
+@pytest.mark.parametrize("closed", ["", ".lock", "annotations"])
+def test_a_folder_without_permission(project, closed):
+    project.close()
+    path = project.path / closed
+    before = path.stat().st_mode
+    path.chmod(0o500)
+    try:
+        with Project.open(project.path) as opened:
+            assert "cannot be written to" in opened.read_only
+    finally:
+        path.chmod(before)
+    with Project.open(project.path) as opened:
+        assert not opened.read_only
+
+
+def test_a_folder_in_which_no_file_can_be_made_is_opened_to_look_at(project, monkeypatch):
+    project.close()
+    before = tree(project.path)
+
+    def refused(*arguments, **more):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "touch", refused)
+    with Project.open(project.path) as opened:
+        assert "cannot be written to" in opened.read_only
+    monkeypatch.undo()
+    assert tree(project.path) == before
+    Project.open(project.path).close()
+
+
+def test_a_folder_of_a_newer_version_is_not_written_to(project):
+    project.close()
+    file = project.path / "project.json"
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps({**content, "format": 99, "later": [1, 2]}))
+    before = tree(project.path)
+    with Project.open(project.path) as opened:
+        assert "newer version" in opened.read_only
+        assert opened.classes == NAMES
+        with pytest.raises(ProjectError, match="update napari-beerlanet"):
+            opened.save_annotations(smear(1)[0], smear(1)[2])
+    assert tree(project.path) == before
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"classes": 5}', '{"classes": [1]}'])
+def test_a_damaged_project_is_told(project, content):
+    project.close()
+    (project.path / "project.json").write_text(content)
+    with pytest.raises(FileError, match=r"project.json: damaged"):
+        Project.open(project.path)
+
+
+def test_a_damaged_table_is_told(project):
+    project.close()
+    table = project.path / "crops.csv"
+    table.write_text(table.read_text().replace("train", "../../train"))
+    with pytest.raises(ProjectError, match=r"crops.csv: damaged"):
+        Project.open(project.path)
+    FolderLock(project.path / ".lock").release()
+
+
+def test_a_damaged_annotation_is_told_and_others_are_read(project):
+    path = project.save_annotations(*smear(1)[::2])
+    path.write_text('{"format": 1')
+    project.reload()
+    assert "damaged" in project.notes[0]
+    assert list(project.sources()) == [smear(2)[0].id]
+    with pytest.raises(ProjectError, match="damaged"):
+        project.load_annotations(smear(1)[0])
+
+
+def test_there_is_no_project(tmp_path, project):
+    with pytest.raises(ProjectError, match="no such folder"):
+        Project.open(tmp_path / "nowhere")
+    with pytest.raises(ProjectError, match="no project in this folder"):
+        Project.open(tmp_path)
+    with pytest.raises(ProjectError, match="already; open it"):
+        Project.create(project.path, NAMES)
+    (tmp_path / "foreign" / "images").mkdir(parents=True)
+    (tmp_path / "foreign" / "images" / "a.png").touch()
+    with pytest.raises(ProjectError, match="holds images of something else"):
+        Project.create(tmp_path / "foreign", NAMES)
+
+
+def test_a_drive_that_is_gone_is_told_and_no_folder_takes_its_place(project, tmp_path):
+    shutil.move(project.path, tmp_path / "unplugged")
+    source, rgb, annotations = smear(3)
+    for work in (
+        lambda: project.save_annotations(source, annotations),
+        lambda: project.add_image(source, rgb, annotations, 128),
+        lambda: project.remove_image(source.id),
+        project.reload,
+    ):
+        with pytest.raises(ProjectError, match="folder is gone"):
+            work()
+    assert not project.path.exists()
+    shutil.move(tmp_path / "unplugged", project.path)
+    project.add_image(source, rgb, annotations, 128)
+    assert project.summary()["images"] == 3
+
+
+# --- full disks ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("after", range(0, 12))
+def test_a_full_disk_at_any_file_leaves_what_was_there(project, monkeypatch, after):
+    before = rest(project.path)
+    left = [after]
+    real = os.fsync
+
+    def full(handle):
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(handle)
+
+    source, rgb, annotations = smear(3, shape=(96, 200))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        try:
+            project.add_image(source, rgb, annotations, 96)
+            said = ""
+        except ProjectError as error:
+            said = str(error)
+    assert not said or "no space left on the disk" in said
+    if said and not folder.has_unfinished_transaction(project.path):
+        assert rest(project.path) == before
+    project.close()
+    with Project.open(project.path) as again:
+        held = {row.source for row in again.crops}
+        assert held == {smear(k)[0].id for k in (1, 2)} | ({source.id} & held)
+        check_dataset(read_dataset(again.data))
+        again.add_image(source, rgb, annotations, 96)
+        assert again.summary()["images"] == 3
+
+
+def test_a_full_disk_while_saving_keeps_the_last_state(project, monkeypatch):
+    source, _, annotations = smear(1)
+    project.save_annotations(source, annotations)
+
+    def full(handle):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(ProjectError, match="no space left on the disk to save annotations"):
+            project.save_annotations(source, annotations[[0]])
+    assert len(project.load_annotations(source)) == len(annotations)
+    assert not list((project.path / "annotations").glob(".*"))
+
+
+# --- the journal ---------------------------------------------------------------------------------
+
+
+class _Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("moment", range(0, 40, 3))
+def test_a_change_interrupted_at_any_file_is_finished_at_the_next_opening(
+    project, monkeypatch, moment
+):
+    """As a kill between two system calls: nothing of ours runs afterwards."""
+    left = [moment]
+    for name in ("replace", "unlink"):
+        real = getattr(os, name)
+
+        def counted(*arguments, real=real, **more):
+            left[0] -= 1
+            if left[0] < 0:
+                raise _Killed
+            return real(*arguments, **more)
+
+        monkeypatch.setattr(os, name, counted)
+    monkeypatch.setattr(folder, "remove_path", lambda path: None)
+    source, rgb, annotations = smear(2, shape=(96, 128))
+    extra = smear(3, shape=(96, 260))
+    try:
+        project.add_image(*extra, 96)
+        project.add_image(source, rgb, annotations[[0, 1, 2]], 128)
+    except _Killed:
+        pass
+    monkeypatch.undo()
+    project.close()
+    with Project.open(project.path) as again:
+        assert_whole(again)
+        by_source = {row.source: 0 for row in again.crops}
+        for row in again.crops:
+            by_source[row.source] += row.boxes
+        assert by_source[source.id] in (len(annotations), 3)
+
+
+def test_a_journal_that_leads_out_of_the_folder_is_refused(project, tmp_path):
+    project.close()
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    content = {"stage": "x", "moves": [], "removals": ["../victim"]}
+    (project.path / folder.JOURNAL_FILE).write_text(json.dumps(content))
+    with pytest.raises(FileError, match="not in the project"):
+        Project.open(project.path)
+    assert victim.read_text() == "mine"
+
+
+def test_a_damaged_journal_is_told(project):
+    project.close()
+    (project.path / folder.JOURNAL_FILE).write_text('{"moves"')
+    with pytest.raises(FileError, match="damaged, so a change"):
+        Project.open(project.path)
+
+
+def assert_whole(project: Project) -> None:
+    """Table, folders and data.yaml agree, and nothing is left over."""
+    images = {str(p.relative_to(project.path)) for p in project.path.glob("images/*/*")}
+    labels = {str(p.relative_to(project.path)) for p in project.path.glob("labels/*/*")}
+    assert images == {str(Path(row.image())) for row in project.crops}
+    assert labels == {str(Path(row.label())) for row in project.crops}
+    for row in project.crops:
+        lines = (project.path / row.label()).read_text().splitlines()
+        assert len(lines) == row.boxes
+    left = [p.name for p in project.path.rglob(".*") if p.name != ".lock"]
+    assert not left
+    check_dataset(read_dataset(project.data))
+
+
+# --- real kills ----------------------------------------------------------------------------------
+
+WORKER = """
+import sys
+sys.path.insert(0, {tests!r})
+from projects import smear
+from napari_beerlanet.core.project.project import Project
+import numpy as np
+path, first = sys.argv[1], int(sys.argv[2])
+fields = {{seed: smear(seed, shape=(96, 220 if seed > 2 else 128)) for seed in range(1, 5)}}
+with Project.open(path) as project:
+    print("ready", flush=True)
+    step = first
+    while True:
+        step += 1
+        seed = 1 + step % 4
+        source, rgb, annotations = fields[seed]
+        keep = np.arange(len(annotations)) < 3 + step % 5
+        project.save_annotations(source, annotations[keep])
+        print("saved", seed, int(keep.sum()), flush=True)
+        project.add_image(source, rgb, annotations[keep], 96)
+        print("added", seed, int(keep.sum()), flush=True)
+        if step % 3 == 0:
+            project.remove_image(source.id)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="sends SIGKILL")
+def test_killed_at_twenty_random_moments_the_project_is_old_or_new(project):
+    project.close()
+    path = project.path
+    moments = random.Random(5)
+    code = WORKER.format(tests=str(Path(__file__).parents[2]))
+    for kill in range(20):
+        other = subprocess.Popen(
+            [sys.executable, "-c", code, str(path), str(kill)], stdout=subprocess.PIPE, text=True
+        )
+        assert other.stdout.readline() == "ready\n"
+        time.sleep(moments.uniform(0.0, 0.5))
+        other.send_signal(signal.SIGKILL)
+        said = other.communicate()[0].splitlines()
+        assert other.returncode == -signal.SIGKILL
+        with Project.open(path) as again:
+            assert_whole(again)
+            check_saved(again, said)
+
+
+def check_saved(project: Project, said: list[str]) -> None:
+    """Whatever was said to be saved is there, or something later."""
+    last = {}
+    for line in said:
+        word, *numbers = line.split()
+        if word == "saved" and len(numbers) == 2:
+            last[int(numbers[0])] = int(numbers[1])
+    for number, (seed, count) in enumerate(last.items()):
+        source, _, annotations = smear(seed, shape=(96, 220 if seed > 2 else 128))
+        found = project.load_annotations(source)
+        kept = objects_by_id(found)
+        assert kept.items() <= objects_by_id(annotations).items()
+        if number < len(last) - 1:  # of the last one, another may have been saved and not told
+            assert len(found) >= min(count, 3)

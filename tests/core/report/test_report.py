@@ -1,0 +1,316 @@
+"""The report: complete in itself, right in its numbers, harmless whatever the names hold."""
+
+import re
+from datetime import UTC, datetime
+from html.parser import HTMLParser
+from importlib.resources import files
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from napari_beerlanet.core.boxes.annotations import Annotations
+from napari_beerlanet.core.boxes.detections import Detections
+from napari_beerlanet.core.common.storage import FileError, pixel_hash
+from napari_beerlanet.core.evaluation.live import LiveEvaluation
+from napari_beerlanet.core.report.charts import (
+    ChartLine,
+    ConfusionTable,
+    HistogramChart,
+    LineChart,
+)
+from napari_beerlanet.core.report.pictures import crop_with_box, evenly_spaced
+from napari_beerlanet.core.report.report import (
+    CONTENT_SECURITY_POLICY,
+    render_report,
+    report_environment,
+    write_report,
+)
+from napari_beerlanet.core.report.subject import ReportSubject
+from napari_beerlanet.core.stains.decompose import decompose
+from napari_beerlanet.samples import blood_smear
+
+HOSTILE = '<script>alert("1")</script>'
+QUOTES = "\"'><img src=x onerror=alert(1)>&amp;\x00\x1b\ud83d"
+VOID = {"meta", "img", "br", "link", "input", "hr", "line", "rect", "circle", "polyline"}
+FIXED = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
+
+
+class Reader(HTMLParser):
+    """What a browser would see: tags that close, attributes, text."""
+
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.open, self.tags, self.attributes, self.words = [], [], [], []
+        self.feed(text)
+        self.close()
+        assert not self.open, f"not closed: {self.open}"
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value) for name, value in attrs]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value) for name, value in attrs]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] != "style":
+            self.words.append(data)
+
+    @property
+    def text(self):
+        return " ".join(" ".join(self.words).split())
+
+
+def check_harmless(text):
+    """Nothing runs, nothing is loaded: by the tags that are there, and by the policy in it."""
+    page = Reader(text)
+    assert not {"script", "iframe", "object", "embed", "link", "base", "form"} & set(page.tags)
+    for _tag, name, value in page.attributes:
+        assert not name.startswith("on")
+        assert name not in ("href", "srcset", "action", "xlink:href")
+        if name == "src":
+            assert re.fullmatch(r"data:image/jpeg;base64,[A-Za-z0-9+/=]+", value)
+        if name == "style":
+            assert re.fullmatch(r"background:#[0-9a-fA-F]{6}|--share:[0-9.]+", value)
+    assert not re.search(r"@import|url\(|https?://", text)
+    assert f'content="{CONTENT_SECURITY_POLICY}"' in text
+    return page
+
+
+@pytest.fixture(scope="module")
+def smear():
+    return blood_smear((120, 160), cell_diameter=30).image
+
+
+def found(names, n=24, shape=(120, 160), status=True, seed=0, **rest):
+    random = np.random.default_rng(seed)
+    corner = random.uniform(0, 0.8, (n, 2)) * (shape[1], shape[0])
+    labels = random.integers(0, len(names), n)
+    columns = {"status": random.choice(["accepted", "rejected", "unreviewed"], n)} if status else {}
+    boxes, scores = np.hstack([corner, corner + 25]), random.uniform(0.05, 1, n)
+    return Detections(boxes, labels, scores, names, columns, image_shape=shape, **rest)
+
+
+def everything(smear, names, **rest):
+    d = found(names)
+    truth = Annotations(d.xyxy[::2] + 1.0, d.labels[::2], list(names))
+    more = {
+        "name": f"smear {HOSTILE}.png",
+        "decomposition": decompose(smear, iterations=3, components=3),
+        "evaluation": LiveEvaluation.of(d, truth),
+        "model": {
+            "name": QUOTES,
+            "classes": list(names),
+            "components": 8,
+            "iterations": 10,
+            "training": {
+                "data": HOSTILE,
+                "metrics": {HOSTILE: {"mAP50": 0.5, "mAP50-95": 0.25, "images": HOSTILE}},
+                "versions": {HOSTILE: QUOTES},
+            },
+        },
+        "hashes": {HOSTILE: QUOTES},
+        "settings": {HOSTILE: QUOTES},
+        "facts": {QUOTES: HOSTILE},
+        "notes": [HOSTILE],
+        "date": FIXED,
+    }
+    return ReportSubject(**{"pixels": smear, "detections": d, **more, **rest})
+
+
+# --- complete and harmless -----------------------------------------------------------------------
+
+
+def test_names_that_are_html_stay_names(smear):
+    names = [HOSTILE, QUOTES, "</style></svg></table>"]
+    text = render_report(everything(smear, names))
+    page = check_harmless(text)
+    assert text.count("alert(") > 5
+    assert 'class <script>alert("1")</script>' not in text
+    assert HOSTILE in page.text
+    assert "</style></svg></table>" in page.text
+    assert text.encode("utf-8")
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.text(max_size=30), min_size=1, max_size=3, unique=True))
+def test_any_name_is_harmless(names):
+    pixels = np.full((60, 60, 3), 200, np.uint8)
+    d = found(names, 5, (60, 60))
+    truth = Annotations(d.xyxy, d.labels, list(names))
+    subject = ReportSubject(names[0], pixels, d, evaluation=LiveEvaluation.of(d, truth), date=FIXED)
+    check_harmless(render_report(subject))
+
+
+def test_the_style_is_part_of_the_package():
+    style = files("napari_beerlanet.core.report") / "report.css"
+    assert "@media print" in style.read_text(encoding="utf-8")
+
+
+def test_escaping():
+    template = report_environment().from_string("{{ text }}")
+    assert template.render(text="<a b='c' d=\"e\">&") == (
+        "&lt;a b=&#39;c&#39; d=&#34;e&#34;&gt;&amp;"
+    )
+    assert template.render(text="\x00\x1b\x85x\n") == "\ufffd\ufffd\ufffdx\n"
+    template.render(text="\ud83d").encode("utf-8")
+
+
+# --- what it says --------------------------------------------------------------------------------
+
+
+def test_counts_after_threshold_and_review(smear):
+    d = Detections(
+        [[10 * k, 10, 10 * k + 20, 30] for k in range(6)], [0, 0, 0, 1, 1, 0],
+        [0.9, 0.8, 0.7, 0.6, 0.2, 0.1], ["RBC", "WBC"],
+        {"status": ["accepted", "rejected", "unreviewed", "accepted", "accepted", "unreviewed"]},
+    )  # fmt: skip
+    subject = ReportSubject("a.png", smear, d, confidence=0.25, date=FIXED)
+    # One is rejected, one is below the threshold, and one below it was accepted all the same.
+    assert subject.counted_detections.counts() == {"RBC": 2, "WBC": 2}
+    text = check_harmless(render_report(subject)).text
+    assert "4 objects above confidence 0.25, after review" in text
+    assert "4 of 5 reviewed." in text
+    assert "Rejected by the reviewer (1)" in text
+    other = ReportSubject("a.png", smear, d, confidence={"RBC": 0.75, "WBC": 0.95}, date=FIXED)
+    assert other.counted_detections.counts() == {"RBC": 1, "WBC": 2}
+    assert "RBC 0.75, WBC 0.95" in Reader(render_report(other)).text
+
+
+def test_candidates_are_known_and_do_not_count(smear):
+    d = found(["RBC"], 30, status=False)
+    subject = ReportSubject("a.png", smear, d.above(0.5), confidence=0.5, date=FIXED)
+    assert len(subject.candidates) == 30
+    assert len(subject.counted_detections) == len(d.above(0.5)) < 30
+    text = Reader(render_report(subject)).text
+    assert "RBC: 30 candidates" in text
+    assert "Nobody has reviewed these detections yet." in text
+
+
+def test_parasitaemia_where_it_applies(smear):
+    d = found(["RBC", "infected RBC", "WBC"], 40, status=False)
+    subject = ReportSubject("a.png", smear, d, confidence=0.0, date=FIXED)
+    counts = subject.counted_detections.counts()
+    share = 100 * counts["infected RBC"] / (counts["RBC"] + counts["infected RBC"])
+    text = Reader(render_report(subject)).text
+    assert f"{share:.2f} % parasitaemia 95 % interval" in text
+    assert f"{counts['infected RBC']} infected of" in text
+    other = ReportSubject("a.png", smear, found(["RBC", "WBC"], status=False), date=FIXED)
+    assert "parasitaemia" not in render_report(other)
+
+
+def test_measures_are_those_of_quality(smear):
+    subject = everything(smear, ["RBC", "WBC"])
+    text = Reader(render_report(subject)).text
+    v = subject.evaluation.match_at(0.25)
+    assert (
+        f"{len(v.true_positives)} true, {len(v.false_positives)} false, {len(v.missed)} missed"
+        in text
+    )
+    for score in [*v.per_class, v.mean]:
+        numbers = (score.precision, score.recall, score.f1, score.ap50, score.ap)
+        assert " ".join(f"{number:.3f}" for number in numbers) in text
+    coco = subject.evaluation.average_precisions("coco").mean(axis=0)
+    assert f"As COCO's own program computes it: {coco[0]:.3f} and {coco.mean():.3f}." in text
+    assert f"highest on average at {subject.evaluation.best_threshold():.2f}" in text
+
+
+def test_stains_model_versions_hashes_and_date(smear):
+    subject = everything(smear, ["RBC", "WBC"], hashes={})
+    text = Reader(render_report(subject)).text
+    assert "16 November 2026" in text
+    assert "2026-11-16T12:00:00+00:00" in text
+    assert pixel_hash(smear) in text
+    assert "ultralytics" in text
+    assert "Decomposed stains" in render_report(subject)
+    assert pixel_hash(smear) != pixel_hash(smear[::-1])
+
+
+@pytest.mark.parametrize("n", [0, 1])
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float32])
+def test_little_to_tell(n, dtype):
+    """No detections, no model, no annotations; any kind of image, with an alpha channel."""
+    pixels = np.ones((40, 50, 4)) * (1 if dtype == np.float32 else np.iinfo(dtype).max)
+    d = found(["a"], n, (40, 50), status=False)
+    text = render_report(ReportSubject("", pixels.astype(dtype), d, confidence=0.0, date=FIXED))
+    assert f"{n} objects" in check_harmless(text).text
+
+
+def test_annotations_without_detections(smear):
+    d = Detections.empty(["RBC"])
+    truth = Annotations(np.array([[0, 0, 20, 20.0]]), np.array([0]), ["RBC"])
+    for known in (truth, Annotations.empty(["RBC"])):
+        subject = ReportSubject("a", smear, d, evaluation=LiveEvaluation.of(d, known), date=FIXED)
+        check_harmless(render_report(subject))
+
+
+def test_written_whole_or_not_at_all(smear, tmp_path):
+    subject = ReportSubject("a", smear, found(["RBC"], 3), date=FIXED)
+    write_report(tmp_path / "r.html", subject)
+    assert (tmp_path / "r.html").read_text(encoding="utf-8") == render_report(subject)
+    assert [path.name for path in tmp_path.iterdir()] == ["r.html"]
+    with pytest.raises(FileError, match="cannot be written"):
+        write_report(tmp_path / "none" / "r.html", subject)
+    with pytest.raises(ValueError, match=r"grey|colour|RGB|shape"):
+        render_report(ReportSubject("a", smear[..., 0], found(["RBC"], 3)))
+
+
+def test_many_classes_and_many_detections(smear):
+    names = [f"class {k}" for k in range(60)]
+    text = render_report(ReportSubject("a", smear, found(names, 3000), confidence=0.0, date=FIXED))
+    assert len(text) < 8_000_000
+    check_harmless(text)
+
+
+# --- charts and crops ----------------------------------------------------------------------------
+
+
+def macro(name, chart):
+    """A chart as the template draws it."""
+    template = f'{{% from "macros.html.jinja" import {name} with context %}}{{{{ {name}(chart) }}}}'
+    return report_environment().from_string(template).render(chart=chart)
+
+
+def test_curves_stay_within_their_frame():
+    line = ChartLine("a", "#102030", np.linspace(0, 1, 5000), np.linspace(1, 0, 5000), (0.5, 0.5))
+    svg = macro("line_chart", LineChart([line], "recall", "precision", 0.25))
+    points = re.search(r'points="([^"]+)"', svg)[1].split()
+    assert 100 < len(points) < 1000
+    xy = np.array([point.split(",") for point in points], float)
+    assert (xy.min(axis=0) >= 0).all()
+    assert (xy.max(axis=0) <= [340, 250]).all()
+    assert xy[0].tolist() == [44, 12]
+    assert xy[-1].tolist() == [328, 210]
+
+
+def test_bars_and_confusion():
+    svg = macro("histogram_chart", HistogramChart(np.array([0, 4, 2]), "#102030", "score", 0.4))
+    heights = [float(h) for h in re.findall(r'height="([0-9.]+)"', svg)]
+    assert heights == pytest.approx([0, 198, 99])
+    assert svg.count('opacity="0.3"') == 1
+    html = macro("confusion_table", ConfusionTable(np.array([[3, 1], [2, 0]]), ["RBC"]))
+    assert re.findall(r"<td[^>]*>([0-9]*)</td>", html) == ["3", "1", "2", ""]
+
+
+def test_crops_show_what_is_there():
+    pixels = np.zeros((50, 50, 3), np.uint8)
+    pixels[10:20, 10:20] = (0, 250, 0)
+    shown = np.asarray(crop_with_box(pixels, np.array([10, 10, 20, 20.0]), "#ff0000"))
+    assert shown.shape == (208, 208, 3)
+    assert shown[104, 104].tolist() == [0, 250, 0]
+    assert (shown == [255, 0, 0]).all(axis=-1).any()
+    edge = np.asarray(crop_with_box(pixels, np.array([-20, -20, -5, -5.0]), "#ff0000"))
+    assert edge[5, 5].tolist() == [255, 255, 255]
+
+
+def test_examples_are_spread_over_the_scores():
+    assert evenly_spaced(np.arange(100), 5).tolist() == [0, 25, 50, 74, 99]
+    assert evenly_spaced(np.arange(3), 5).tolist() == [0, 1, 2]

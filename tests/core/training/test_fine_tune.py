@@ -1,0 +1,601 @@
+"""Runs of training from start to end: their files, events and ways to stop, kill and go on."""
+
+import copy
+import csv
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from napari_beerlanet.core.checkpoints.checkpoint import (
+    checkpoint_hash,
+    load_checkpoint,
+    save_checkpoint,
+)
+from napari_beerlanet.core.checkpoints.serialize import describe_network
+from napari_beerlanet.core.common.locking import read_owner
+from napari_beerlanet.core.common.progress import Cancelled
+from napari_beerlanet.core.common.storage import DataError, FileError
+from napari_beerlanet.core.detection.detector import Detector
+from napari_beerlanet.core.detection.network import StainDetectionModel
+from napari_beerlanet.core.detection.stain_fit import fit_stain
+from napari_beerlanet.core.detection.stain_statistics import AnnotatedSample
+from napari_beerlanet.core.formats.dataset import dataset_hash, read_dataset
+from napari_beerlanet.core.training import distributed
+from napari_beerlanet.core.training.fine_tune import fine_tune
+from napari_beerlanet.core.training.monitor import describe_training_domain
+from napari_beerlanet.core.training.runs import RunFolder
+from napari_beerlanet.core.training.settings import (
+    TrainingSchedule,
+    TrainSettings,
+    choose_schedule,
+    early_stopping_patience,
+)
+from napari_beerlanet.core.training.setup import resolve_defaults, training_sample
+from tinydata import MODEL, NAMES, write_smears
+
+QUICK = {"epochs": 2, "batch": 2, "device": "cpu"}
+LASTS = {"end", "failed", "cancelled"}
+FILES = {"run.json", "progress.jsonl", "results.csv", "state.pt"}
+FILES |= {"best.safetensors", "last.safetensors", ".lock"}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_smears(tmp_path_factory.mktemp("smears"), train=5, val=2, side=64)
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    network = StainDetectionModel(MODEL, nc=3, imgsz=64)
+    network.fit_mix()
+    return Detector(network, describe_network(network, "tiny", list(NAMES), 64))
+
+
+@pytest.fixture(scope="module")
+def start(model, tmp_path_factory):
+    """The model as a file."""
+    path = tmp_path_factory.mktemp("models") / "tiny.safetensors"
+    save_checkpoint(model, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole(start, data, tmp_path_factory):
+    """The folder of a run of three epochs that nobody disturbed, and what it returned."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    return folder, fine_tune(start, data, folder, **{**QUICK, "epochs": 3})
+
+
+def events(folder):
+    return [json.loads(line) for line in (folder / "progress.jsonl").read_text().splitlines()]
+
+
+def kinds(folder):
+    return [event["event"] for event in events(folder)]
+
+
+def results(folder):
+    with (folder / "results.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def weights(path):
+    return load_checkpoint(path, device="cpu").network.state_dict()
+
+
+def assert_same_weights(a, b):
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+
+
+def stop_after(batches):
+    def progress(event):
+        seen.append(event)
+        if sum(e["event"] == "batch" for e in seen) == batches and event["event"] == "batch":
+            raise Cancelled
+
+    seen = []
+    return progress
+
+
+# --- a run ---------------------------------------------------------------------------------------
+
+
+def test_files_and_events_of_a_run(whole):
+    folder, _ = whole
+    assert {path.name for path in folder.iterdir()} == FILES
+    told = events(folder)
+    expected = ["start", *["batch", "batch", "batch", "epoch"] * 3, "end"]
+    assert [e for e in kinds(folder) if e != "warning"] == expected
+    batch = [event for event in told if event["event"] == "batch"][1]
+    assert (batch["epoch"], batch["epochs"], batch["batch"], batch["batches"]) == (1, 3, 2, 3)
+    assert set(batch["losses"]) == {"box_loss", "cls_loss", "dfl_loss"}
+    assert batch["device"] == "CPU"
+    assert batch["memory_mb"] > 50
+    assert batch["eta_seconds"] > 0
+    epochs = [event for event in told if event["event"] == "epoch"]
+    assert [event["epoch"] for event in epochs] == [1, 2, 3]
+    assert {"mAP50", "mAP50-95", "precision", "recall", "per_class"} <= set(epochs[0]["metrics"])
+    assert [row["epoch"] for row in results(folder)] == ["1", "2", "3"]
+    run = json.loads((folder / "run.json").read_text())
+    assert (run["state"], run["epoch"]) == ("finished", 3)
+
+
+def test_checkpoint_tells_where_it_comes_from(whole, start, data):
+    _, detector = whole
+    record = detector.info["training"]
+    assert record["data_hash"] == dataset_hash(read_dataset(data))
+    assert record["images"] == {"train": 5, "val": 2}
+    assert record["parent"] == checkpoint_hash(start)
+    assert record["settings"]["epochs"] == 3
+    assert (record["seed"], record["scope"]) == (0, "all")
+    assert {"napari-beerlanet", "torch", "ultralytics"} <= set(record["versions"])
+    assert {"mAP50", "mAP50-95", "per_class"} <= set(record["metrics"])
+    assert record["command"].startswith("napari-beerlanet train --data")
+    assert str(data.parent) not in json.dumps(detector.info)
+    assert detector.info["classes"] == list(NAMES)
+    sizes = detector.info["object_sizes"]["RBC"]
+    assert 4 < sizes["low"] < sizes["median"] < sizes["high"] < 40
+    background = detector.info["stain_seen"]["background"]["mean"]
+    assert all(-0.5 < value < 0 for value in background)
+
+
+def test_checkpoint_tells_how_dense_its_classes_were(whole, data):
+    """Against each pixel's densities, averaged box by box."""
+    network, info = whole[1].network, whole[1].info
+    sample = training_sample(read_dataset(data), 64)
+    means = [
+        fit_stain(network, one.pixels).planes(one.pixels)[:, y1:y2, x1:x2].mean((1, 2))
+        for one in sample
+        for (x1, y1, x2, y2), label in zip(one.xyxy.round().astype(int), one.labels, strict=True)
+        if label == 0
+    ]
+    told = info["densities_seen"]["RBC"]
+    assert told["count"] == len(means) == sum((one.labels == 0).sum() for one in sample) >= 5
+    np.testing.assert_allclose(told["mean"], np.mean(means, 0), rtol=1e-2, atol=1e-4)
+    np.testing.assert_allclose(told["sd"], np.std(means, 0), rtol=3e-2, atol=1e-4)
+    assert sum(told["mean"]) > 0.02
+
+
+def test_a_class_without_boxes_keeps_what_its_parent_tells(whole, data):
+    network = whole[1].network
+    sample = training_sample(read_dataset(data), 64)
+    others = [
+        AnnotatedSample(s.pixels, s.xyxy[s.labels > 0], s.labels[s.labels > 0]) for s in sample
+    ]
+    before = {"RBC": {"mean": [0.5] * 8, "sd": [0.1] * 8, "count": 99}}
+    info = {"classes": list(NAMES), "densities_seen": before}
+    assert describe_training_domain(network, others, info)["densities_seen"]["RBC"] == before["RBC"]
+    assert describe_training_domain(network, sample, info)["densities_seen"]["RBC"] != before["RBC"]
+    assert (
+        "RBC"
+        not in describe_training_domain(network, others, {"classes": list(NAMES)})["densities_seen"]
+    )
+
+
+def test_best_is_returned(whole):
+    folder, detector = whole
+    assert_same_weights(detector.network.state_dict(), weights(folder / "best.safetensors"))
+    detector.detect(torch.zeros(64, 64, 3, dtype=torch.uint8).numpy())
+
+
+def test_model_in_memory_trains_as_from_its_file(whole, model, data, tmp_path):
+    before = copy.deepcopy(model.network.state_dict())
+    detector = fine_tune(model, data, tmp_path / "run", **{**QUICK, "epochs": 3})
+    assert_same_weights(detector.network.state_dict(), whole[1].network.state_dict())
+    assert_same_weights(model.network.state_dict(), before)
+
+
+def test_what_is_not_said_is_chosen_by_the_number_of_fields(start, data, tmp_path):
+    folder = tmp_path / "run"
+    with pytest.raises(Cancelled):
+        fine_tune(start, data, folder, batch=2, device="cpu", progress=stop_after(2))
+    plan = choose_schedule(5, "all", "normal", 2)
+    settings = json.loads((folder / "run.json").read_text())["settings"]
+    names = ("epochs", "repeats", "learning_rate", "keep_statistics", "average", "share")
+    assert {name: settings[name] for name in names} == {n: getattr(plan, n) for n in names}
+    more = {"patience": early_stopping_patience(plan.epochs), "optimizer": plan.optimizer}
+    assert settings["advanced"] == {**plan.advanced, **more}
+    told = next(event for event in events(folder) if event["event"] == "batch")
+    assert told["epochs"] * told["batches"] == plan.steps(5, 2)
+
+
+def test_a_network_without_stains_learns_as_ultralytics_has_it(shared, data, tmp_path):
+    start = shared / "weights" / "yolov8n.pt"
+    assert resolve_defaults(TrainSettings(model=str(start), data=str(data))) == TrainSettings(
+        model=str(start), data=str(data)
+    ).resolved(TrainingSchedule())
+
+
+def test_new_classes_learn_faster(start, tmp_path):
+    data = write_smears(tmp_path / "smears", train=2, val=1, side=64)
+    data.write_text(data.read_text().replace("RBC", "cell"))
+    recipe = resolve_defaults(TrainSettings(model=str(start), data=str(data)))
+    assert recipe.learning_rate is None  # Ultralytics' own
+    assert recipe.share == 1  # half a new head is none
+    assert recipe.keep_statistics
+
+
+def test_stain_scope_keeps_the_detector_to_the_last_bit(start, data, tmp_path):
+    detector = fine_tune(start, data, tmp_path / "run", scope="stain", **QUICK)
+    before, after = weights(start), detector.network.state_dict()
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved
+    assert all(name.startswith(("stain.", "mix.")) for name in moved)
+
+
+def test_plain_yolo_gets_a_front_end_and_other_classes(shared, data, tmp_path):
+    seen = []
+    detector = fine_tune(
+        shared / "weights" / "yolov8n.pt",
+        data,
+        tmp_path / "run",
+        image_size=64,
+        progress=seen.append,
+        **{**QUICK, "epochs": 1},
+    )
+    assert detector.info["classes"] == list(NAMES)
+    assert detector.info["image_size"] == 64
+    assert detector.info["reference_pixels"] == 64**2
+    assert "notes" not in detector.info
+    assert seen[-1]["event"] == "end"
+
+
+def test_new_classes_keep_what_fits(start, tmp_path):
+    data = write_smears(tmp_path / "smears", train=3, val=1, side=64)
+    data.write_text(data.read_text().replace("RBC, WBC, Platelets", "WBC, RBC, other, new"))
+    detector = fine_tune(start, data, tmp_path / "run", scope="head", learning_rate=1e-12, **QUICK)
+    assert detector.info["classes"] == ["WBC", "RBC", "other", "new"]
+    old, new = weights(start), detector.network.state_dict()
+    for name in old:
+        if "cv3" not in name and not name.startswith("model.5."):
+            assert torch.equal(old[name], new[name]), name
+    rows = "model.5.cv3.0.2.weight"
+    assert new[rows].shape[0] == 4
+    torch.testing.assert_close(new[rows][:2], old[rows][[1, 0]], atol=1e-3, rtol=0)
+
+
+def test_stain_scope_refuses_new_classes(start, tmp_path):
+    data = write_smears(tmp_path / "smears", train=2, val=1, side=64)
+    data.write_text(data.read_text().replace("RBC", "cell"))
+    with pytest.raises(ValueError, match="keeps the head"):
+        fine_tune(start, data, tmp_path / "run", scope="stain", **QUICK)
+
+
+# --- the ways to end -----------------------------------------------------------------------------
+
+
+def test_bad_data_fails_before_the_first_batch(start, tmp_path):
+    data = write_smears(tmp_path / "smears", train=2, val=1, side=64)
+    labels = tmp_path / "smears" / "labels" / "train" / "smear-0.txt"
+    good = labels.read_text()
+    labels.write_text("9 0.5 0.5 0.1 0.1\n")
+    with pytest.raises(DataError, match="class 9"):
+        fine_tune(start, data, tmp_path / "run", **QUICK)
+    assert kinds(tmp_path / "run") == ["failed"]
+    assert "class 9" in events(tmp_path / "run")[0]["message"]
+    labels.write_text(good)
+    fine_tune(start, data, tmp_path / "run", **{**QUICK, "epochs": 1})  # nothing to lose there
+    assert kinds(tmp_path / "run")[-1] == "end"
+
+
+@pytest.mark.parametrize("how", ["progress", "report", "file"])
+def test_cancelling_ends_after_the_batch_and_keeps_the_best(start, data, tmp_path, how):
+    folder = tmp_path / "run"
+    progress, report = None, None
+    if how == "progress":
+        progress = stop_after(4)
+    elif how == "report":
+
+        def report(step):
+            if step.fraction > 0.6:
+                raise Cancelled
+
+    else:
+
+        def progress(event):
+            if event["event"] == "batch" and event["epoch"] == 2:
+                (folder / "stop").touch()
+
+    with pytest.raises(Cancelled):
+        fine_tune(start, data, folder, progress=progress, report=report, **QUICK)
+    told = kinds(folder)
+    assert [kind for kind in told if kind in LASTS] == ["cancelled"]
+    assert told[-1] == "cancelled"
+    assert told.count("batch") == 4
+    assert not (folder / "stop").exists()
+    assert json.loads((folder / "run.json").read_text())["state"] == "cancelled"
+    load_checkpoint(folder / "best.safetensors", device="cpu")
+    with pytest.raises(FileError, match="resume it"):
+        fine_tune(start, data, folder, **QUICK)
+
+
+def test_any_other_exception_is_one_failure(start, data, tmp_path):
+    def progress(event):
+        if event["event"] == "batch":
+            raise RuntimeError("out of memory, says the test")
+
+    with pytest.raises(RuntimeError):
+        fine_tune(start, data, tmp_path / "run", progress=progress, **QUICK)
+    last = events(tmp_path / "run")[-1]
+    assert last["event"] == "failed"
+    assert last["message"].startswith("Not enough memory")
+    assert kinds(tmp_path / "run").count("batch") == 1
+
+
+def test_going_on_equals_never_having_stopped(whole, start, data, tmp_path):
+    folder = tmp_path / "run"
+    with pytest.raises(Cancelled):
+        fine_tune(start, data, folder, progress=stop_after(5), **{**QUICK, "epochs": 3})
+    detector = fine_tune(None, None, folder, resume=True, device="cpu")
+    assert_same_weights(detector.network.state_dict(), whole[1].network.state_dict())
+    assert results(folder) == results(whole[0])
+    told = events(folder)
+    assert [e["event"] for e in told if e["event"] in LASTS] == ["cancelled", "end"]
+    starts = [e for e in told if e["event"] == "start"]
+    assert [(e["epoch"], e["resumed"]) for e in starts] == [(1, False), (2, True)]
+
+
+def test_going_on_and_stopping_at_once_keeps_the_results(start, data, tmp_path):
+    folder = tmp_path / "run"
+    with pytest.raises(Cancelled):
+        fine_tune(start, data, folder, **QUICK, progress=stop_after(4))  # in the second epoch
+    before = results(folder)
+    assert len(before) == 1
+    with pytest.raises(Cancelled):
+        fine_tune(None, None, folder, resume=True, device="cpu", progress=stop_after(1))
+    assert results(folder) == before
+
+
+def test_going_on_with_other_data_is_told(start, tmp_path):
+    data = write_smears(tmp_path / "smears", train=3, val=1, side=64)
+    folder = tmp_path / "run"
+    with pytest.raises(Cancelled):
+        fine_tune(start, data, folder, progress=stop_after(3), **QUICK)
+    text = data.read_text()
+    data.write_text(text.replace("WBC, Platelets", "Platelets, WBC"))
+    with pytest.raises(DataError, match="started with classes RBC, WBC, Platelets"):
+        fine_tune(None, None, folder, resume=True, device="cpu")
+    data.write_text(text)
+    labels = tmp_path / "smears" / "labels" / "train" / "smear-0.txt"
+    labels.write_text(labels.read_text().splitlines()[0])
+    fine_tune(None, None, folder, resume=True, device="cpu")
+    assert any("has changed" in event.get("message", "") for event in events(folder))
+
+
+def test_going_on_after_the_end_changes_nothing(whole):
+    folder, detector = whole
+    before, table = (folder / "best.safetensors").read_bytes(), results(folder)
+    (folder / "results.csv").unlink()  # as if it had been killed before the last files
+    again = fine_tune(None, None, folder, resume=True, epochs=9, device="cpu")
+    assert_same_weights(again.network.state_dict(), detector.network.state_dict())
+    assert (folder / "best.safetensors").read_bytes() == before
+    assert results(folder) == table
+    told = events(folder)[-2:]
+    assert "epochs 3" in told[0]["message"]
+    assert told[1]["event"] == "end"
+
+
+def test_nothing_to_go_on_with(tmp_path):
+    with pytest.raises(ValueError, match="no run to resume"):
+        fine_tune(None, None, tmp_path / "run", resume=True)
+
+
+def test_damaged_state_is_told(start, data, tmp_path):
+    folder = tmp_path / "run"
+    with pytest.raises(Cancelled):
+        fine_tune(start, data, folder, progress=stop_after(4), **QUICK)
+    state = (folder / "state.pt").read_bytes()
+    (folder / "state.pt").write_bytes(state[: len(state) // 2])
+    with pytest.raises(FileError, match=r"state\.pt: damaged"):
+        fine_tune(None, None, folder, resume=True)
+
+
+# --- as a process --------------------------------------------------------------------------------
+
+
+@contextmanager
+def process(folder, *arguments):
+    command = [sys.executable, "-m", "napari_beerlanet.core.training.fine_tune"]
+    with subprocess.Popen(
+        [*command, "--config", str(folder / "run.json"), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+    ) as running:
+        try:
+            yield running
+        finally:
+            running.kill()
+
+
+def until(running, kind, epoch=1):
+    """All events up to the first of that kind in that epoch."""
+    told = []
+    for line in running.stdout:
+        told.append(json.loads(line))
+        if (told[-1]["event"], told[-1].get("epoch")) == (kind, epoch):
+            break
+    return told
+
+
+def configured(folder, start, data, **settings):
+    folder.mkdir()
+    recipe = TrainSettings(model=str(start), data=str(data), **{**QUICK, **settings})
+    (folder / "run.json").write_text(json.dumps({"settings": recipe.model_dump()}))
+    return folder
+
+
+@pytest.mark.slow
+def test_killed_in_the_second_epoch_and_gone_on(whole, start, data, tmp_path):
+    folder = configured(tmp_path / "run", start, data, epochs=3)
+    with process(folder) as first:
+        until(first, "batch", epoch=2)
+        first.kill()
+    assert first.returncode == -signal.SIGKILL
+    assert json.loads((folder / "run.json").read_text())["epoch"] == 1
+    with (folder / "progress.jsonl").open("a") as file:
+        file.write('{"event": "ba')  # as a kill may leave it
+    with process(folder, "--resume") as second:
+        out, err = second.communicate(timeout=300)
+    assert second.returncode == 0, err
+    assert err == ""
+    told = [json.loads(line) for line in out.splitlines()]
+    assert [e["epoch"] for e in told if e["event"] == "epoch"] == [2, 3]
+    assert told[-1]["event"] == "end"
+    assert {path.name for path in folder.iterdir()} == FILES
+    assert [row["epoch"] for row in results(folder)] == ["1", "2", "3"]
+    after, expected = weights(folder / "best.safetensors"), whole[1].network.state_dict()
+    assert all(value.isfinite().all() for value in after.values())
+    assert results(folder) == results(whole[0])
+    assert_same_weights(after, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")
+def test_signal_ends_it_once_and_others_are_kept_out(start, data, tmp_path):
+    folder = configured(tmp_path / "run", start, data, epochs=500)
+    with process(folder) as running:
+        lines = until(running, "batch")
+        with pytest.raises(FileError, match=f"another process trains .* {running.pid}"):
+            fine_tune(start, data, folder, **QUICK)
+        running.send_signal(signal.SIGTERM)
+        out, err = running.communicate(timeout=60)
+    lines += [json.loads(line) for line in out.splitlines()]
+    assert running.returncode == 128 + signal.SIGTERM, err
+    assert [line["event"] for line in lines if line["event"] in LASTS] == ["cancelled"]
+    assert lines[-1]["event"] == "cancelled"
+    assert events(folder) == lines
+
+
+# --- several processes ---------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_two_processes_train_one_network(start, data, tmp_path, monkeypatch):
+    worker = Path(__file__).parents[2] / "gloo_worker.py"
+    command = distributed.launch_command
+    monkeypatch.setattr(
+        distributed,
+        "launch_command",
+        lambda run_file, count: [*command(run_file, count)[:5], str(worker), str(run_file)],
+    )
+    folder = RunFolder(configured(tmp_path / "run", start, data))
+    told = []
+
+    def stop(step):
+        if step.done > 3:
+            raise Cancelled
+
+    with folder:
+        with pytest.raises(Cancelled):
+            distributed.train_multi_gpu(folder, 2, told.append, stop)
+        assert [event["event"] for event in told].count("epoch") == 1
+        folder.stop_file.unlink()
+        distributed.train_multi_gpu(folder, 2, told.append)
+    assert [event["epoch"] for event in told if event["event"] == "epoch"] == [1, 2]
+    assert [row["epoch"] for row in results(folder.path)] == ["1", "2"]
+    load_checkpoint(folder.best, device="cpu")
+
+
+def test_what_starts_several_processes_is_torchs_own(tmp_path):
+    line = distributed.launch_command(tmp_path / "run.json", 2)
+    assert line[1:5] == ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    assert importlib.util.find_spec("torch.distributed.run")
+    assert line[6] == distributed.__name__
+
+
+@pytest.mark.slow
+def test_failure_of_one_of_several_is_told(start, tmp_path, monkeypatch):
+    folder = RunFolder(configured(tmp_path / "run", start, tmp_path / "gone.yaml"))
+    alone = [sys.executable, "-m", distributed.__name__, str(folder.run_file)]
+    monkeypatch.setattr(distributed, "launch_command", lambda run_file, count: alone)
+    with folder, pytest.raises(ValueError, match=r"gone\.yaml: there is no such file"):
+        distributed.train_multi_gpu(folder, 1, print)
+
+
+# --- the folder ----------------------------------------------------------------------------------
+
+
+def test_lock_of_a_dead_process_is_taken_over(tmp_path):
+    done = subprocess.Popen([sys.executable, "-c", ""])
+    done.wait()
+    (tmp_path / ".lock").write_text(f"{done.pid}\n")
+    with RunFolder(tmp_path):
+        assert read_owner(tmp_path / ".lock")["process"] == os.getpid()
+        with pytest.raises(FileError, match="another process"):
+            RunFolder(tmp_path)
+    RunFolder(tmp_path).close()
+
+
+def test_a_stop_and_files_of_long_ago_do_not_count(tmp_path):
+    (tmp_path / "stop").touch()
+    (tmp_path / ".0123456789abcdef.partial.safetensors").write_bytes(b"half")
+    with RunFolder(tmp_path):
+        assert {path.name for path in tmp_path.iterdir()} == {".lock"}
+
+
+def test_a_file_in_place_of_the_folder(tmp_path):
+    (tmp_path / "run").touch()
+    with pytest.raises(FileError, match="not a folder"):
+        RunFolder(tmp_path / "run")
+
+
+# --- settings ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"scope": "neck"}, "scope"),
+        ({"epochs": 0}, "epochs"),
+        ({"epochs": 2.5}, "epochs"),
+        ({"batch": "many"}, "batch"),
+        ({"image_size": 8}, "image_size"),
+        ({"learning_rate": -1}, "learning_rate"),
+        ({"seed": -1}, "seed"),
+        ({"jitter": {"hue": 1}}, "hue"),
+        ({"pretrained": "x.pt"}, "pretrained"),
+        ({"device": "cuda:7"}, "cuda:7"),
+        ({"device": "cpu,cpu"}, "GPUs"),
+        ({"mosaics": 1}, "mosaics"),
+    ],
+)
+def test_wrong_settings_are_named(start, data, tmp_path, settings, word):
+    with pytest.raises(ValueError, match=word):
+        fine_tune(start, data, tmp_path / "run", **{**QUICK, **settings})
+
+
+def test_wrong_settings_are_told_at_once():
+    code = (
+        "import sys\n"
+        "from napari_beerlanet.core.training.fine_tune import fine_tune\n"
+        "try: fine_tune('a', 'b', 'c', epochs=-1)\n"
+        "except ValueError: print(sorted({'torch', 'ultralytics'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_recipe_survives_being_written():
+    recipe = TrainSettings(model="a", data="b", jitter={"dyes": 0.1}, advanced={"mosaic": 0.5})
+    assert TrainSettings(**json.loads(json.dumps(recipe.model_dump()))) == recipe
+    with pytest.raises(ValueError, match="colour"):
+        TrainSettings(colour=1)
+
+
+def test_no_half_precision_test_that_would_download():
+    recipe = TrainSettings(model="a", data="b", device="cpu", advanced={"amp": True})
+    assert recipe.overrides(64, "run")["amp"] is False

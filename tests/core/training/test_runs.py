@@ -1,0 +1,144 @@
+"""Runs of a project: created, listed with their state, trained; models saved under unused names."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from napari_beerlanet.core.common.events import RunState
+from napari_beerlanet.core.common.storage import FileError
+from napari_beerlanet.core.project.project import Project
+from napari_beerlanet.core.training.comparison import save_best_model
+from napari_beerlanet.core.training.runs import (
+    RunFolder,
+    inspect_run,
+    list_runs,
+    new_run,
+    read_run,
+    unused_model_path,
+)
+from napari_beerlanet.core.training.settings import TrainSettings
+from projects import NAMES, fill
+
+SETTINGS = TrainSettings(model="blood-cells", data="data.yaml", scope="stain", epochs=3)
+
+
+@pytest.fixture
+def project(tmp_path):
+    with Project.create(tmp_path / "project", NAMES) as made:
+        yield made
+
+
+def test_a_new_run_has_its_settings_and_a_folder_of_its_own(project):
+    first, second = (new_run(project.path, SETTINGS.model_dump()) for _ in range(2))
+    assert first != second
+    assert first.parent == second.parent == project.path / "runs"
+    assert TrainSettings(**read_run(first / "run.json")["settings"]) == SETTINGS
+    assert inspect_run(first).state == RunState.NEW
+
+
+def test_a_project_that_is_gone_is_named(tmp_path):
+    with pytest.raises(FileError, match="no such folder"):
+        new_run(tmp_path / "gone", SETTINGS.model_dump())
+    assert list_runs(tmp_path / "gone") == []
+
+
+def test_runs_are_listed_with_their_state_the_newest_first(project):
+    first, second = (new_run(project.path, SETTINGS.model_dump()) for _ in range(2))
+    (project.path / "runs" / "notes.txt").write_text("mine")
+    (project.path / "runs" / "broken").mkdir()
+    RunFolder(first, locked=False).write_run(state="running", epoch=2, updated="3000")
+    runs = {run.path: run for run in list_runs(project.path)}
+    assert set(runs) == {first, second, project.path / "runs" / "broken"}
+    assert (runs[first].state, runs[first].epoch) == (RunState.INTERRUPTED, 2)
+    assert runs[first].can_resume
+    assert runs[first].epochs == 3
+    assert runs[project.path / "runs" / "broken"].state == RunState.DAMAGED
+
+
+@pytest.mark.parametrize(
+    ("record", "state"),
+    [
+        ("new", RunState.NEW),
+        ("waiting", RunState.NEW),
+        ("finished", RunState.FINISHED),
+        ("cancelled", RunState.STOPPED),
+        ("failed", RunState.FAILED),
+        ("running", RunState.INTERRUPTED),
+        ("asleep", RunState.INTERRUPTED),
+    ],
+)
+def test_the_state_follows_from_the_record(project, record, state):
+    path = new_run(project.path, SETTINGS.model_dump())
+    RunFolder(path, locked=False).write_run(state=record)
+    assert inspect_run(path).state == state
+
+
+def test_a_run_in_another_process_is_active_until_that_is_killed(project):
+    path = new_run(project.path, SETTINGS.model_dump())
+    code = (
+        "import os, sys, time\nfrom napari_beerlanet.core.training.runs import RunFolder\n"
+        "folder = RunFolder(sys.argv[1])\n"
+        "folder.write_run(state='running', process=os.getpid())\n"
+        "print('at work', flush=True)\ntime.sleep(60)\n"
+    )
+    command = [sys.executable, "-c", code, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "at work\n"
+        run = inspect_run(path)
+        assert run.state == RunState.RUNNING
+        assert run.is_active
+        assert run.process == other.pid
+        with pytest.raises(FileError, match=f"another process trains .*{other.pid}"):
+            RunFolder(path)
+        other.kill()
+        other.wait()
+    assert inspect_run(path).state == RunState.INTERRUPTED
+    RunFolder(path).close()
+
+
+def test_the_number_of_another_process_is_not_taken_for_the_run(project):
+    path = new_run(project.path, SETTINGS.model_dump())
+    RunFolder(path).close()
+    os.utime(path / ".lock", (0, 0))  # long before this process began
+    RunFolder(path, locked=False).write_run(state="running", process=os.getpid())
+    assert inspect_run(path).state == RunState.INTERRUPTED
+
+
+def test_a_model_never_gets_a_name_that_is_taken(project):
+    first = unused_model_path(project.path, "Blood v1.2 (our lab)")
+    assert first == project.path / "models" / "Blood-v1-2-our-lab.safetensors"
+    first.touch()
+    second = unused_model_path(project.path, "Blood v1.2 (our lab)")
+    assert second.name == "Blood-v1-2-our-lab-2.safetensors"
+    second.touch()
+    assert unused_model_path(project.path, "Blood v1.2 our lab").stem.endswith("-3")
+
+
+@pytest.mark.slow
+def test_a_run_of_a_project_trains(project):
+    fill(project, range(3), shape=(96, 96), size=96)
+    project.check_ready_to_train()
+    settings = TrainSettings(
+        model="blood-cells",
+        data=str(project.data),
+        scope="stain",
+        epochs=1,
+        device="cpu",
+        repeats=1,
+        batch=2,
+        image_size=project.training_size,
+        pixel_size=project.pixel_size,
+    )
+    path = new_run(project.path, settings.model_dump())
+    command = [sys.executable, "-m", "napari_beerlanet.core.training.fine_tune", "--config"]
+    done = subprocess.run(
+        [*command, str(path / "run.json")], capture_output=True, text=True, cwd=project.path
+    )
+    assert done.returncode == 0, done.stderr
+    run = list_runs(project.path)[0]
+    assert run.state == RunState.FINISHED
+    saved = [save_best_model(run.path, "mine") for _ in range(2)]
+    assert [file.name for file in saved] == ["mine.safetensors", "mine-2.safetensors"]
+    assert saved[0].stat().st_size > 1000

@@ -1,0 +1,81 @@
+"""Stain jitter: other stains and lights, the same cells; padding stays what it is."""
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from napari_beerlanet.core.training.trainer.data import StainJitter
+from napari_beerlanet.samples import blood_smear
+from pictures import ODD
+
+NOTHING = {"dyes": 0.0, "strength": 0.0, "light": (1.0, 1.0), "cast": 0.0, "share": 1.0}
+
+
+@pytest.fixture
+def image():
+    return blood_smear((64, 64), seed=1, cell_diameter=30.0).image
+
+
+def changed(image, **settings):
+    return StainJitter(**{"share": 1.0, **settings})({"img": image.copy()})["img"]
+
+
+def test_same_random_numbers_same_image(image):
+    random.seed(3)
+    first = changed(image, focus=1.0)
+    random.seed(3)
+    assert (changed(image, focus=1.0) == first).all()
+    assert (changed(image, focus=1.0) != first).any()
+
+
+def test_share_of_none_changes_nothing(image):
+    assert (changed(image, share=0.0) == image).all()
+
+
+def test_what_is_darker_stays_darker_where_only_strength_varies(image):
+    random.seed(0)
+    dark = changed(image, **{**NOTHING, "strength": 0.3})
+    ranks = [np.argsort(np.argsort(i.sum(2, dtype=int).ravel())) for i in (image, dark)]
+    assert np.corrcoef(*ranks)[0, 1] > 0.97
+
+
+def test_background_takes_the_light_that_is_asked_for(image):
+    light = changed(image, **{**NOTHING, "light": (0.8, 0.8)})
+    background = np.percentile(light.reshape(-1, 3), 95, axis=0)
+    np.testing.assert_allclose(background, 0.8 * 255, atol=3)
+
+
+def test_strength_of_two_doubles_the_optical_density():
+    image = blood_smear((64, 64), seed=1, noise=0.0, jpeg_quality=None).image
+    jitter = StainJitter(**NOTHING)
+    jitter._matrix = lambda: 2 * np.eye(3)
+    twice = jitter({"img": image.copy()})["img"]
+    density = [-np.log(np.maximum(i, 1) / 255.0) for i in (image, twice)]
+    density[0] -= -np.log(np.percentile(image.reshape(-1, 3), 95, axis=0) / 255)
+    clear = (twice > 40).all(2) & (density[0] > 0.05).all(2)
+    np.testing.assert_allclose(density[1][clear], 2 * density[0][clear], atol=0.06)
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_images_come_through(name):
+    random.seed(0)
+    result = changed(ODD[name], focus=1.0)
+    assert result.shape == ODD[name].shape
+    assert result.dtype == np.uint8
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_padding_stays_whatever_happens(seed):
+    random.seed(seed)
+    image = blood_smear((32, 32), seed=1, cell_diameter=20.0).image
+    image[:, 20:] = 114
+    result = changed(image, focus=1.5)
+    assert (result[:, 20:] == 114).all()
+
+
+def test_nothing_but_padding():
+    image = np.full((8, 8, 3), 114, np.uint8)
+    assert (changed(image) == image).all()

@@ -1,0 +1,374 @@
+"""Ultralytics' trainer as we use it: what it trains, what it repeats, what it leaves alone."""
+
+import copy
+import itertools
+import logging
+import os
+import socket
+import stat
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+import torch
+
+from napari_beerlanet.core.common.progress import Cancelled
+from napari_beerlanet.core.training.trainer.data import StainJitter
+from napari_beerlanet.core.training.trainer.deterministic import DeterministicTrainer
+from napari_beerlanet.core.training.trainer.trainer import StainTrainer
+from tinydata import MODEL, NAMES, write_smears
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_smears(tmp_path_factory.mktemp("smears"), train=5, val=2, side=64)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_elsewhere(monkeypatch, tmp_path):
+    """No connection is made, and nothing appears in the current folder."""
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("a connection was tried")
+
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    yield
+    assert not list((tmp_path / "here").iterdir())
+
+
+class Memory:
+    """A callback that remembers states, and stops after `most` batches."""
+
+    def __init__(self, most=10**9):
+        self.states, self.rows, self.batches, self.most = [], [], 0, most
+
+    def on_batch_end(self, trainer):
+        self.batches += 1
+        if self.batches == self.most:
+            raise Cancelled
+
+    def on_validation_batch_end(self, trainer):
+        pass
+
+    def on_epoch_end(self, trainer):
+        self.states.append(copy.deepcopy(trainer.state_dict()))
+        self.rows.append(trainer.epoch_metrics)
+
+
+OURS = ("repeats", "keep_statistics", "average", "share", "fitness_tolerance")
+
+
+def trained(data, folder, watcher=None, state=None, scope="all", **overrides):
+    """A trainer that has trained the tiny network; its weights before that."""
+    ours = {key: overrides.pop(key) for key in OURS if key in overrides}
+    settings = {"model": "none.pt", "data": str(data), "epochs": 1, "imgsz": 64, "batch": 2}
+    settings |= {"device": "cpu", "save_dir": str(folder), **overrides}
+    trainer = StainTrainer(
+        settings,
+        jitter=StainJitter(),
+        front_end={},
+        scope=scope,
+        callback=watcher,
+        state=state,
+        **ours,
+    )
+    torch.manual_seed(0)
+    trainer.model = trainer.get_model(MODEL)
+    before = copy.deepcopy(trainer.model.state_dict())
+    trainer.train()
+    return trainer, before
+
+
+def changed(before, after):
+    return {name for name, value in after.items() if not torch.equal(value, before[name])}
+
+
+def test_everything_learns(data, tmp_path):
+    trainer, before = trained(data, tmp_path / "run")
+    same = set(before) - changed(before, trainer.model.state_dict())
+    assert all(name.endswith(("penalised", "dfl.conv.weight")) for name in same)
+
+
+@pytest.mark.parametrize("scope", ["head", "stain"])
+def test_only_the_scope_changes(data, tmp_path, scope):
+    trainer, before = trained(data, tmp_path / "run", scope=scope)
+    prefixes = {"head": ("model.5.",), "stain": ("stain.", "mix.")}[scope]
+    for network in (trainer.model, trainer.ema.ema):
+        moved = changed(before, network.state_dict())
+        assert moved
+        assert all(name.startswith(prefixes) for name in moved)
+    learned = {name for name, _ in trainer.model.named_parameters() if name.startswith(prefixes)}
+    assert learned - {"model.5.dfl.conv.weight"} <= moved
+
+
+def test_stain_parameters_do_not_decay(data, tmp_path):
+    trainer, _ = trained(data, tmp_path / "run")
+    ours = {id(p) for m in (trainer.model.stain, trainer.model.mix) for p in m.parameters()}
+    groups = trainer.optimizer.param_groups
+    home = [group for group in groups if ours & {id(p) for p in group["params"]}]
+    assert len(home) == 1
+    assert home[0]["weight_decay"] == 0
+    everything = [p for group in groups for p in group["params"]]
+    assert len({id(p) for p in everything}) == len(everything)
+    assert len(everything) == len(list(trainer.model.parameters()))
+
+
+def test_kept_statistics_are_those_of_the_parent(data, tmp_path):
+    trainer, before = trained(data, tmp_path / "run", keep_statistics=True)
+    for network in (trainer.model, trainer.ema.ema):
+        moved = changed(before, network.state_dict())
+        assert not [name for name in moved if "running" in name or "num_batches" in name]
+        assert "model.0.conv.weight" in moved
+        assert "model.0.bn.weight" in moved
+
+
+def test_a_class_without_boxes_is_left_alone(tmp_path):
+    data = write_smears(tmp_path / "smears", train=3, val=1, side=64)
+    for labels in (tmp_path / "smears" / "labels").rglob("*.txt"):
+        rows = [row for row in labels.read_text().splitlines() if not row.startswith("2")]
+        labels.write_text("\n".join(rows) + "\n")
+    rates = {"optimizer": "AdamW", "lr0": 0.01, "weight_decay": 0.0}
+    for keep in (True, False):
+        trainer, before = trained(data, tmp_path / f"run-{keep}", keep_statistics=keep, **rates)
+        after = trainer.model.state_dict()
+        for name in ("model.5.cv3.0.2.weight", "model.5.cv3.0.2.bias"):
+            assert torch.equal(before[name][2], after[name][2]) == keep
+            assert not torch.equal(before[name][:2], after[name][:2])
+
+
+def test_an_epoch_shows_every_image_as_often_as_asked(data, tmp_path):
+    memory = Memory()
+    trainer, _ = trained(data, tmp_path / "run", memory, repeats=3)
+    assert memory.batches == 8  # 15 images, two in a batch
+    assert len(trainer.test_loader.dataset) == 2
+
+
+def test_weights_are_averaged_over_the_steps_that_are_asked_for(data, tmp_path):
+    seen = []
+
+    class Following(Memory):
+        def on_batch_end(self, trainer):
+            name = "model.0.conv.weight"
+            states = trainer.model.state_dict(), trainer.ema.ema.state_dict()
+            seen.append([state[name].clone() for state in states])
+
+    settings = {"epochs": 2, "nbs": 2, "optimizer": "AdamW", "lr0": 0.01, "warmup_epochs": 0}
+    _, before = trained(data, tmp_path / "run", Following(), average=3, **settings)
+    now, mean = seen[0]
+    torch.testing.assert_close(mean, (before["model.0.conv.weight"] + now) / 2)
+    for (_, past), (now, mean) in itertools.pairwise(seen):
+        torch.testing.assert_close(mean, past + (now - past) / 3)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_averaged_weights_stay_part_of_the_way_to_the_parent(data, tmp_path, steps):
+    """As if the plain average had been taken and then moved back along the straight line."""
+    settings = {"epochs": 2, "nbs": 2, "optimizer": "AdamW", "lr0": 0.01, "average": steps}
+    plain, before = trained(data, tmp_path / "plain", **settings)
+    held, _ = trained(data, tmp_path / "held", share=0.25, **settings)
+    for name, learned in plain.ema.ema.state_dict().items():
+        if learned.dtype.is_floating_point:
+            expected = before[name] + 0.25 * (learned - before[name])
+            torch.testing.assert_close(held.ema.ema.state_dict()[name], expected)
+    for name, value in plain.model.state_dict().items():  # what is trained does not notice
+        assert torch.equal(value, held.model.state_dict()[name])
+
+
+@pytest.mark.parametrize(
+    ("fitness_tolerance", "best"),
+    [(0.0, [True, True, False, False]), (0.1, [True, True, True, False])],
+)
+def test_a_later_epoch_is_the_best_unless_it_is_clearly_worse(
+    data, tmp_path, monkeypatch, fitness_tolerance, best
+):
+    values = iter([0.5, 0.6, 0.55, 0.45])
+    validate = DeterministicTrainer.validate
+
+    def as_told(self):
+        before = self.best_fitness
+        metrics, fitness = validate(self)[0], next(values)
+        self.best_fitness = fitness if before is None else max(before, fitness)
+        return metrics, fitness
+
+    monkeypatch.setattr(DeterministicTrainer, "validate", as_told)
+    seen = []
+
+    class Following(Memory):
+        def on_epoch_end(self, trainer):
+            seen.append(trainer.best_fitness == trainer.fitness)
+
+    trained(data, tmp_path / "run", Following(), fitness_tolerance=fitness_tolerance, epochs=4)
+    assert seen == best
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"nbs": 6},
+        {"optimizer": "SGD", "cos_lr": True},
+        {"repeats": 2, "keep_statistics": True, "average": 3},
+    ],
+)
+def test_going_on_gives_the_same_numbers(data, tmp_path, settings):
+    whole, part = Memory(), Memory()
+    trained(data, tmp_path / "whole", whole, epochs=3, **settings)
+    trained(data, tmp_path / "part", part, state=whole.states[0], epochs=3, **settings)
+    assert part.rows == whole.rows[1:]
+    for state, other in zip(part.states, whole.states[1:], strict=True):
+        for kind in ("model", "ema"):
+            assert changed(state[kind], other[kind]) == set()
+        assert state["best_fitness"] == other["best_fitness"]
+        assert state["updates"] == other["updates"]
+
+
+def test_epochs_end_with_a_step(data, tmp_path):
+    memory = Memory()
+    trained(data, tmp_path / "run", memory, epochs=3, nbs=8, warmup_epochs=0)  # 3 batches, 4 a step
+    assert [state["updates"] for state in memory.states] == [1, 2, 3]
+
+
+def test_seeds_differ(data, tmp_path):
+    first, second = Memory(), Memory()
+    trained(data, tmp_path / "first", first, seed=0)
+    trained(data, tmp_path / "second", second, seed=1)
+    assert first.rows != second.rows
+
+
+def test_state_can_be_saved_without_pickled_code(data, tmp_path):
+    memory = Memory()
+    trained(data, tmp_path / "run", memory)
+    torch.save(memory.states[0], tmp_path / "state.pt")
+    torch.load(tmp_path / "state.pt", weights_only=True)
+
+
+def test_a_watcher_stops_it(data, tmp_path):
+    memory = Memory(most=2)
+    with pytest.raises(Cancelled):
+        trained(data, tmp_path / "run", memory, epochs=3)
+    assert memory.batches == 2
+    assert memory.states == []
+
+
+def test_only_callbacks_of_ours_are_called(data, tmp_path, monkeypatch):
+    from ultralytics.utils.callbacks import platform
+
+    asked, seen = [], []
+    monkeypatch.setitem(platform.callbacks, "on_train_start", lambda trainer: asked.append(1))
+    settings = {"model": "none.pt", "data": str(data), "epochs": 1, "imgsz": 64, "batch": 2}
+    trainer = StainTrainer({**settings, "save_dir": str(tmp_path / "run")}, front_end={})
+    trainer.model = trainer.get_model(MODEL)
+    for event in ("on_train_start", "on_fit_epoch_end"):
+        trainer.add_callback(event, lambda trainer, event=event: seen.append(event))
+    trainer.train()
+    assert seen == ["on_train_start", "on_fit_epoch_end"]
+    assert asked == []
+
+
+def test_nothing_is_printed_and_nothing_lies_around(data, tmp_path, capfd, caplog):
+    before = {path: path.stat().st_mtime_ns for path in data.parent.rglob("*")}
+    with caplog.at_level(logging.WARNING):
+        trained(data, tmp_path / "run", Memory())
+    assert capfd.readouterr() == ("", "")
+    assert caplog.records == []
+    assert {path: path.stat().st_mtime_ns for path in data.parent.rglob("*")} == before
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+@pytest.mark.skipif(os.name == "nt", reason="folders cannot be made read-only")
+def test_data_may_be_read_only(tmp_path):
+    data = write_smears(tmp_path / "smears", train=2, val=1, side=64)
+    folders = [path for path in data.parent.rglob("*") if path.is_dir()]
+    try:
+        for folder in folders:
+            folder.chmod(stat.S_IRUSR | stat.S_IXUSR)
+        trained(data, tmp_path / "run", Memory())
+    finally:
+        for folder in folders:
+            folder.chmod(stat.S_IRWXU)
+
+
+def test_a_loss_that_is_no_number_ends_it(data, tmp_path, monkeypatch):
+    forward = torch.nn.Module.__call__
+
+    def spoiled(self, *args, **kwargs):
+        result = forward(self, *args, **kwargs)
+        if isinstance(result, tuple) and isinstance(args[0], dict):
+            return result[0] * float("nan"), result[1]
+        return result
+
+    monkeypatch.setattr(torch.nn.Module, "__call__", spoiled)
+    with pytest.raises(ValueError, match="diverged"):
+        trained(data, tmp_path / "run", Memory(), epochs=3)
+
+
+def test_images_and_boxes_are_ultralytics_own(data, tmp_path):
+    """Without augmentation, what the network sees is what Ultralytics would show it."""
+    from napari_beerlanet.core.detection.ultralytics_api import YOLODataset
+
+    trainer = StainTrainer(
+        {"model": "none.pt", "data": str(data), "imgsz": 96, "save_dir": str(tmp_path / "run")},
+        front_end={},
+    )
+    trainer.model = trainer.get_model(MODEL)
+    ours = trainer.build_dataset(trainer.data["val"], "val", 2)
+    theirs = YOLODataset(
+        img_path=str(data.parent / "images" / "val"),
+        data={"names": dict(enumerate(NAMES))},
+        augment=False,
+        imgsz=96,
+        rect=True,
+        batch_size=2,
+        pad=0.5,
+    )
+    for cache in data.parent.rglob("*.cache"):
+        cache.unlink()
+    for mine, other in zip(ours, theirs, strict=True):
+        assert torch.equal(mine["img"], other["img"])
+        assert torch.equal(mine["bboxes"], other["bboxes"])
+        assert torch.equal(mine["cls"], other["cls"])
+        assert mine["im_file"] == other["im_file"]
+
+
+def test_jitter_takes_the_place_of_hue_and_leaves_with_nothing_else(data, tmp_path):
+    trainer = StainTrainer(
+        {"model": "none.pt", "data": str(data), "imgsz": 64, "save_dir": str(tmp_path / "run")},
+        jitter=StainJitter(share=1.0),
+        front_end={},
+    )
+    trainer.model = trainer.get_model(MODEL)
+    dataset = trainer.build_dataset(trainer.data["train"], "train", 2)
+    names = [type(step).__name__ for step in dataset.transforms.transforms]
+    assert names.count("StainJitter") == 1
+    assert not {"RandomHSV", "Albumentations"} & set(names)
+    dataset.close_mosaic(copy.copy(trainer.args))
+    assert "StainJitter" in [type(step).__name__ for step in dataset.transforms.transforms]
+    image = np.asarray(dataset[0]["img"])
+    assert image.shape == (3, 64, 64)
+
+
+def test_training_is_deterministic_without_loading_the_compiler():
+    code = """
+        import sys
+        import torch
+        from napari_beerlanet.core.detection.ultralytics_api import _engine
+        before = torch.use_deterministic_algorithms
+        _engine.init_seeds(1, deterministic=True)
+        assert torch.are_deterministic_algorithms_enabled()
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+        _engine.unset_deterministic()
+        assert not torch.are_deterministic_algorithms_enabled()
+        assert "torch._inductor" not in sys.modules
+        assert torch.use_deterministic_algorithms is before
+        import torch._inductor.config
+        _engine.init_seeds(1, deterministic=True)
+        assert torch._inductor.config.deterministic
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr

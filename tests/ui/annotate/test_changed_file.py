@@ -1,0 +1,129 @@
+"""An annotated image file that has changed on disk: the user decides what becomes of its boxes."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from napari_beerlanet.ui.annotate.widget import AnnotateWidget
+
+pytestmark = pytest.mark.window
+
+BOX = np.array([[9.5, 19.5], [9.5, 39.5], [29.5, 39.5], [29.5, 19.5]])  # x 20 to 40, y 10 to 30
+
+
+@pytest.fixture
+def open_file(make_napari_viewer, until, tmp_path):
+    """A function that opens the file in a new viewer, with or without the project."""
+
+    def opened(project=True) -> AnnotateWidget:
+        viewer = make_napari_viewer()
+        viewer.open(str(tmp_path / "smear.png"), plugin="napari")
+        panel = AnnotateWidget(viewer)
+        viewer.window.add_dock_widget(panel, name="Annotate")
+        until(lambda: not panel.project.task.running)
+        panel.store.projects.put(None)
+        panel.store.classes.add(["RBC"])
+        if project:
+            folder = tmp_path / "project"
+            (panel.project.open if folder.exists() else panel.project.create)(folder)
+            until(lambda: panel.store.project is not None)
+        return panel
+
+    return opened
+
+
+@pytest.fixture
+def changed(open_file, until, tmp_path, smear):
+    """The file, annotated with two boxes in the project and then saved with other pixels."""
+    path = tmp_path / "smear.png"
+    Image.fromarray(smear).save(path)
+    panel = open_file()
+    panel.annotate.click()
+    until(lambda: panel.annotation_actions.annotated is not None)
+    panel.annotation_actions.annotated.boxes.layer.add([BOX, BOX + 50])
+    panel.store.autosave.flush()
+    panel.store.projects.put(None)
+    panel.viewer.close()
+    Image.fromarray(255 - smear // 2).save(path)
+    return path
+
+
+def asks(panel) -> bool:
+    return (
+        not panel.question.isHidden()
+        and "“smear” has changed since it was annotated." in panel.question.text.text()
+    )
+
+
+def count(panel) -> int:
+    return len(panel.annotation_actions.annotated.boxes.all())
+
+
+def test_the_existing_annotations_can_be_used(changed, open_file, until):
+    panel = open_file()
+    panel.annotate.click()
+    until(lambda: asks(panel))
+    assert panel.annotation_actions.annotated is None
+    panel.question.buttons[0].click()
+    until(lambda: panel.annotation_actions.annotated is not None)
+    assert count(panel) == 2
+    assert panel.question.isHidden()
+    assert len(panel.store.project.sources()) == 1
+    panel.store.projects.put(None)
+    panel.viewer.close()
+    again = open_file()
+    again.annotate.click()
+    until(lambda: again.annotation_actions.annotated is not None)
+    assert count(again) == 2, "the decision holds"
+
+
+def test_or_one_starts_anew_and_the_project_keeps_both(changed, open_file, until):
+    panel = open_file()
+    panel.annotate.click()
+    until(lambda: asks(panel))
+    panel.question.buttons[1].click()
+    until(lambda: panel.annotation_actions.annotated is not None)
+    assert count(panel) == 0
+    panel.annotation_actions.annotated.boxes.layer.add(BOX)
+    panel.store.autosave.flush()
+    assert len(panel.store.project.sources()) == 2
+
+
+def test_the_question_goes_with_the_project(changed, open_file, until):
+    panel = open_file()
+    panel.annotate.click()
+    until(lambda: asks(panel))
+    panel.store.projects.put(None)
+    assert panel.question.isHidden()
+    panel.annotate.click()
+    until(lambda: panel.annotation_actions.annotated is not None)
+    assert count(panel) == 0
+
+
+@pytest.mark.parametrize("use", [True, False])
+def test_it_is_asked_too_when_the_project_is_opened_later(changed, open_file, until, use):
+    panel = open_file(project=False)
+    panel.annotate.click()
+    until(lambda: panel.annotation_actions.annotated is not None)
+    panel.annotation_actions.annotated.boxes.layer.add(BOX)
+    panel.project.open(changed.parent / "project")
+    until(lambda: asks(panel))
+    panel.question.buttons[0 if use else 1].click()
+    until(lambda: not panel.store.conflicts)
+    panel.store.autosave.flush()
+    assert count(panel) == (2 if use else 1)
+    assert len(panel.store.project.sources()) == (1 if use else 2)
+
+
+def test_a_file_that_has_not_changed_is_not_asked_about(open_file, until, tmp_path, smear):
+    Image.fromarray(smear).save(tmp_path / "smear.png")
+    for expected in (0, 1):
+        panel = open_file()
+        panel.annotate.click()
+        until(lambda panel=panel: panel.annotation_actions.annotated is not None)
+        assert count(panel) == expected
+        if not expected:
+            panel.annotation_actions.annotated.boxes.layer.add(BOX)
+        panel.store.autosave.flush()
+        panel.store.projects.put(None)
+        panel.viewer.close()

@@ -1,0 +1,478 @@
+"""The Annotate panel in a real window: layers, keys, copies, regions, the project."""
+
+import numpy as np
+import pytest
+from qtpy.QtCore import Qt
+from qtpy.QtTest import QTest
+
+from napari_beerlanet.core.boxes.detections import Detections
+from napari_beerlanet.core.common.locking import LockedError
+from napari_beerlanet.core.project.project import Project
+from napari_beerlanet.samples import blood_smear
+from napari_beerlanet.ui.annotate.store import annotation_store
+from napari_beerlanet.ui.annotate.widget import AnnotateWidget
+from napari_beerlanet.ui.common.session import get_session
+from napari_beerlanet.ui.detections.detection_layer import DetectionLayer
+from napari_beerlanet.ui.viewer.layers import Role, role_metadata
+
+pytestmark = pytest.mark.window
+
+BOX = np.array([[9.5, 19.5], [9.5, 39.5], [29.5, 39.5], [29.5, 19.5]])  # x 20 to 40, y 10 to 30
+
+
+def docked(viewer) -> AnnotateWidget:
+    """A panel where napari puts one."""
+    made = AnnotateWidget(viewer)
+    viewer.window.add_dock_widget(made, name="Annotate")
+    return made
+
+
+@pytest.fixture
+def panel(make_napari_viewer, smear):
+    """The panel of a viewer with a smear, docked, two classes typed in."""
+    viewer = make_napari_viewer()
+    viewer.add_image(smear, name="smear")
+    made = docked(viewer)
+    made.store.classes.add(["RBC", "WBC"])
+    return made
+
+
+@pytest.fixture
+def drawing(panel, until):
+    """The panel after a click on Annotate."""
+    panel.annotate.click()
+    until(lambda: panel.annotation_actions.annotated is not None)
+    return panel
+
+
+def boxes(panel):
+    return panel.annotation_actions.annotated.boxes
+
+
+def column(panel, name):
+    return boxes(panel).layer.features[name].tolist()
+
+
+def canvas(panel):
+    return panel.viewer.window._qt_viewer.canvas.native
+
+
+def key(panel, code, modifier=Qt.KeyboardModifier.NoModifier):
+    QTest.keyClick(canvas(panel), code, modifier)
+
+
+def show_detections(panel):
+    xyxy = np.array([[10, 10, 50, 50], [100, 20, 150, 70], [30, 120, 90, 170]], np.float32)
+    found = Detections(xyxy, np.array([0, 1, 0]), np.array([0.9, 0.6, 0.3]), ["RBC", "WBC"])
+    image = panel.annotation_actions.image
+    shower = DetectionLayer(panel.viewer, image, found)
+    get_session(panel.viewer).detection_layers[image] = shower
+    return shower
+
+
+# --- layers ---
+
+
+def test_annotate_makes_a_layer_to_draw_on_in_the_image_s_place(panel, until):
+    panel.annotation_actions.image.scale, panel.annotation_actions.image.translate = (
+        (0.5, 0.25),
+        (3, 4),
+    )
+    panel.annotate.click()
+    until(lambda: panel.annotation_actions.annotated is not None)
+    layer = boxes(panel).layer
+    assert layer.mode == "add_rectangle"
+    assert panel.viewer.layers.selection.active is layer
+    assert np.allclose(layer.scale, (0.5, 0.25))
+    assert np.allclose(layer.translate, (3, 4))
+
+
+def test_a_small_image_counts_as_annotated_wholly(drawing, smear):
+    regions = drawing.annotation_actions.annotated.annotations(()).regions
+    assert [r.bounds for r in regions] == [(0, 0, smear.shape[1], smear.shape[0])]
+    assert not drawing.question.isVisible()
+
+
+def test_without_classes_a_name_is_asked_for(make_napari_viewer, smear):
+    viewer = make_napari_viewer()
+    viewer.add_image(smear)
+    panel = docked(viewer)
+    panel.annotate.click()
+    assert "no classes" in panel.message.text()
+    panel.classes.entry.setText("RBC, WBC")
+    panel.classes.add_typed()
+    assert panel.store.classes.names == ["RBC", "WBC"]
+
+
+def test_without_an_image_the_sample_is_offered(make_napari_viewer):
+    panel = docked(make_napari_viewer())
+    assert not panel.image_section.isEnabled()
+    panel.annotation_actions.start()
+    assert "no image" in panel.message.text()
+
+
+# --- keys ---
+
+
+def test_number_keys_set_the_class_of_new_and_of_selected_boxes(drawing):
+    layer = boxes(drawing).layer
+    layer.add(BOX)
+    key(drawing, Qt.Key.Key_2)
+    layer.add(BOX + 40)
+    assert column(drawing, "class") == ["RBC", "WBC"]
+    layer.selected_data = {0}
+    key(drawing, Qt.Key.Key_2)
+    assert column(drawing, "class") == ["WBC", "WBC"]
+    key(drawing, Qt.Key.Key_Z, Qt.KeyboardModifier.ControlModifier)
+    assert column(drawing, "class") == ["RBC", "WBC"]
+
+
+def test_a_number_without_a_class_changes_nothing(drawing):
+    boxes(drawing).layer.add(BOX)
+    boxes(drawing).layer.selected_data = {0}
+    key(drawing, Qt.Key.Key_7)
+    assert column(drawing, "class") == ["RBC"]
+    assert boxes(drawing).layer.mode == "add_rectangle"
+
+
+def test_tab_steps_through_the_boxes_and_centres_them(drawing):
+    layer = boxes(drawing).layer
+    layer.add([BOX + 100, BOX, BOX + np.array([0, 60])])
+    visited = []
+    for _ in range(4):
+        key(drawing, Qt.Key.Key_Tab)
+        visited.append(next(iter(layer.selected_data)))
+        centre = layer.data[visited[-1]].mean(axis=0)
+        assert np.allclose(drawing.viewer.scene.camera.center[-2:], centre, atol=0.6)
+    assert visited == [1, 2, 0, 1]
+    key(drawing, Qt.Key.Key_Backtab, Qt.KeyboardModifier.ShiftModifier)
+    assert set(layer.selected_data) == {0}
+
+
+def test_delete_removes_the_selected_and_undo_brings_them_back(drawing):
+    layer = boxes(drawing).layer
+    layer.add([BOX, BOX + 40])
+    layer.selected_data = {0}
+    key(drawing, Qt.Key.Key_Delete)
+    assert len(layer.data) == 1
+    key(drawing, Qt.Key.Key_Z, Qt.KeyboardModifier.ControlModifier)
+    assert len(layer.data) == 2
+
+
+def test_letters_keep_napari_s_meaning(drawing):
+    layer = boxes(drawing).layer
+    for letter, mode in (
+        (Qt.Key.Key_S, "select"),
+        (Qt.Key.Key_E, "add_ellipse"),
+        (Qt.Key.Key_P, "add_polygon"),
+        (Qt.Key.Key_R, "add_rectangle"),
+    ):
+        key(drawing, letter)
+        assert layer.mode == mode
+
+
+def test_tab_is_qt_s_own_while_another_layer_is_active(drawing):
+    boxes(drawing).layer.add(BOX)
+    drawing.viewer.layers.selection.active = drawing.annotation_actions.image
+    key(drawing, Qt.Key.Key_Tab)
+    assert not boxes(drawing).layer.selected_data
+
+
+def test_a_box_drawn_with_the_mouse_has_class_and_colour(drawing, qtbot):
+    viewer, native = drawing.viewer, canvas(drawing)
+    viewer.window._qt_window.show()
+    drawing.store.classes.choose(1)
+    start, end = native.rect().center(), native.rect().center()
+    end.setX(end.x() + 60)
+    end.setY(end.y() + 40)
+    QTest.mousePress(native, Qt.MouseButton.LeftButton, pos=start)
+    QTest.mouseMove(native, end)
+    QTest.mouseRelease(native, Qt.MouseButton.LeftButton, pos=end)
+    layer = boxes(drawing).layer
+    assert len(layer.data) == 1
+    assert column(drawing, "class") == ["WBC"]
+    assert np.allclose(layer.edge_color, drawing.store.classes.rgba(["WBC"]))
+    assert not layer.selected_data  # the next number is for the next box
+
+
+def test_edges_stay_thin_at_any_zoom(drawing, until):
+    layer = boxes(drawing).layer
+    layer.add([BOX, BOX + 40])
+    layer.add([BOX + 70], shape_type="ellipse")
+    camera = drawing.viewer.scene.camera
+    for zoom in (0.5, 8.0):
+        camera.zoom = zoom
+        until(lambda zoom=zoom: np.allclose(layer.edge_width, 1.8 / zoom, rtol=0.05))
+    layer.add(BOX + 90)
+    assert np.allclose(layer.edge_width, 1.8 / 8, rtol=0.05)
+    assert len(boxes(drawing).all()) == 4
+
+
+def test_a_turned_and_scaled_image_has_its_boxes_in_its_own_pixels(panel, until):
+    image = panel.annotation_actions.image
+    image.scale, image.rotate, image.translate = (0.5, 0.25), 30, (7, -3)
+    panel.annotate.click()
+    until(lambda: panel.annotation_actions.annotated is not None)
+    layer = boxes(panel).layer
+    corners = [layer.world_to_data(image.data_to_world(corner)) for corner in BOX]
+    layer.add(np.array(corners))
+    assert np.allclose(boxes(panel).all().xyxy, [[20, 10, 40, 30]], atol=1e-3)
+    key(panel, Qt.Key.Key_Tab)
+    wanted = image.data_to_world(BOX.mean(axis=0))
+    assert np.allclose(panel.viewer.scene.camera.center[-2:], wanted, atol=1e-2)
+
+
+# --- detections ---
+
+
+def test_detections_are_copied_with_the_user_s_changes(drawing):
+    shower = show_detections(drawing)
+    shower.set_filter(0.25)
+    shower.layer.remove([1])
+    drawing.copy.click()
+    assert sorted(map(tuple, boxes(drawing).all().xyxy.tolist())) == [
+        (10, 10, 50, 50),
+        (30, 120, 90, 170),
+    ]
+    assert set(column(drawing, "status")) == {"copied"}
+
+
+def test_boxes_of_a_plain_layer_of_detections_are_copied_too(drawing):
+    image = drawing.annotation_actions.image
+    drawing.viewer.add_shapes(
+        [BOX, BOX + 60],
+        name="boxes of a file",
+        features={"class": ["WBC", "bead"], "confidence": [0.9, np.nan]},
+        metadata=role_metadata(Role.DETECTIONS, image),
+    )
+    drawing.copy.click()
+    assert sorted(column(drawing, "class")) == ["WBC", "bead"]
+    assert "New classes: bead" in drawing.message.text()
+    assert not drawing.viewer.layers["boxes of a file"].visible
+
+
+def test_only_sure_detections_are_copied_when_asked_for(drawing):
+    show_detections(drawing).set_filter(0.0)
+    drawing.confidence.setValue(0.5)
+    drawing.copy.click()
+    assert len(boxes(drawing).all()) == 2
+
+
+def test_what_is_annotated_already_is_not_copied_again(drawing):
+    show_detections(drawing).set_filter(0.0)
+    drawing.copy.click()
+    drawing.copy.click()
+    assert len(boxes(drawing).all()) == 3
+    assert "3 are annotated already" in drawing.message.text()
+
+
+def test_without_detections_a_sentence_says_so(drawing):
+    drawing.copy.click()
+    assert "no detections" in drawing.message.text()
+
+
+# --- regions ---
+
+
+def test_of_a_large_image_it_is_asked_what_is_annotated(make_napari_viewer, until):
+    viewer = make_napari_viewer()
+    viewer.add_image(np.full((2100, 2100, 3), 200, np.uint8), name="slide")
+    panel = docked(viewer)
+    panel.store.classes.add(["RBC"])
+    panel.annotate.click()
+    until(lambda: panel.annotation_actions.annotated is not None)
+    made = panel.annotation_actions.annotated
+    assert not panel.question.isHidden()
+    assert made.annotations(()).regions == ()
+    made.boxes.layer.add(BOX)
+    assert made.annotations(()).regions == ()
+    panel.annotation_actions.draw_regions()
+    assert viewer.layers.selection.active is made.regions.layer
+    made.regions.layer.add(BOX * 10)
+    assert len(made.annotations(()).regions) == 1
+    panel.annotation_actions.mark_whole_image()
+    assert [r.bounds for r in made.annotations(()).regions] == [(0, 0, 2100, 2100)]
+
+
+def test_regions_that_are_deleted_are_asked_for_again(drawing, until):
+    made = drawing.annotation_actions.annotated
+    boxes(drawing).layer.add(BOX)
+    drawing.viewer.layers.remove(made.regions.layer)
+    until(lambda: drawing.question.about == ("coverage", made))
+    assert made.annotations(()).regions == ()
+    drawing.annotation_actions.mark_whole_image()
+    assert len(made.annotations(()).regions) == 1
+    assert made.regions.layer in drawing.viewer.layers
+    assert drawing.question.isHidden()
+
+
+def test_one_image_is_not_annotated_in_two_layers(drawing, until, smear):
+    twin = drawing.viewer.add_image(smear.copy(), name="the same")
+    drawing.image.choose(twin)
+    drawing.annotate.click()
+    until(lambda: "annotated already: “smear”" in drawing.message.text())
+    assert drawing.annotation_actions.annotated is None
+
+
+# --- the project ---
+
+
+def test_an_image_goes_into_the_project_as_crops(drawing, until, tmp_path):
+    drawing.project.create(tmp_path / "my cells")
+    until(lambda: drawing.store.project is not None)
+    boxes(drawing).layer.add([BOX, BOX + 60])
+    drawing.add.click()
+    until(lambda: not drawing.annotation_actions.project_task.running)
+    project = drawing.store.project
+    assert project.summary()["images"] == 1
+    assert "2 boxes" in drawing.message.text()
+    assert list((project.path / "images").rglob("*.png"))
+    assert "Only one image" in drawing.split.text()
+
+
+def test_the_window_answers_while_an_image_is_added(
+    make_napari_viewer, until, tmp_path, stalls, record_property
+):
+    viewer = make_napari_viewer()
+    viewer.add_image(blood_smear((1600, 1600), cell_diameter=60).image, name="field")
+    panel = docked(viewer)
+    panel.store.classes.add(["RBC"])
+    panel.project.create(tmp_path / "p")
+    until(lambda: panel.store.project is not None)
+    panel.annotate.click()
+    until(lambda: panel.annotation_actions.annotated is not None)
+    places = np.stack(np.meshgrid(np.arange(0, 1500, 80), np.arange(0, 1500, 80)), -1).reshape(
+        -1, 2
+    )
+    boxes(panel).layer.add([BOX + place for place in places])
+    with stalls.watched():
+        panel.add.click()
+        until(
+            lambda: (
+                not panel.annotation_actions.project_task.running
+                and not panel.store.autosave.waiting
+            )
+        )
+    record_property("longest stall", stalls.longest)
+    print("longest stall", stalls.longest)
+    assert panel.store.project.summary()["images"] == 1
+    assert stalls.longest < 1.5  # a busy machine; alone it is a few hundredths of a second
+
+
+def test_what_cannot_be_learned_from_is_told(drawing, until, tmp_path):
+    drawing.project.create(tmp_path / "p")
+    until(lambda: drawing.store.project is not None)
+    layer = boxes(drawing).layer
+    layer.add([BOX, BOX - 500])
+    layer.add([BOX[:2]], shape_type="line")
+    drawing.add.click()
+    until(lambda: "Added" in drawing.message.text())
+    assert "1 box has no part in the image" in drawing.message.text()
+    assert "line" in drawing.message.text()
+    assert len(boxes(drawing).layer.data) == 3  # told, and nothing taken away
+
+
+def test_without_a_region_the_way_out_is_told(drawing, until, tmp_path):
+    drawing.project.create(tmp_path / "p")
+    until(lambda: drawing.store.project is not None)
+    boxes(drawing).layer.add(BOX)
+    regions = drawing.annotation_actions.annotated.regions.layer
+    regions.remove(list(range(regions.nshapes)))
+    drawing.add.click()
+    until(lambda: "no region" in drawing.bar.text)
+    drawing.whole_image.click()
+    drawing.add.click()
+    until(lambda: "Added" in drawing.message.text())
+
+
+def test_a_panel_that_was_closed_goes_on_where_it_was(drawing, until):
+    boxes(drawing).layer.add(BOX)
+    viewer = drawing.viewer
+    viewer.window.remove_dock_widget(drawing)
+    again = docked(viewer)
+    assert len(again.annotation_actions.annotated.boxes.all()) == 1
+    again.annotation_actions.annotated.boxes.layer.add(BOX + 50)
+    assert again.classes.table.item(0, 2).text() == "2"
+
+
+def test_the_project_is_free_when_the_window_is_closed(drawing, until, tmp_path):
+    drawing.project.create(tmp_path / "p")
+    until(lambda: drawing.store.project is not None)
+    drawing.viewer.close()
+    until(lambda: _opens(tmp_path / "p"))
+
+
+def _opens(path) -> bool:
+    try:
+        Project.open(path).close()
+    except LockedError:
+        return False
+    return True
+
+
+def test_without_a_project_nothing_is_added_and_that_is_said(drawing):
+    boxes(drawing).layer.add(BOX)
+    drawing.add.click()
+    assert "no project" in drawing.message.text()
+
+
+def test_classes_of_the_project_come_first(drawing, until, tmp_path):
+    Project.create(tmp_path / "p", ["platelet", "WBC"]).close()
+    drawing.project.open(tmp_path / "p")
+    until(lambda: drawing.store.project is not None)
+    assert drawing.store.classes.names == ["platelet", "WBC", "RBC"]
+
+
+def test_a_class_is_renamed_everywhere(drawing, until, tmp_path):
+    drawing.project.create(tmp_path / "p")
+    until(lambda: drawing.store.project is not None)
+    boxes(drawing).layer.add(BOX)
+    drawing.classes.table.item(0, 1).setText("red cell")
+    assert column(drawing, "class") == ["red cell"]
+    assert drawing.store.project.classes == ["red cell", "WBC"]
+    drawing.classes.table.item(1, 1).setText("red cell")
+    assert drawing.store.classes.names == ["red cell", "WBC"]
+
+
+def test_boxes_of_a_file_come_onto_the_image(drawing, until, tmp_path):
+    file = tmp_path / "smear.txt"
+    file.write_text("1 0.5 0.5 0.25 0.25\n0 0.1 0.1 0.1 0.1\n")
+    drawing.annotation_actions.import_boxes(str(file))
+    until(lambda: len(boxes(drawing).layer.data) == 2)
+    assert sorted(column(drawing, "class")) == ["RBC", "WBC"]
+    assert column(drawing, "status") == ["confirmed", "confirmed"]
+    drawing.annotation_actions.import_boxes(str(tmp_path / "none.xml"))
+    until(lambda: "none.xml" in drawing.message.text())
+
+
+# --- stacks ---
+
+
+def test_boxes_of_a_stack_belong_to_the_plane_that_is_shown(make_napari_viewer, smear, until):
+    viewer = make_napari_viewer()
+    viewer.add_image(np.stack([smear, smear[::-1], smear[:, ::-1]]), name="stack")
+    panel = docked(viewer)
+    panel.store.classes.add(["RBC"])
+    viewer.dims.set_current_step(0, 2)
+    panel.annotate.click()
+    until(lambda: panel.annotation_actions.annotated is not None)
+    made = panel.annotation_actions.annotated
+    made.boxes.layer.add(np.insert(BOX, 0, 2, axis=1))
+    made.boxes.layer.add(np.insert(BOX, 0, 1, axis=1))
+    assert made.boxes.planes() == [(1,), (2,)]
+    assert len(made.annotations((1,)).regions) == 1
+    assert set(made.unsaved()) == {(1,), (2,)}
+
+
+def test_everything_has_a_tool_tip(drawing):
+    from qtpy.QtWidgets import QAbstractButton, QComboBox, QLineEdit
+
+    parts = [
+        p for kind in (QAbstractButton, QComboBox, QLineEdit) for p in drawing.findChildren(kind)
+    ]
+    without = [p for p in parts if not p.toolTip() and p.objectName() != "qt_spinbox_lineedit"]
+    assert not [p for p in without if not p.parent().toolTip()]
+
+
+def test_the_store_is_the_viewer_s(drawing):
+    assert annotation_store(drawing.viewer) is drawing.store

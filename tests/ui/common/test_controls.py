@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated, Literal
+
+import pytest
+from pydantic import Field
+
+from napari_beerlanet.core.common.settings import Settings
+from napari_beerlanet.ui.common.controls import field_widget
+
+
+class Scope(Enum):
+    ALL = "all"
+    HEAD = "head"
+
+
+class Example(Settings):
+    confidence: float = Field(0.25, ge=0, le=1, description="Show cells above this confidence.")
+    epochs: int = Field(50, gt=0, description="Passes over the training images.")
+    size: float | Literal["auto"] = Field("auto", gt=0, description="Diameter of a cell.")
+    count: Annotated[int, Field(ge=1, le=16)] | Literal["auto"] = 8
+    batch: int | None = Field(None, ge=1, le=64)
+    domain: Literal["log", "linear"] = Field("log", description="Where the solver works.")
+    scope: Scope = Scope.HEAD
+    augment: bool = True
+
+
+@pytest.mark.usefixtures("qtbot")
+@pytest.mark.parametrize(
+    ("name", "kind", "value"),
+    [
+        ("confidence", "FloatSpinBox", 0.25),
+        ("epochs", "SpinBox", 50),
+        ("size", "FloatSpinBox", 0.01),
+        ("count", "SpinBox", 8),
+        ("batch", "SpinBox", 1),
+        ("domain", "ComboBox", "log"),
+        ("scope", "ComboBox", Scope.HEAD),
+        ("augment", "CheckBox", True),
+    ],
+)
+def test_field_widget_is_the_one_for_the_field(name, kind, value):
+    widget = field_widget(Example, name)
+    assert type(widget).__name__ == kind
+    assert widget.value == value
+    assert (widget.tooltip or "") == Example.spec(name).description
+
+
+@pytest.mark.usefixtures("qtbot")
+def test_field_widget_keeps_to_the_bounds_and_takes_options():
+    widget = field_widget(Example, "confidence", widget_type="FloatSlider", step=0.05)
+    assert (widget.min, widget.max, widget.step) == (0, 1, 0.05)
+    with pytest.raises(ValueError, match="outside of the allowed range"):
+        widget.value = 1.5
+    assert field_widget(Example, "size", value=12.5).value == 12.5
+    count, epochs = field_widget(Example, "count"), field_widget(Example, "epochs")
+    assert (count.min, count.max, epochs.min) == (1, 16, 1)

@@ -1,0 +1,479 @@
+"""The panel "Find cells" with a real viewer and the packaged model."""
+
+import numpy as np
+import pytest
+from napari.layers import Shapes
+from qtpy.QtCore import QMimeData, QPointF, Qt, QUrl
+from qtpy.QtGui import QDropEvent
+from qtpy.QtWidgets import QApplication, QComboBox, QDoubleSpinBox, QPushButton, QSlider
+
+import napari_beerlanet as nb
+from napari_beerlanet.ui.common.recent import recent_models
+from napari_beerlanet.ui.common.session import get_session
+from napari_beerlanet.ui.detect.widget import DetectWidget
+from napari_beerlanet.ui.viewer.fast_shapes import fast_shapes_supported
+from napari_beerlanet.ui.viewer.layers import role_of
+
+pytestmark = pytest.mark.window
+
+
+@pytest.fixture(scope="module")
+def model():
+    fast_shapes_supported()
+    return nb.load_checkpoint("blood-cells", device="cpu")
+
+
+@pytest.fixture
+def viewer(make_napari_viewer):
+    return make_napari_viewer()
+
+
+def docked(viewer) -> DetectWidget:
+    """As napari opens it."""
+    made = DetectWidget(viewer)
+    viewer.window.add_dock_widget(made, name="Find cells")
+    return made
+
+
+@pytest.fixture
+def panel(viewer, smear, model):
+    """Open, on a smear, with the model loaded."""
+    viewer.add_image(smear, name="smear")
+    get_session(viewer).set_model(model, "blood-cells")
+    return docked(viewer)
+
+
+@pytest.fixture
+def find(until):
+    """Press the button and wait."""
+
+    def press(panel) -> None:
+        panel.run_button.click()
+        assert panel.detect_task.running
+        until(lambda: not panel.detect_task.running)
+
+    return press
+
+
+def boxes(viewer) -> list[Shapes]:
+    return [layer for layer in viewer.layers if role_of(layer) == "detections"]
+
+
+# --- the way through -----------------------------------------------------------------------------
+
+
+def test_one_button_boxes_the_cells(panel, find, viewer, model, smear):
+    find(panel)
+    (layer,) = boxes(viewer)
+    expected = model.detect(smear)
+    assert len(layer.data) == len(expected) > 5
+    assert panel.counts.class_counts.counts == expected.counts()
+    assert panel.progress_bar.text.startswith("Done in")
+    assert "on CPU" in panel.progress_bar.text
+    assert "Assumed cell size" in panel.form.size_note.text()
+    assert not panel.counts.warnings.isVisible()
+    assert (
+        get_session(viewer).detections[panel.image.layer]
+        is get_session(viewer).detection_layers[panel.image.layer].detections
+    )
+
+
+def test_slider_filters_boxes_and_counts_without_a_run(panel, find, viewer, until):
+    find(panel)
+    before = panel.counts.class_counts.total
+    panel.form.confidence_slider.value = 0.8
+    until(lambda: panel.counts.class_counts.total < before)
+    (layer,) = boxes(viewer)
+    assert len(layer.data) == panel.counts.class_counts.total
+    assert layer.features["confidence"].min() >= 0.8
+    assert panel.counts.class_counts.facts["confidence"] == "0.80"
+    assert not panel.detect_task.running
+    panel.form.confidence_slider.value = 0.01
+    until(lambda: panel.counts.class_counts.total > before)
+
+
+def test_counts_can_be_copied(panel, find):
+    find(panel)
+    panel.counts.copy.click()
+    lines = dict(line.split("\t") for line in QApplication.clipboard().text().splitlines())
+    assert lines["image"] == "smear"
+    assert int(lines["RBC"]) == panel.counts.class_counts.counts["RBC"]
+    panel.counts.copy_summary_button.click()
+    assert QApplication.clipboard().text() == panel.counts.class_counts.text()
+
+
+def test_running_again_replaces_an_untouched_layer(panel, find, viewer):
+    find(panel)
+    (first,) = boxes(viewer)
+    first.name = "mine to name"
+    find(panel)
+    assert boxes(viewer) == [first]
+    assert first.name == "mine to name"
+
+
+def test_an_edited_layer_is_kept_and_the_new_one_has_another_name(panel, find, viewer):
+    find(panel)
+    (first,) = boxes(viewer)
+    first.remove([0])
+    kept = len(first.data)
+    find(panel)
+    assert len(boxes(viewer)) == 2
+    assert len({layer.name for layer in boxes(viewer)}) == 2
+    assert len(first.data) == kept
+    panel.form.confidence_slider.value = 0.9
+    panel.result.set_confidence(0.9)
+    assert len(first.data) == kept, "the user's layer is not touched any more"
+
+
+def test_user_edits_are_counted(panel, find, viewer, until):
+    find(panel)
+    before = panel.counts.class_counts.total
+    boxes(viewer)[0].remove([0, 1])
+    until(lambda: panel.counts.class_counts.total == before - 2)
+
+
+def test_a_deleted_layer_comes_again(panel, find, viewer, until):
+    find(panel)
+    viewer.layers.remove(boxes(viewer)[0])
+    until(lambda: not panel.counts.isVisibleTo(panel))
+    find(panel)
+    assert len(boxes(viewer)) == 1
+
+
+def test_density_layers_on_demand(panel, find, viewer, until, model, smear):
+    panel.form.stains.value = True
+    find(panel)
+    active = int(model.decompose(smear).active.sum())
+    until(lambda: len(viewer.layers) == 2 + active)
+    names = [layer.name for layer in viewer.layers]
+    assert sum(name.startswith("OD ") for name in names) == active
+    seen = [layer.name for layer in viewer.layers if layer.visible]
+    assert seen == ["smear", "smear · detections"], "the stains do not cover the image"
+    shown = next(layer for layer in viewer.layers if layer.name.startswith("OD "))
+    shown.visible = True
+    assert shown.visible, "but the user may look at them"
+
+
+def test_labels_follow_the_box(panel, find, viewer):
+    find(panel)
+    panel.form.labels.value = True
+    assert boxes(viewer)[0].text.visible
+    panel.form.labels.value = False
+    assert not boxes(viewer)[0].text.visible
+
+
+# --- where ---------------------------------------------------------------------------------------
+
+
+def test_current_view_only(panel, find, viewer):
+    panel.form.where.value = "view"
+    viewer.camera.center, viewer.camera.zoom = (120, 80), 6
+    window = panel._job(panel.image.layer).windows[0]
+    find(panel)
+    found = get_session(viewer).detections[panel.image.layer]
+    rows, columns = window
+    assert (rows.stop - rows.start) * (columns.stop - columns.start) < 240 * 320
+    inside = found.candidates.xyxy
+    assert inside[:, 0].min() >= columns.start - 1
+    assert inside[:, 2].max() <= columns.stop + 1
+    assert found.image_shape == (240, 320)
+
+
+def test_view_beside_the_image_is_told(panel, viewer):
+    panel.form.where.value = "view"
+    viewer.camera.center = (9000, 9000)
+    panel.run_button.click()
+    assert not panel.detect_task.running
+    assert "“smear” is not in the current view" in panel.progress_bar.text
+    assert len(viewer.layers) == 1
+
+
+def test_under_selected_shapes(panel, find, viewer):
+    panel.form.where.value = "shapes"
+    panel.run_button.click()
+    assert "No shape is selected" in panel.progress_bar.text
+    image = panel.image.layer
+    image.scale = (0.5, 0.5)
+    drawn = viewer.add_shapes(
+        [np.array([[0, 0], [60, 80.0]]), np.array([[50, 70.0], [119, 159]])], shape_type="rectangle"
+    )
+    drawn.selected_data = {0, 1}
+    job = panel._job(image)
+    assert job.windows == ((slice(0, 121), slice(0, 161)), (slice(100, 239), slice(140, 319)))
+    find(panel)
+    assert get_session(viewer).detections[image].report["windows"] == 2
+    assert len(drawn.data) == 2
+
+
+def test_empty_or_distant_shapes_are_told(panel, viewer):
+    panel.form.where.value = "shapes"
+    far = viewer.add_shapes([np.array([[900, 900], [990, 990.0]])], shape_type="rectangle")
+    far.selected_data = {0}
+    panel.run_button.click()
+    assert "outside of “smear”" in panel.progress_bar.text
+    assert not panel.detect_task.running
+
+
+def test_a_box_over_one_cell_gives_the_size(panel, viewer, until):
+    image = panel.image.layer
+    image.scale, image.rotate = (0.5, 0.5), 30
+    panel.form.draw.click()
+    ruler = panel.ruler.layer
+    assert ruler in viewer.layers
+    assert ruler.mode == "add_rectangle"
+    ruler.add_rectangles(np.array([[10.0, 10], [50, 100]]))
+    until(lambda: panel.ruler.layer is None)
+    assert panel.form.object_size == pytest.approx(60, abs=1)
+    assert not panel.form.draw.isChecked()
+    assert len(viewer.layers) == 1
+    panel.form.draw.click()
+    panel.form.draw.click()
+    assert len(viewer.layers) == 1, "a second press takes the layer away"
+
+
+def test_typed_size_is_used(panel, find, viewer):
+    panel.form.size_auto.value = False
+    panel.form.cell_size.value = 44
+    find(panel)
+    assert "Assumed cell size: 44 pixels (" in panel.form.size_note.text()
+
+
+def test_rotated_and_scaled_image(panel, find, viewer):
+    image = panel.image.layer
+    image.scale, image.translate, image.rotate = (0.2, 0.2), (5, 7), 40
+    find(panel)
+    (layer,) = boxes(viewer)
+    for name in ("scale", "translate", "rotate"):
+        np.testing.assert_allclose(getattr(layer, name), getattr(image, name))
+
+
+def test_stack_searches_the_current_plane(viewer, model, until, smear):
+    get_session(viewer).set_model(model, "blood-cells")
+    viewer.add_image(np.stack([np.full_like(smear, 230), smear]), name="stack")
+    panel = docked(viewer)
+    viewer.dims.current_step = (1, 0, 0)
+    panel.find()
+    until(lambda: not panel.detect_task.running)
+    (layer,) = boxes(viewer)
+    assert {corner[0] for shape in layer.data for corner in shape} == {1.0}
+    assert panel.counts.class_counts.total == len(layer.data)
+    viewer.dims.current_step = (0, 0, 0)
+    until(lambda: panel.counts.class_counts is None)
+    panel.find()
+    until(lambda: not panel.detect_task.running)
+    assert boxes(viewer) == [layer]
+    viewer.dims.current_step = (1, 0, 0)
+    until(lambda: panel.counts.class_counts is not None and panel.counts.class_counts.total > 5)
+
+
+# --- models --------------------------------------------------------------------------------------
+
+
+def test_starter_is_loaded_off_the_thread_and_described(viewer, smear, until):
+    viewer.add_image(smear)
+    panel = docked(viewer)
+    until(lambda: panel.model.loaded is not None)
+    assert panel.model.picker.key == "blood-cells"
+    assert "RBC" in panel.model.card.classes.text()
+    assert "#e6194b" in panel.model.card.classes.text()
+    assert "runs on" in panel.model.card.summary.text()
+    for word in ("8 components", "292 images", "mAP50 0.967", "320 pixels", "Size of WBC"):
+        assert word in panel.model.card.details.text()
+    assert panel.form.device.choices[-1] == "cpu"
+    other = docked(viewer)
+    assert other.model.loaded is panel.model.loaded
+
+
+def dropped(panel, path) -> QDropEvent:
+    mime = QMimeData()
+    mime.setUrls([QUrl.fromLocalFile(str(path))])
+    event = QDropEvent(
+        QPointF(5, 5),
+        Qt.DropAction.CopyAction,
+        mime,
+        Qt.MouseButton.LeftButton,
+        Qt.KeyboardModifier.NoModifier,
+    )
+    event.mime = mime  # Qt does not keep it
+    panel.dropEvent(event)
+    return event
+
+
+def test_a_dropped_model_is_loaded_and_offered_again(panel, model, tmp_path, until):
+    path = tmp_path / "mine.safetensors"
+    nb.save_checkpoint(model, path)
+    dropped(panel, path)
+    until(lambda: get_session(panel.viewer).model_key == str(path))
+    assert recent_models() == [path.resolve()]
+    assert panel.model.picker.list.currentText() == "mine.safetensors"
+    path.unlink()
+    panel.model.picker.refresh()
+    texts = [panel.model.picker.list.itemText(i) for i in range(panel.model.picker.list.count())]
+    assert "mine.safetensors (not found)" in texts
+    item = panel.model.picker.list.model().item(texts.index("mine.safetensors (not found)"))
+    assert not item.isEnabled()
+    assert "does not exist any more" in item.toolTip()
+
+
+@pytest.mark.parametrize("content", [b"", b"nonsense" * 100, None])
+def test_a_bad_model_is_told_and_the_last_one_stays(panel, find, tmp_path, content, until):
+    path = tmp_path / "bad.safetensors"
+    if content is not None:
+        path.write_bytes(content)
+    panel.choose_model(str(path))
+    until(lambda: not panel.model.task.running)
+    assert "bad.safetensors" in panel.model.progress_bar.text
+    assert panel.model.picker.key == "blood-cells"
+    assert recent_models() == []
+    find(panel)
+    assert panel.counts.class_counts.total > 5
+
+
+def test_a_model_removed_before_the_run_is_told(viewer, smear, model, tmp_path, until, monkeypatch):
+    path = tmp_path / "gone.safetensors"
+    nb.save_checkpoint(model, path)
+    viewer.add_image(smear, name="smear")
+    panel = docked(viewer)
+    until(lambda: not panel.model.task.running)
+    get_session(viewer).model_key = "something else"
+    panel.model.picker.set_key(str(path))
+    path.unlink()
+    panel.find()
+    until(lambda: not panel.detect_task.running)
+    assert "gone.safetensors: there is no such file" in panel.progress_bar.text
+    assert len(viewer.layers) == 1
+
+
+# --- what goes wrong -----------------------------------------------------------------------------
+
+
+def test_without_an_image_the_panel_says_what_it_needs(viewer, model, until):
+    get_session(viewer).set_model(model, "blood-cells")
+    panel = docked(viewer)
+    viewer.add_image(np.zeros((50, 50)), name="grey")
+    assert panel.empty.isVisibleTo(panel)
+    assert not panel.detect_section.isVisibleTo(panel)
+    assert "“grey” has no colours" in panel.empty.text.text()
+    panel.find()
+    assert not panel.detect_task.running
+    panel.empty.sample.click()
+    until(lambda: panel.image.layer is not None)
+    assert panel.detect_section.isVisibleTo(panel)
+
+
+def test_nan_is_one_sentence(viewer, model, until):
+    get_session(viewer).set_model(model, "blood-cells")
+    image = np.full((60, 60, 3), 0.5, np.float32)
+    image[3, 3] = np.nan
+    viewer.add_image(image, name="holes", rgb=True)
+    panel = docked(viewer)
+    panel.find()
+    until(lambda: not panel.detect_task.running)
+    assert panel.progress_bar.text.count(".") >= 1
+    assert "Traceback" not in panel.progress_bar.text
+    assert len(viewer.layers) == 1
+    assert panel.run_button.isEnabled()
+
+
+def test_cancelled_in_the_middle_nothing_changes(panel, viewer, until, monkeypatch):
+    started = []
+
+    def slow(job, report):
+        from napari_beerlanet.core.common.progress import Progress
+
+        started.append(True)
+        for _ in range(10_000):
+            report(Progress(1, 10, "working"))
+            import time
+
+            time.sleep(0.005)
+        raise AssertionError("never cancelled")
+
+    monkeypatch.setattr("napari_beerlanet.ui.detect.widget.run_job", slow)
+    panel.run_button.click()
+    until(lambda: bool(started))
+    assert not panel.run_button.isEnabled()
+    panel.progress_bar.cancel.click()
+    until(lambda: not panel.detect_task.running)
+    assert panel.progress_bar.text == "Cancelled; nothing has changed."
+    assert len(viewer.layers) == 1
+    assert panel.run_button.isEnabled()
+
+
+def test_image_removed_or_renamed_meanwhile(panel, viewer, until, smear):
+    panel.run_button.click()
+    panel.image.layer.name = "renamed"
+    until(lambda: not panel.detect_task.running)
+    assert boxes(viewer)[0].name == "renamed · detections"
+    viewer.layers.clear()
+    viewer.add_image(smear, name="other")
+    panel.run_button.click()
+    viewer.layers.clear()
+    until(lambda: not panel.detect_task.running)
+    assert len(viewer.layers) == 0
+    assert "removed meanwhile" in panel.progress_bar.text
+
+
+def test_out_of_memory_steps_down_and_says_so(panel, find, monkeypatch):
+    from napari_beerlanet.core.detection.inference import InferenceRunner
+
+    whole, calls = InferenceRunner._infer_batch, []
+
+    def short(self, cut, *rest):
+        calls.append(len(cut))
+        if len(calls) == 1:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: out of memory")
+        return whole(self, cut, *rest)
+
+    monkeypatch.setattr(InferenceRunner, "_infer_batch", short)
+    panel.form.size_auto.value = False
+    panel.form.cell_size.value = 31
+    find(panel)
+    assert "Memory did not suffice for larger tiles than" in panel.progress_bar.text
+    assert panel.counts.class_counts.total > 0
+
+
+def test_strange_images_are_warned_of(viewer, model, until, smear):
+    get_session(viewer).set_model(model, "blood-cells")
+    viewer.add_image(255 - smear, name="inverted")
+    panel = docked(viewer)
+    panel.find()
+    until(lambda: not panel.detect_task.running)
+    assert "of full intensity" in panel.counts.warnings.text()
+
+
+# --- the panel itself ----------------------------------------------------------------------------
+
+
+def test_every_control_has_a_tooltip_and_the_panel_is_narrow(panel, find):
+    find(panel)
+    panel.form.more.header.setChecked(True)
+    kinds = (QPushButton, QComboBox, QSlider, QDoubleSpinBox)
+    silent = [w for kind in kinds for w in panel.findChildren(kind) if not w.toolTip()]
+    assert silent == []
+    assert panel.detect_section.minimumSizeHint().width() <= 384
+    assert panel.model.minimumSizeHint().width() <= 384
+
+
+def test_closing_ends_the_work_and_leaves_the_layers(panel, find, viewer, qtbot):
+    find(panel)
+    panel.run_button.click()
+    viewer.window.remove_dock_widget(panel)
+    qtbot.wait(200)
+    assert len(boxes(viewer)) == 1
+    viewer.camera.zoom *= 2
+    again = docked(viewer)
+    assert again.counts.class_counts is not None, "what was found before is counted"
+
+
+def test_two_viewers_do_not_mix(make_napari_viewer, model, smear, until):
+    first, second = make_napari_viewer(), make_napari_viewer()
+    for viewer in (first, second):
+        get_session(viewer).set_model(model, "blood-cells")
+        viewer.add_image(smear, name="smear")
+    panels = [docked(first), docked(second)]
+    panels[0].find()
+    until(lambda: not panels[0].detect_task.running)
+    assert len(boxes(first)) == 1
+    assert boxes(second) == []
+    assert panels[1].counts.class_counts is None

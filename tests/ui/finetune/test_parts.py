@@ -1,0 +1,137 @@
+"""Parts of the fine-tune panel that need no viewer: curves, look-in, outlook, judging."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from napari_beerlanet.core.checkpoints.checkpoint import load_checkpoint, save_checkpoint
+from napari_beerlanet.core.checkpoints.serialize import describe_network
+from napari_beerlanet.core.common.storage import DataError, FileError
+from napari_beerlanet.core.detection.detector import Detector
+from napari_beerlanet.core.detection.network import StainDetectionModel
+from napari_beerlanet.core.training.comparison import compare_models, save_best_model
+from napari_beerlanet.core.training.estimate import estimate_duration, summarise_dataset
+from napari_beerlanet.core.training.runs import list_runs, new_run
+from napari_beerlanet.core.training.settings import TrainSettings
+from napari_beerlanet.core.training.setup import resolve_defaults
+from napari_beerlanet.ui.common.tasks import Task
+from napari_beerlanet.ui.finetune.curves import TrainingCurves
+from napari_beerlanet.ui.finetune.prediction_preview import (
+    PredictionPreview,
+    predict_validation_images,
+)
+from napari_beerlanet.ui.finetune.start import create_run, set_run_device
+from tinydata import MODEL, NAMES, write_smears
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    torch.manual_seed(0)
+    network = StainDetectionModel(MODEL, nc=3, imgsz=64)
+    network.fit_mix()
+    info = describe_network(network, "tiny", list(NAMES), 64, training={"epochs": 3})
+    return Detector(network, info)
+
+
+@pytest.fixture
+def project(tmp_path):
+    write_smears(tmp_path, train=3, val=2, side=64)
+    return tmp_path
+
+
+def batch(epoch, number, loss):
+    return {"epoch": epoch, "batch": number, "batches": 2, "losses": {"a": loss, "b": loss}}
+
+
+def test_curves_draw_batches_and_epochs(qtbot, tmp_path):
+    curves = TrainingCurves()
+    qtbot.addWidget(curves)
+    for epoch in (1, 2):
+        for number in (1, 2):
+            curves.add_batch(batch(epoch, number, 1 / epoch))
+    (tmp_path / "results.csv").write_text(
+        "epoch,train/box_loss,val/box_loss,val/cls_loss,metrics/mAP50(B),metrics/mAP50-95(B)\n"
+        "1,2,1,1,0.25,0.1\n2,1,0.5,0.25,0.5,nan\n"
+    )
+    curves.read_epochs(tmp_path)
+    x, y = curves.lines["train"].getData()
+    np.testing.assert_allclose(x, [0.5, 1, 1.5, 2])
+    np.testing.assert_allclose(y, [2, 2, 1, 1])
+    np.testing.assert_allclose(curves.lines["val"].getData()[1], [2, 0.75])
+    np.testing.assert_allclose(curves.lines["mAP50"].getData()[1], [0.25, 0.5])
+    assert len(curves.lines["mAP50-95"].getData()[1]) == 1
+    curves.add_batch(batch(2, 1, 7))  # the second epoch is done again
+    curves.read_epochs(tmp_path / "gone")
+    np.testing.assert_allclose(curves.lines["train"].getData()[1], [2, 2, 14])
+
+
+def test_preview_names_the_epoch_and_draws(qtbot, project, tiny):
+    save_checkpoint(tiny, project / "last.safetensors")
+    epoch, pictures = predict_validation_images(project, str(project / "data.yaml"))
+    assert epoch == 3
+    assert [name for name, _ in pictures] == ["smear-100.png", "smear-101.png"]
+    shown = PredictionPreview(Task())
+    qtbot.addWidget(shown)
+    shown.show_pictures(epoch, pictures)
+    assert "after epoch 3" in shown.caption.text()
+    assert not shown.pictures[1].isHidden()
+    assert shown.pictures[2].isHidden()
+
+
+def test_outlook_measures_a_step_or_takes_an_earlier_run(project, tiny):
+    save_checkpoint(tiny, project / "tiny.safetensors")
+    data = summarise_dataset(project / "data.yaml")
+    assert "3 images for training" in data.sentence()
+    recipe = TrainSettings(
+        model=str(project / "tiny.safetensors"), data=str(project / "data.yaml"), device="cpu"
+    )
+    seen = estimate_duration(recipe, data.dataset)
+    assert not seen.from_earlier_run
+    assert seen.seconds > 8
+    assert seen.device == "CPU"
+    run = new_run(project, resolve_defaults(recipe).model_dump())
+    batches = seen.steps // seen.epochs
+    event = {"event": "epoch", "seconds": 100.0, "batches": batches, "device": "CPU"}
+    (run / "progress.jsonl").write_text(f"{json.dumps(event)}\n" * 3)
+    told = estimate_duration(recipe, data.dataset, list_runs(project))
+    assert told.from_earlier_run
+    assert told.seconds == pytest.approx(8 + 100 * told.epochs)
+
+
+def test_stain_only_needs_the_same_classes(project, tiny):
+    text = (project / "data.yaml").read_text().replace("WBC", "yeast")
+    (project / "data.yaml").write_text(text)
+    recipe = TrainSettings(data=str(project / "data.yaml"), scope="stain", device="cpu")
+    with pytest.raises(DataError, match="yeast"):
+        estimate_duration(recipe, summarise_dataset(project / "data.yaml").dataset, parent=tiny)
+
+
+def test_model_that_is_no_file_is_written_into_its_run(project, tiny):
+    path = create_run(project, tiny, {"scope": "head", "epochs": None, "image_size": None})
+    settings = json.loads((path / "run.json").read_text())["settings"]
+    assert settings["model"] == str(path / "start.safetensors")
+    assert load_checkpoint(settings["model"], device="cpu").classes == list(NAMES)
+    set_run_device(path, "mps")
+    assert json.loads((path / "run.json").read_text())["settings"]["device"] == "mps"
+
+
+def test_comparison_is_cached_and_saved_with_the_model(project, tiny):
+    path = create_run(project, tiny, {})
+    with pytest.raises(FileError, match="no model to compare"):
+        compare_models(path)
+    save_checkpoint(tiny, path / "best.safetensors")
+    judged = compare_models(path, fields=1)
+    assert [row.before for row in judged.rows()] == [row.after for row in judged.rows()]
+    assert len(judged.rows()) == 4
+    stored = json.loads((path / "compared.json").read_text())
+    stored["result"]["new data"][1]["mAP50"] = 0.75
+    (path / "compared.json").write_text(json.dumps(stored))
+    assert compare_models(path, fields=1).rows()[0].after == 0.75  # not measured again
+    kept = save_best_model(path, "Ünser Labor", judged)
+    assert kept == project / "models" / "Unser-Labor.safetensors"
+    info = load_checkpoint(kept, device="cpu").info
+    assert info["name"] == "Unser-Labor"
+    assert info["training"]["compared"]["new data"]
+    assert save_best_model(path, "Ünser Labor").name == "Unser-Labor-2.safetensors"

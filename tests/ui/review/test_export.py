@@ -1,0 +1,81 @@
+"""What leaves the review: a report, and accepted boxes for the project."""
+
+import numpy as np
+import pytest
+
+from napari_beerlanet.core.stains.decompose import decompose
+from napari_beerlanet.ui.common.session import get_session
+from napari_beerlanet.ui.viewer.box_shapes import corners_from_boxes
+from reviews import PICTURE
+
+pytestmark = pytest.mark.window
+
+
+def test_a_report_is_written_with_review_and_annotations(compared_review, until, tmp_path):
+    _, panel, _, _ = compared_review
+    panel.next()
+    panel.accept()
+    panel.reject()
+    path = tmp_path / "a report.html"
+    panel.export.write_report(path)
+    until(lambda: path.exists() and not panel.export.task.running)
+    text = path.read_text()
+    assert "smear" in text
+    assert "Metrics against annotations" in text
+    assert f"2 of {len(panel.rows)} reviewed." in text
+    assert "Rejected by the reviewer (1)" in text
+    assert str(path) in panel.export.bar.text
+
+
+def test_a_report_shows_the_stains_that_were_decomposed_already(
+    open_review, until, tmp_path, monkeypatch
+):
+    viewer, panel, _ = open_review()
+    stains = decompose(PICTURE, components=2, iterations=5, lam=1e-3, gamma=0.1)
+    get_session(viewer).decompositions[viewer.layers["smear"]] = stains
+    monkeypatch.setattr("napari_beerlanet.ui.review.export.decompose", None)
+    path = tmp_path / "report.html"
+    panel.export.write_report(path)
+    until(lambda: path.exists() and not panel.export.task.running)
+    assert "<h2>Stains</h2>" in path.read_text()
+
+
+def test_nothing_accepted_is_reported(open_review, monkeypatch):
+    _, panel, _ = open_review()
+    said = []
+    monkeypatch.setattr("napari_beerlanet.ui.common.notifications.show_error", said.append)
+    panel.export.add_accepted_to_project()
+    assert said == ["No boxes are accepted yet: accept some first (Y)."]
+
+
+def test_accepted_boxes_go_to_the_annotations(open_review, until):
+    viewer, panel, _ = open_review()
+    panel.next()
+    panel.accept()
+    panel.relabel(1)
+    panel.reject()
+    panel.export.add_accepted_to_project()
+    until(lambda: any(layer.name.endswith("annotations") for layer in viewer.layers))
+    layer = next(layer for layer in viewer.layers if layer.name.endswith("annotations"))
+    until(lambda: layer.nshapes == 2)
+    assert layer.features["class"].tolist() == ["RBC", "WBC"]
+    assert set(layer.features["status"]) == {"confirmed"}
+
+
+def test_boxes_corrected_on_the_canvas_are_sent_as_they_are_now(open_review, until):
+    viewer, panel, detection_layer = open_review()
+    panel.next()
+    panel.accept()  # the first; the second is moved, one is drawn, the third is rejected
+    panel.go_to(2)
+    panel.reject()
+    shapes = [np.array(shape) for shape in detection_layer.layer.data]
+    shapes[1] += 7
+    shapes[2] += 3
+    detection_layer.layer.data = shapes
+    detection_layer.layer.add_rectangles(corners_from_boxes(np.array([[5, 300, 45, 340]]))[0])
+    kept = panel.target.accepted_detections(panel.review)
+    assert sorted(kept.xyxy[:, 0].tolist()) == [5, 10, 67]
+    panel.export.add_accepted_to_project()
+    until(lambda: any(layer.name.endswith("annotations") for layer in viewer.layers))
+    layer = next(layer for layer in viewer.layers if layer.name.endswith("annotations"))
+    until(lambda: layer.nshapes == 3)

@@ -1,0 +1,275 @@
+"""The review panel in a window: step, decide, undo, filter, and resume tomorrow."""
+
+import numpy as np
+import pytest
+from qtpy.QtCore import Qt
+
+from napari_beerlanet.core.boxes.classes import class_colours
+from napari_beerlanet.core.boxes.detections import Detections
+from napari_beerlanet.core.checkpoints.checkpoint import load_checkpoint
+from napari_beerlanet.core.review.review import ACCEPTED, ORDERS, REJECTED, UNREVIEWED, Review
+from napari_beerlanet.samples import blood_smear
+from napari_beerlanet.ui.common.session import get_session
+from napari_beerlanet.ui.detections.detection_layer import DetectionLayer
+from napari_beerlanet.ui.review.autosave import reviews_folder
+from napari_beerlanet.ui.review.widget import ReviewWidget
+from reviews import NAMES, PICTURE, some
+
+pytestmark = pytest.mark.window
+
+
+def texts(panel, name):
+    column = panel.table.model().names.index(name)
+    rows = range(panel.table.model().rowCount())
+    return [panel.table.model().index(k, column).data(Qt.ItemDataRole.DisplayRole) for k in rows]
+
+
+def test_without_detections_it_says_what_to_do(make_napari_viewer):
+    viewer = make_napari_viewer()
+    panel = ReviewWidget(viewer)
+    viewer.window.add_dock_widget(panel)
+    assert "Detect cells first" in panel.empty.text()
+    for method in (panel.next, panel.back, panel.accept, panel.reject, panel.undo, panel.refresh):
+        method()
+
+
+def test_it_begins_with_the_threshold_of_the_layer(open_review):
+    _, panel, _ = open_review()
+    assert len(panel.rows) == int((some().scores >= 0.25).sum()) == panel.table.model().rowCount()
+    assert panel.progress.format() == f"0 of {len(panel.rows)} reviewed"
+
+
+def test_stepping_centres_the_view_and_selects_the_box(open_review, until):
+    viewer, panel, detection_layer = open_review()
+    panel.next()
+    assert panel.current == 0
+    assert viewer.scene.camera.center[-2:] == pytest.approx((0.5 * 19.5, 0.5 * 19.5), abs=0.01)
+    assert [detection_layer.rows[k] for k in detection_layer.layer.selected_data] == [0]
+    panel.next()
+    panel.next()
+    assert panel.current == 2
+    panel.back()
+    assert panel.current == 1
+    assert panel.table.selected_rows.tolist() == [1]
+    assert "confidence 0.93" in panel.current_line.text()
+
+
+def test_a_row_that_is_clicked_and_a_box_that_is_selected_mean_the_same(open_review):
+    _, panel, detection_layer = open_review()
+    panel.table.selectRow(7)
+    assert panel.current == 7
+    detection_layer.layer.selected_data = {3}
+    assert panel.current == int(detection_layer.rows[3])
+    assert panel.table.selected_rows.tolist() == [panel.current]
+
+
+def test_accept_reject_relabel_and_undo_are_in_the_features(open_review):
+    _, panel, detection_layer = open_review()
+    panel.next()
+    panel.accept()
+    panel.reject()
+    panel.relabel(1)
+    table = detection_layer.layer.features.set_index("id")
+    assert table["status"][[0, 1, 2]].tolist() == [ACCEPTED, REJECTED, ACCEPTED]
+    assert table["class"][2] == "WBC"
+    assert panel.current == 3
+    assert panel.progress.value() == 3
+    panel.undo()
+    assert panel.current == 2
+    table = detection_layer.layer.features.set_index("id")
+    assert table["class"][2] == "RBC"
+    assert table["status"][2] == "found"
+
+
+def test_a_reviewed_layer_counts_as_edited(open_review):
+    _, panel, detection_layer = open_review()
+    assert not detection_layer.edited
+    panel.next()
+    panel.accept()
+    assert detection_layer.edited
+
+
+def test_the_canvas_gets_its_keys_back(open_review):
+    viewer, panel, detection_layer = open_review()
+    assert "X" in {str(key) for key in detection_layer.layer.keymap}
+    viewer.window.remove_dock_widget(panel)
+    assert "X" not in {str(key) for key, method in detection_layer.layer.keymap.items() if method}
+
+
+def test_the_current_box_is_framed_and_the_frame_goes_with_the_panel(open_review, until):
+    viewer, panel, detection_layer = open_review()
+    viewer.layers.selection.active = viewer.layers["smear"]
+    panel.go_to(12)
+    frame = viewer.layers["smear · current"]
+    y, x = np.mean(frame.data[0], axis=0) + 0.5
+    assert (x, y) == pytest.approx(some().xyxy[12].reshape(2, 2).mean(axis=0), abs=0.01)
+    assert viewer.layers.selection.active is detection_layer.layer
+    width = frame.edge_width[0]
+    viewer.scene.camera.zoom *= 4
+    until(lambda: frame.edge_width[0] == pytest.approx(width / 4, rel=0.01))
+    viewer.window.remove_dock_widget(panel)
+    assert "smear · current" not in viewer.layers
+
+
+def test_a_layer_that_the_user_draws_on_stays_the_active_one(open_review):
+    viewer, panel, _ = open_review()
+    mine = viewer.add_shapes(name="mine")
+    mine.mode = "add_rectangle"
+    panel.next()
+    assert viewer.layers.selection.active is mine
+
+
+def test_the_gallery_has_the_order_of_the_table(open_review, until):
+    _, panel, _ = open_review()
+    column = panel.table.model().names.index("OD 1 mean")
+    panel.table._sort(column)
+    panel.tabs.setCurrentIndex(1)
+    order = panel.gallery.rows
+    assert order.tolist() == panel.table.rows.tolist()
+    values = panel.review.column("OD 1 mean")[order]
+    assert (np.diff(values) >= 0).all() or (np.diff(values) <= 0).all()
+    panel.filter.order.setCurrentText("random")
+    until(lambda: panel.gallery.rows.tolist() != order.tolist())
+    assert panel.gallery.rows.tolist() == panel.rows.tolist()
+
+
+def test_what_is_filtered_out_disappears_from_canvas_and_table(open_review, until):
+    _, panel, detection_layer = open_review()
+    panel.filter.classes.setCurrentText("WBC")
+    until(lambda: set(texts(panel, "class")) == {"WBC"})
+    assert set(detection_layer.layer.features["class"]) == {"WBC"}
+    panel.filter.clear()
+    until(lambda: panel.table.model().rowCount() == 40)
+    assert detection_layer.layer.nshapes == 40
+    panel.filter.confidence.setValue((0.5, 0.8))
+    until(lambda: 0 < panel.table.model().rowCount() < 40)
+    shown = detection_layer.layer.features["confidence"]
+    assert shown.min() >= 0.5
+    assert shown.max() <= 0.8
+
+
+def test_the_cell_with_foreign_colours_is_the_farthest_out_of_domain(open_review, until):
+    field = blood_smear((320, 400), seed=1)
+    image, model = field.image.copy(), load_checkpoint("blood-cells", device="cpu")
+    box = np.array([295, 82, 382, 168])  # of a red cell
+    part = image[box[1] : box[3], box[0] : box[2]]
+    part[:] = part[..., [1, 0, 2]]  # green and red change places
+    _, panel, _ = open_review(model.detect(image, object_size=90), image)
+    assert panel.rows[0] == 0
+    panel.filter.order.setCurrentText("out of domain")
+    until(lambda: panel.rows[0] != 0)
+    centre = panel.review.column("x")[panel.rows[0]], panel.review.column("y")[panel.rows[0]]
+    np.testing.assert_allclose(centre, (box[:2] + box[2:]) / 2, atol=12)
+    told = [float(text) for text in texts(panel, "unlike training")]
+    assert told == sorted(told, reverse=True)
+    assert told[0] > 4
+
+
+def test_without_training_statistics_the_order_by_domain_shift_is_disabled(open_review):
+    _, panel, _ = open_review()
+    place = ORDERS.index("out of domain")
+    item = panel.filter.order.model().item(place)
+    assert not item.isEnabled()
+    assert item.toolTip().startswith("Unknown for these boxes: detect again")
+    found = some()
+    told = Detections(
+        found.xyxy, found.labels, found.scores, NAMES, {"unlike training": found.scores}, (400, 600)
+    )
+    panel.filter.set_review(Review(told))
+    assert item.isEnabled()
+    assert "training data" in item.toolTip()
+    panel.filter.order.setCurrentIndex(place)
+    panel.filter.set_review(Review(found))
+    assert panel.filter.current_order == "unusual"
+
+
+def test_with_a_state_chosen_decided_ones_leave(open_review, until):
+    _, panel, _ = open_review()
+    total = len(panel.rows)
+    panel.filter.states.setCurrentText(UNREVIEWED)
+    until(lambda: panel.filter.current_filter.states is not None)
+    panel.next()
+    panel.accept()
+    until(lambda: len(panel.rows) == total - 1)
+
+
+def test_many_in_the_gallery_at_once(open_review, until):
+    _, panel, _ = open_review()
+    panel.tabs.setCurrentIndex(1)
+    panel.gallery.selectAll()
+    panel.reject()
+    assert (panel.review.column("status")[panel.rows] == REJECTED).all()
+    panel.undo()
+    assert (panel.review.status == 0).all()
+
+
+def test_tomorrow_resumes_where_today_stopped(open_review, until):
+    viewer, panel, _ = open_review()
+    panel.next()
+    panel.accept()
+    panel.reject()
+    viewer.window.remove_dock_widget(panel)
+    assert len(list(reviews_folder().glob("*.json"))) == 1
+    _, panel, detection_layer = open_review()
+    until(lambda: panel.review.progress()[0] == 2)
+    assert panel.review.column("status")[:2].tolist() == [ACCEPTED, REJECTED]
+    assert detection_layer.layer.features.set_index("id")["status"][1] == REJECTED
+
+
+def test_decisions_are_saved_within_seconds(open_review, until):
+    _, panel, _ = open_review()
+    panel.next()
+    panel.accept()
+    until(lambda: panel.autosave.path.exists())
+    assert '"accepted"' in panel.autosave.path.read_text()
+
+
+def test_a_damaged_file_is_reported_and_the_panel_works(open_review, until, monkeypatch):
+    viewer, panel, _ = open_review()
+    panel.next()
+    panel.accept()
+    viewer.window.remove_dock_widget(panel)
+    (file,) = reviews_folder().glob("*.json")
+    file.write_text("{")
+    said = []
+    monkeypatch.setattr("napari_beerlanet.ui.common.notifications.show_error", said.append)
+    _, panel, _ = open_review()
+    until(lambda: bool(said))
+    assert "not a JSON file" in said[0]
+    panel.next()
+    panel.accept()
+    until(lambda: len(list(reviews_folder().glob("*.json"))) == 2)
+    assert file.read_text() == "{"
+
+
+def test_the_layer_is_removed_under_the_panel(open_review, until):
+    viewer, panel, detection_layer = open_review()
+    panel.next()
+    viewer.layers.remove(detection_layer.layer)
+    until(lambda: panel.target is None)
+    panel.next()
+    panel.accept()
+
+
+def test_each_plane_of_a_stack_has_its_own_review(make_napari_viewer, until):
+    viewer = make_napari_viewer()
+    stack = viewer.add_image(np.stack([PICTURE, 255 - PICTURE]), name="stack", rgb=True)
+    viewer.dims.set_point(0, 0)
+    detection_layer = DetectionLayer(
+        viewer, stack, some(10), class_colours(2), index=(0,), confidence=0.0
+    )
+    detection_layer.set_detections(some(25), (1,))
+    get_session(viewer).set_detections(stack, some(10), detection_layer)
+    panel = ReviewWidget(viewer)
+    viewer.window.add_dock_widget(panel)
+    until(lambda: panel.autosave.path is not None and len(panel.rows) == 10)
+    panel.next()
+    panel.accept()
+    viewer.dims.set_point(0, 1)
+    until(lambda: len(panel.rows) == 25 and panel.autosave.path is not None)
+    assert panel.review.progress()[0] == 0
+    panel.next()
+    panel.reject()
+    viewer.dims.set_point(0, 0)
+    until(lambda: len(panel.rows) == 10 and panel.review.progress()[0] == 1)
+    assert panel.review.state_of(0) == ACCEPTED

@@ -1,0 +1,205 @@
+"""Where layers of ours lie, the choice of an image, panels that open and close, the session."""
+
+import gc
+import threading
+import time
+
+import numpy as np
+import pytest
+from napari.layers import Image, Shapes
+from qtpy.QtCore import QCoreApplication, QEvent
+from qtpy.QtWidgets import QLabel
+
+from napari_beerlanet.core.common.progress import Progress
+from napari_beerlanet.ui.common.panel import Panel
+from napari_beerlanet.ui.common.session import get_session
+from napari_beerlanet.ui.viewer.empty_state import EmptyState
+from napari_beerlanet.ui.viewer.layers import (
+    ImagePicker,
+    Role,
+    move_above,
+    role_metadata,
+    role_of,
+    transform_kwargs,
+)
+
+RGB = np.zeros((48, 64, 3), np.uint8)
+
+
+def test_a_layer_with_the_same_transform_lies_at_the_same_place():
+    affine = np.array([[1.0, 0.2, 3.0], [0.1, 1.0, -2.0], [0.0, 0.0, 1.0]])
+    place = {"scale": (0.5, 0.25), "translate": (3, 4), "rotate": 30, "shear": [0.1]}
+    more = {"units": ("um", "um"), "axis_labels": ("down", "right")}
+    source = Image(RGB, rgb=True, affine=affine, **place, **more)
+    other = Image(np.zeros((8, 9)), **transform_kwargs(source))
+    for point in ((0, 0), (7, 3), (2, 8)):
+        assert np.allclose(source.data_to_world(point), other.data_to_world(point))
+    assert other.units == source.units
+    assert other.axis_labels == source.axis_labels
+
+
+def test_of_a_stack_all_axes_or_the_last_two():
+    source = Image(
+        np.zeros((4, 8, 9, 3), np.uint8), rgb=True, scale=(5, 0.5, 0.25), translate=(1, 2, 3)
+    )
+    whole = Shapes(ndim=3, **transform_kwargs(source))
+    assert np.allclose(whole.data_to_world((2, 3, 4)), source.data_to_world((2, 3, 4)))
+    flat = Image(np.zeros((8, 9)), **transform_kwargs(source, planar=True))
+    assert np.allclose(flat.data_to_world((3, 4)), source.data_to_world((0, 3, 4))[-2:])
+
+
+def test_what_we_made_is_marked():
+    assert role_of(Image(RGB, rgb=True)) is None
+    assert role_of(Image(RGB, rgb=True, metadata={"napari-beerlanet": "mine"})) is None
+    assert role_of(Image(RGB, rgb=True, metadata=role_metadata(Role.RESIDUAL))) == "residual"
+
+
+# --- in a window ---------------------------------------------------------------------------------
+
+
+class Example(Panel):
+    """A panel with an image choice that notes what it hears."""
+
+    def __init__(self, viewer):
+        super().__init__(viewer)
+        self.choice, self.heard, self.ends = ImagePicker(self), [], 0
+        self.choice.chosen.connect(self.heard.append)
+        self.body.addWidget(self.choice)
+        self.work = self.task()
+
+    def on_closed(self):
+        self.ends += 1
+
+
+@pytest.fixture
+def example(make_napari_viewer):
+    viewer = make_napari_viewer()
+    panel = Example(viewer)
+    viewer.window.add_dock_widget(panel)
+    return viewer, panel
+
+
+def offered(panel):
+    return [panel.choice.itemText(i) for i in range(panel.choice.count())]
+
+
+@pytest.mark.window
+def test_the_choice_follows_the_layers(example):
+    viewer, panel = example
+    assert panel.choice.layer is None
+    assert not panel.choice.isEnabled()
+    viewer.add_image(np.zeros((8, 9)), name="grey")
+    first = viewer.add_image(RGB, name="first")
+    second = viewer.add_image(RGB, name="second")
+    viewer.add_image(RGB, name="ours", metadata=role_metadata(Role.RESIDUAL))
+    assert offered(panel) == ["first", "second"]
+    assert panel.choice.layer is first
+    panel.choice.choose(second)
+    first.name = "renamed"
+    assert offered(panel) == ["renamed", "second"]
+    assert panel.choice.layer is second
+    viewer.layers.remove(second)
+    assert panel.choice.layer is first
+    viewer.layers.clear()
+    assert panel.choice.layer is None
+    assert panel.heard == [first, second, first, None]
+
+
+@pytest.mark.window
+def test_layers_go_directly_above_their_source(example):
+    viewer, _ = example
+    source = viewer.add_image(RGB, name="source")
+    viewer.add_image(RGB, name="other")
+    move_above(viewer, viewer.add_image(RGB, name="new"), source)
+    assert [layer.name for layer in viewer.layers] == ["source", "new", "other"]
+
+
+def wait(report):
+    while True:
+        report(Progress(0, 1))
+        time.sleep(0.002)
+
+
+@pytest.mark.window
+@pytest.mark.parametrize("way", ["dock", "x", "viewer"])
+def test_closing_ends_the_work(example, until, way):
+    viewer, panel = example
+    viewer.add_image(RGB)
+    panel.work.start(wait)
+    if way == "viewer":
+        viewer.close()
+    elif way == "x":
+        panel.parent().destroyOnClose()
+    else:
+        viewer.window.remove_dock_widget(panel)
+    if way != "viewer":
+        assert panel.ends == 1
+    QCoreApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete)
+    until(lambda: not any(t.name == "napari-beerlanet" for t in threading.enumerate()))
+    if way != "viewer":
+        viewer.add_image(RGB)  # nobody listens any more
+        panel = None
+
+
+@pytest.mark.window
+def test_a_closed_panel_is_freed(example):
+    viewer, panel = example
+    gone = []
+    panel.destroyed.connect(lambda *_: gone.append(True))
+    viewer.window.remove_dock_widget(panel)
+    QCoreApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete)
+    assert gone == [True]
+    viewer.add_image(RGB)  # a listener that is left would call what is no more
+    assert panel.ends == 1
+
+
+@pytest.mark.window
+def test_panels_of_one_viewer_share_a_session_and_others_do_not(make_napari_viewer_proxy):
+    proxy = make_napari_viewer_proxy()
+    one, other = proxy, make_napari_viewer_proxy()
+    assert get_session(one) is get_session(proxy.__wrapped__)
+    assert get_session(one) is not get_session(other)
+    heard = []
+    get_session(one).model_changed.connect(heard.append)
+    get_session(one).set_model("a model", "key")
+    assert heard == ["a model"]
+    assert get_session(other).model is None
+
+
+@pytest.mark.window
+def test_results_are_forgotten_with_their_layer(example):
+    viewer, panel = example
+    layer = viewer.add_image(RGB)
+    results = get_session(viewer).detections
+    get_session(viewer).set_detections(layer, "cells")
+    assert results[layer] == "cells"
+    viewer.layers.remove(layer)
+    panel.heard.clear()
+    del layer
+    QCoreApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete)
+    gc.collect()
+    assert len(results) == 0
+
+
+@pytest.mark.window
+def test_the_empty_state_says_what_is_missing_and_opens_the_sample(example, until):
+    viewer, panel = example
+    empty = EmptyState(panel)
+    panel.body.addWidget(empty)
+    assert "An RGB image" in empty.text.text()
+    viewer.add_image(np.zeros((8, 9)), name="grey")
+    empty.update_text()
+    assert "“grey” has no colours" in empty.text.text()
+    empty.sample.click()
+    until(lambda: len(viewer.layers) == 2)
+    assert panel.choice.layer is viewer.layers[1]
+    assert empty.sample.isEnabled()
+
+
+@pytest.mark.window
+def test_a_short_panel_scrolls(example):
+    panel = example[1]
+    for i in range(60):
+        panel.body.addWidget(QLabel(f"line {i}"))
+    panel.resize(400, 200)
+    assert panel.minimumSizeHint().height() < 300
