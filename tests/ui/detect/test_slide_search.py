@@ -133,6 +133,12 @@ def at_tile(panel, gate, until, count):
     until(lambda: panel.slide.detection_layer is not None and len(shown(panel)) > 0)
 
 
+def until_stopping(panel, until):
+    """The window has noticed: the search is to end, while it waits at the gate."""
+    run = panel.detect_task._run
+    until(lambda: run.stop.is_set())
+
+
 # --- the way through -----------------------------------------------------------------------------
 
 
@@ -355,6 +361,7 @@ def test_the_image_is_removed_while_it_runs(opened, gate, until):
     panel.find()
     at_tile(panel, gate, until, 1)
     viewer.layers.remove(layer)
+    until_stopping(panel, until)
     gate.let(2)
     until(lambda: not panel.detect_task.running)
     assert "the image was removed" in panel.progress_bar.text
@@ -366,6 +373,7 @@ def test_the_boxes_are_removed_while_it_runs(opened, gate, until):
     panel.find()
     at_tile(panel, gate, until, 1)
     viewer.layers.remove(panel.slide.detection_layer.layer)
+    until_stopping(panel, until)
     gate.let(2)
     until(lambda: not panel.detect_task.running)
     assert panel.detect_task.error is None
