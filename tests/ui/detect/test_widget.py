@@ -11,6 +11,7 @@ import napari_beerlanet as nb
 from napari_beerlanet.ui.common.recent import recent_models
 from napari_beerlanet.ui.common.session import get_session
 from napari_beerlanet.ui.detect.widget import DetectWidget
+from napari_beerlanet.ui.stains.widget import DecomposeWidget
 from napari_beerlanet.ui.viewer.fast_shapes import fast_shapes_supported
 from napari_beerlanet.ui.viewer.layers import role_of
 
@@ -123,6 +124,53 @@ def test_an_edited_layer_is_kept_and_the_new_one_has_another_name(panel, find, v
     panel.form.confidence_slider.value = 0.9
     panel.result.set_confidence(0.9)
     assert len(first.data) == kept, "the user's layer is not touched any more"
+
+
+@pytest.mark.parametrize("blending", [0, 1], ids=["opaque", "multiplicative"])
+def test_boxes_are_seen_on_the_image_also_after_decomposing_it(
+    make_napari_viewer, smear, model, until, find, blending
+):
+    viewer = make_napari_viewer(show=True)
+    source = viewer.add_image(smear, name="smear")
+    get_session(viewer).set_model(model, "blood-cells")
+    panel, stains = docked(viewer), DecomposeWidget(viewer)
+    viewer.window.add_dock_widget(stains, name="Stain decomposition")
+    stains.form.blending_buttons.buttons()[blending].click()
+    stains.run()
+    until(lambda: stains.live.idle and stains.layers is not None and stains.layers.complete)
+    stains.result_panel.residual_button.click()
+    until(lambda: any(role_of(layer) == "residual" for layer in viewer.layers))
+    before = {layer.name: layer.visible for layer in viewer.layers}
+    source_alone = picture(viewer, [source])
+    for layer in viewer.layers:
+        layer.visible = before[layer.name]
+
+    find(panel)
+    (layer,) = boxes(viewer)
+    until(lambda: layer.visible)
+    now = {one.name: one.visible for one in viewer.layers}
+    shown = picture(viewer)
+    edges = (shown != source_alone).any(-1)
+    assert 0.002 < edges.mean() < 0.2, "the boxes' edges and nothing else"
+    np.testing.assert_array_equal(shown, picture(viewer, [source, layer]))
+    assert [name for name, visible in now.items() if visible] == ["smear", layer.name]
+
+    viewer.layers.remove(layer)  # then everything is as the user had it
+    assert {one.name: one.visible for one in viewer.layers} == before
+    find(panel)
+    stains.run()  # the user wants to see stains again
+    until(lambda: stains.live.idle and stains.layers.complete)
+    visible = {layer.name for layer in viewer.layers if layer.visible}
+    assert visible == {name for name in before if before[name]} | {boxes(viewer)[0].name}
+
+
+def picture(viewer, layers=None) -> np.ndarray:
+    """The canvas, of these layers alone if any are given."""
+    if layers is not None:
+        for layer in viewer.layers:
+            layer.visible = layer in layers
+    QApplication.processEvents()
+    return viewer.screenshot(canvas_only=True, flash=False)
 
 
 def test_user_edits_are_counted(panel, find, viewer, until):

@@ -229,6 +229,23 @@ def test_nothing_ticked_is_told(panel, viewer, errors):
     assert len(viewer.layers) == count
 
 
+def test_what_was_asked_for_last_lies_on_top_and_is_visible(panel, viewer):
+    buttons = panel.result_panel
+    for button, role in (
+        (buttons.reconstruct_button, "reconstruction"),
+        (buttons.residual_button, "residual"),
+        (buttons.reconstruct_button, "reconstruction"),
+    ):
+        for layer in viewer.layers:
+            layer.visible = layer.visible and role_of(layer) != role  # hidden by the user before
+        button.click()
+        panel.settle()
+        top = viewer.layers[-1]
+        assert role_of(top) == role
+        assert top.visible
+    assert len([layer for layer in viewer.layers if role_of(layer) == "reconstruction"]) == 1
+
+
 def test_residual(panel, viewer):
     panel.result_panel.residual_button.click()
     panel.settle()

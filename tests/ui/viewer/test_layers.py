@@ -17,9 +17,12 @@ from napari_beerlanet.ui.viewer.empty_state import EmptyState
 from napari_beerlanet.ui.viewer.layers import (
     ImagePicker,
     Role,
-    move_above,
+    is_stepped_back,
+    move_to_top,
     role_metadata,
     role_of,
+    step_back,
+    step_forward,
     transform_kwargs,
 )
 
@@ -106,12 +109,57 @@ def test_the_choice_follows_the_layers(example):
 
 
 @pytest.mark.window
-def test_layers_go_directly_above_their_source(example):
-    viewer, _ = example
-    source = viewer.add_image(RGB, name="source")
-    viewer.add_image(RGB, name="other")
-    move_above(viewer, viewer.add_image(RGB, name="new"), source)
-    assert [layer.name for layer in viewer.layers] == ["source", "new", "other"]
+def test_a_layer_comes_above_all_images_and_not_above_other_shapes(make_napari_viewer):
+    viewer = make_napari_viewer()
+    viewer.add_image(RGB, name="source")
+    boxes = viewer.add_shapes(name="boxes")
+    for name in ("first", "second"):
+        viewer.add_image(RGB, name=name)
+    viewer.add_shapes(name="mine")
+    move_to_top(viewer, boxes)
+    names = ["source", "first", "second", "boxes", "mine"]
+    assert [layer.name for layer in viewer.layers] == names
+    move_to_top(viewer, boxes)
+    assert [layer.name for layer in viewer.layers] == names
+
+
+@pytest.mark.window
+def test_what_covers_an_image_steps_back_and_forward_as_it_was(make_napari_viewer):
+    viewer = make_napari_viewer()
+    source, other = (viewer.add_image(RGB, name=name) for name in ("source", "other"))
+    grey = np.zeros(RGB.shape[:2])
+    made = {
+        name: viewer.add_image(
+            grey, name=name, metadata=role_metadata(role, of), blending=blending, visible=visible
+        )
+        for name, role, of, blending, visible in (
+            ("stain 1", Role.STAIN_DENSITY, source, "multiplicative", True),
+            ("stain 2", Role.STAIN_DENSITY, source, "multiplicative", False),
+            ("residual", Role.RESIDUAL, source, "opaque", True),
+            ("other's stain", Role.STAIN_DENSITY, other, "opaque", True),
+        )
+    }
+    source.visible = False  # as with stains that are blended
+    step_back(viewer, source)
+    assert source.visible
+    assert [name for name, layer in made.items() if layer.visible] == ["other's stain"]
+    assert [name for name, layer in made.items() if is_stepped_back(layer)] == [
+        "stain 1",
+        "residual",
+    ]
+    step_back(viewer, source)  # a second time nothing more is to be remembered
+    made["residual"].visible = True  # by the user
+    assert not is_stepped_back(made["residual"])
+    step_forward(viewer, source)
+    assert [name for name, layer in made.items() if layer.visible] == [
+        "stain 1",
+        "residual",
+        "other's stain",
+    ]
+    assert not source.visible
+    source.visible = True
+    step_forward(viewer, source)
+    assert source.visible
 
 
 def wait(report):

@@ -60,6 +60,7 @@ class DetectionResults(QObject):
         if layer is not None and layer.alive and not layer.edited:
             layer.set_colours(colours, detections.names)
             layer.set_detections(detections, index, confidence)
+            layer.reveal()
         else:
             layer = DetectionLayer(
                 self._viewer, source, detections, colours, index, confidence, labels

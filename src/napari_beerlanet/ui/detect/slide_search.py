@@ -148,6 +148,7 @@ class SlideSearch(QObject):
         if exists and not layer.edited:
             layer.set_colours(started.colours, started.names)
             layer.set_detections(first, index, self._confidence)
+            layer.reveal()
         else:
             layer = DetectionLayer(
                 self._viewer, source, first, started.colours, index, self._confidence, self._labels

@@ -17,9 +17,12 @@ from napari_beerlanet.ui.viewer.layers import (
     METADATA_KEY,
     Role,
     add_unselected,
+    boxes_removed,
     guard_software_opengl,
+    own_metadata,
     role_metadata,
     role_of,
+    step_back,
     transform_kwargs,
 )
 from napari_beerlanet.ui.viewer.planes import image_shape
@@ -88,7 +91,8 @@ def show_comparison(
         ),
         **transform_kwargs(source),
     )
-    add_unselected(viewer, layer, above=source)
+    add_unselected(viewer, layer)
+    step_back(viewer, source)
     show_kinds(viewer, visible)
 
 
@@ -128,4 +132,7 @@ def remove_comparison(viewer: Viewer) -> None:
     """Remove our layer from the viewer."""
     layer = comparison_layer(viewer)
     if layer is not None:
+        source = own_metadata(layer.metadata).get("source")
         viewer.layers.remove(layer)
+        for image in [one for one in viewer.layers if one.name == source]:
+            boxes_removed(viewer, image)

@@ -206,7 +206,7 @@ class CellDensityOverlay:
             metadata=role_metadata(Role.CELL_DENSITY, self._source),
             **transform_kwargs(self._shapes) | place,
         )
-        add_unselected(self._viewer, self.layer, above=self._source)
+        add_unselected(self._viewer, self.layer, position=self._viewer.layers.index(self._shapes))
         self.layer.events.opacity.connect(self._on_opacity_changed)
 
     def _set(self, name: str, value: Any) -> None:

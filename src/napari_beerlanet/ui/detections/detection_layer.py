@@ -31,7 +31,12 @@ from napari_beerlanet.ui.detections.drawing import (
 )
 from napari_beerlanet.ui.detections.edits import finalised_store, rows_of_boxes
 from napari_beerlanet.ui.detections.visible_boxes import VisibleBoxes
-from napari_beerlanet.ui.viewer.layers import guard_software_opengl
+from napari_beerlanet.ui.viewer.layers import (
+    boxes_removed,
+    guard_software_opengl,
+    move_to_top,
+    step_back,
+)
 from napari_beerlanet.ui.viewer.planes import PlaneIndex
 from napari_beerlanet.ui.viewer.viewport import current_plane_index
 
@@ -76,7 +81,7 @@ class DetectionLayer:
         confidence: float = DetectSettings.default("confidence"),
         labels_visible: bool = False,
     ) -> None:
-        self.viewer = viewer
+        self.viewer, self._source = viewer, source
         guard_software_opengl(viewer)
         self.layer = create_detections_layer(viewer, source)
         style = BoxStyle(colours, detections.names)
@@ -91,6 +96,18 @@ class DetectionLayer:
         self._connect_events(True)
         _alive_layers.add(self)
         self.set_detections(detections, index)
+        self.reveal()
+
+    def reveal(self) -> None:
+        """Show the boxes on their image: nothing covers either, whatever was decomposed before.
+
+        The stain layers are hidden as long as the boxes are there, or until the user shows them.
+        """
+        if not self.alive:
+            return
+        move_to_top(self.viewer, self.layer)
+        if self._source in self.viewer.layers:
+            step_back(self.viewer, self._source)
         # napari takes long to fill a layer and to show it: two turns of the event loop.
         QTimer.singleShot(0, self._make_visible)
 
@@ -312,6 +329,7 @@ class DetectionLayer:
             self._renderer.close()
             self._planes.close()
             _alive_layers.discard(self)
+            boxes_removed(self.viewer, self._source)
             self.removed.emit()
 
 

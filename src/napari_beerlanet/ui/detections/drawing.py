@@ -21,7 +21,7 @@ from napari_beerlanet.ui.detections.density_overlay import (
 from napari_beerlanet.ui.detections.edits import commit_edits
 from napari_beerlanet.ui.detections.visible_boxes import VisibleBoxes
 from napari_beerlanet.ui.viewer import box_shapes
-from napari_beerlanet.ui.viewer.layers import Role, move_above, role_metadata, transform_kwargs
+from napari_beerlanet.ui.viewer.layers import Role, role_metadata, transform_kwargs
 from napari_beerlanet.ui.viewer.planes import PlaneIndex
 from napari_beerlanet.ui.viewer.viewport import (
     CanvasMessage,
@@ -43,7 +43,7 @@ _NO_BOXES = np.empty((0, 4), np.float32)
 
 
 def create_detections_layer(viewer: Viewer, source: Image) -> Shapes:
-    """An empty layer above an image, at the same place in the world, not visible yet."""
+    """An empty layer on top, at the same place in the world as an image, not visible yet."""
     layer = Shapes(
         ndim=source.ndim,
         name=f"{source.name} · detections",
@@ -54,7 +54,6 @@ def create_detections_layer(viewer: Viewer, source: Image) -> Shapes:
         **transform_kwargs(source),
     )
     viewer.add_layer(layer)
-    move_above(viewer, layer, source)
     return layer
 
 

@@ -17,8 +17,10 @@ from napari_beerlanet.ui.viewer.layers import (
     DISPLAY_ONLY,
     Role,
     add_unselected,
+    boxes_removed,
     role_metadata,
     role_of,
+    step_back,
     transform_kwargs,
 )
 from napari_beerlanet.ui.viewer.viewport import viewport_of
@@ -131,6 +133,7 @@ class OutcomeLayer:
             **transform_kwargs(self.source),
         )
         add_unselected(self.viewer, layer)
+        step_back(self.viewer, self.source)
         layer.editable = False
         return layer
 
@@ -141,6 +144,7 @@ class OutcomeLayer:
             emitter.disconnect(self._camera_moved)
         if self.layer in self.viewer.layers:
             self.viewer.layers.remove(self.layer)
+            boxes_removed(self.viewer, self.source)
 
 
 def intersects(xyxy: npt.NDArray[Any], box: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:

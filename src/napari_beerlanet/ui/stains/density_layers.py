@@ -28,6 +28,7 @@ from napari_beerlanet.ui.viewer.layers import (
     Role,
     add_unselected,
     guard_software_opengl,
+    is_stepped_back,
     role_metadata,
     transform_kwargs,
 )
@@ -307,7 +308,7 @@ class ComponentLayer:
             layer.name != self._name
             or layer.colormap.name != self._colormap
             or self.contrast_set_by_user
-            or layer.visible != self._visible
+            or (layer.visible != self._visible and not is_stepped_back(layer))
         )
 
     def accept_name(self) -> None:

@@ -12,7 +12,12 @@ from napari_beerlanet.core.common.progress import Report
 from napari_beerlanet.ui.common.notifications import notify_error
 from napari_beerlanet.ui.stains.arrays import LayerData, reconstruction_data, residual_data
 from napari_beerlanet.ui.stains.fitting import FitResult
-from napari_beerlanet.ui.viewer.layers import Role, role_metadata, transform_kwargs
+from napari_beerlanet.ui.viewer.layers import (
+    Role,
+    role_metadata,
+    stain_images,
+    transform_kwargs,
+)
 
 MakeData = Callable[[FitResult], LayerData]
 DataAndLimit = tuple[LayerData, float]
@@ -70,12 +75,19 @@ class DerivedLayers:
             return
         self.task.start(
             lambda report: _compute(role, make, fitted),
-            lambda result: self._put(source, role, name, make, result),
+            lambda result: self._put(source, role, name, make, result, reveal=True),
         )
 
     def _put(
-        self, source: Image, role: Role, name: str, make: MakeData, result: DataAndLimit
+        self,
+        source: Image,
+        role: Role,
+        name: str,
+        make: MakeData,
+        result: DataAndLimit,
+        reveal: bool = False,
     ) -> None:
+        """Show a layer's data; `reveal`: above the image's other layers, and visible."""
         data, limit = result
         layers = self._panel.viewer.layers
         if source not in layers:
@@ -85,16 +97,18 @@ class DerivedLayers:
             layer = last[2]
             layer.data = data
             layer.name = name
+            if reveal:
+                layer.visible = True
+                layers.move(layers.index(layer), self._insert_index(source))
         else:
             layer = _new_layer(source, role, name, data, limit)
             layers.insert(self._insert_index(source), layer)
         self._layers[source, role] = layer.name, make, layer
 
     def _insert_index(self, source: Image) -> int:
-        """The position above the source and its components."""
-        layers, densities = self._panel.viewer.layers, self._panel.layers
-        group = [source, *(densities.layers.values() if densities is not None else [])]
-        return max(layers.index(layer) for layer in group) + 1
+        """The position above the source and all that was made from it, below boxes."""
+        viewer = self._panel.viewer
+        return max(viewer.layers.index(one) for one in [source, *stain_images(viewer, source)]) + 1
 
     def _is_ours(self, derived: tuple[str, MakeData, Image]) -> bool:
         name, _, layer = derived

@@ -24,7 +24,7 @@ from napari_beerlanet.ui.stains.form import DecomposeForm
 from napari_beerlanet.ui.stains.live_fit import LiveFit
 from napari_beerlanet.ui.stains.result_panel import StainResultPanel
 from napari_beerlanet.ui.viewer.empty_state import EmptyState
-from napari_beerlanet.ui.viewer.layers import ImagePicker
+from napari_beerlanet.ui.viewer.layers import ImagePicker, step_forward
 from napari_beerlanet.ui.viewer.planes import all_planes, current_plane, layer_path, pixel_size
 
 if TYPE_CHECKING:
@@ -139,6 +139,7 @@ class DecomposeWidget(Panel):
         """Decompose the chosen image."""
         if self.images.layer is not None:
             self._restore_removed = True
+            step_forward(self.viewer, self.images.layer)
             self.slide_scan_bar.set_message("")
             self.live.request(self._target(self.images.layer), self.form.settings(), rescan=True)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, WeakSet
 
 from napari.layers import Image, Layer
 from qtpy.QtCore import Signal
@@ -38,6 +39,12 @@ class Role(StrEnum):
     RECONSTRUCTION = "reconstruction"
     RESIDUAL = "residual"
 
+
+STAIN_IMAGES = frozenset({Role.STAIN_DENSITY, Role.RECONSTRUCTION, Role.RESIDUAL})
+"""Roles of image layers that are made from an image and cover it."""
+
+RESULT_BOXES = frozenset({Role.DETECTIONS, Role.COMPARISON, Role.OUTCOME})
+"""Roles of layers whose boxes are to be seen on the image itself."""
 
 DISPLAY_ONLY = frozenset({Role.COMPARISON, Role.OUTCOME, Role.REVIEW_MARKER, Role.RULER})
 """Roles of Shapes layers that only show something and hold no boxes or regions of the user's."""
@@ -106,10 +113,69 @@ def add_unselected(
         layers.selection.active = active
 
 
-def move_above(viewer: Viewer, layer: Layer, source: Layer) -> None:
-    """Move a layer that was just added directly above its source, if that still is there."""
-    if source in viewer.layers and layer in viewer.layers:
-        viewer.layers.move(viewer.layers.index(layer), viewer.layers.index(source) + 1)
+def stain_images(viewer: Viewer, source: Layer) -> list[Image]:
+    """The image layers that were made from an image, the topmost last."""
+    return [
+        layer
+        for layer in viewer.layers
+        if isinstance(layer, Image)
+        and role_of(layer) in STAIN_IMAGES
+        and own_metadata(layer.metadata).get("source") == source.name
+    ]
+
+
+def move_to_top(viewer: Viewer, layer: Layer) -> None:
+    """Move a layer above all images that would cover it; other layers may stay above it."""
+    position = viewer.layers.index(layer)
+    above = [
+        k for k, other in enumerate(viewer.layers) if isinstance(other, Image) and k > position
+    ]
+    if above:
+        viewer.layers.move(position, above[-1] + 1)
+
+
+# What was hidden for the boxes of an image, and which images were shown for them.
+_stepped_back: WeakKeyDictionary[Layer, WeakSet[Image]] = WeakKeyDictionary()
+_shown_sources: WeakSet[Layer] = WeakSet()
+
+
+def step_back(viewer: Viewer, source: Layer) -> None:
+    """Hide what was made from an image and covers it, until `step_forward`; show the image."""
+    covering = [layer for layer in stain_images(viewer, source) if layer.visible]
+    hidden = _stepped_back.setdefault(source, WeakSet())
+    for layer in covering:
+        hidden.add(layer)
+        layer.visible = False
+    if not source.visible:
+        _shown_sources.add(source)
+        source.visible = True
+
+
+def step_forward(viewer: Viewer, source: Layer) -> None:
+    """Show again what `step_back` has hidden, and hide the image if it was hidden before."""
+    hidden = [layer for layer in _stepped_back.pop(source, ()) if layer in viewer.layers]
+    for layer in hidden:
+        layer.visible = True
+    # Stains that are blended with the image would be darkened or outshone by it.
+    blended = any(layer.blending in ("additive", "multiplicative") for layer in hidden)
+    if source in _shown_sources and blended:
+        source.visible = False
+    _shown_sources.discard(source)
+
+
+def boxes_removed(viewer: Viewer, source: Layer) -> None:
+    """`step_forward`, if the last of the boxes for which stains were hidden is gone."""
+    left = any(
+        role_of(layer) in RESULT_BOXES and own_metadata(layer.metadata).get("source") == source.name
+        for layer in viewer.layers
+    )
+    if source in viewer.layers and not left:
+        step_forward(viewer, source)
+
+
+def is_stepped_back(layer: Image) -> bool:
+    """Whether a layer is hidden by `step_back`, and not by the user."""
+    return not layer.visible and any(layer in hidden for hidden in _stepped_back.values())
 
 
 class ImagePicker(QComboBox):
