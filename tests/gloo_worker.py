@@ -10,6 +10,7 @@ import sys
 import torch
 from torch import distributed, nn
 
+from napari_beerlanet.core.common.events import run_process
 from napari_beerlanet.core.training.distributed import main
 from napari_beerlanet.core.training.trainer.trainer import StainTrainer
 
@@ -47,4 +48,4 @@ StainTrainer.__init__ = with_world_size
 StainTrainer.final_eval = compare
 StainTrainer._setup_ddp = lambda self: distributed.init_process_group("gloo")
 torch.set_num_threads(1)
-sys.exit(main(sys.argv[1]))
+run_process(lambda: main(sys.argv[1]))

@@ -1,13 +1,16 @@
-"""Event logs (progress.jsonl) of background runs: parse them, and follow them as they grow."""
+"""Background runs: their event logs (progress.jsonl), and how their processes start and end."""
 
 from __future__ import annotations
 
+import atexit
+import gc
 import json
 import os
+import sys
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 Event = dict[str, Any]
 """A line of an event log: "event" is its kind."""
@@ -86,3 +89,36 @@ def parse_event(line: bytes | str) -> Event | None:
         return None
     good = isinstance(event, dict) and isinstance(event.get("event"), str)
     return event if good else None
+
+
+def run_process(main: Callable[[], int]) -> NoReturn:
+    """Run `main` as all that this process does, and end the process with the status it returns.
+
+    As `sys.exit(main())`, which spends two seconds on the objects that torch consists of: garbage
+    is looked for among them while they are made, and each is freed at the end. So collecting is off
+    until `loaded` is called; and once threads have ended and exit functions have run, the operating
+    system takes the memory back at once.
+    """
+    status: int | None = None
+
+    def leave() -> None:
+        if status is not None:  # else an exception ends it, which Python reports
+            for stream in (sys.stdout, sys.stderr):
+                if stream is not None:
+                    stream.flush()
+            os._exit(status)
+
+    atexit.register(leave)  # the first to be registered is the last to run
+    gc.disable()
+    status = main()
+    sys.exit(status)
+
+
+def loaded() -> None:
+    """Have garbage collected from now on, among what is made from now on; see `run_process`.
+
+    Ultralytics collects after every epoch, and would do so through all of torch.
+    """
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()

@@ -15,7 +15,13 @@ import sys
 from collections import deque
 from pathlib import Path
 
-from napari_beerlanet.core.common.events import Event, EventCallback, parse_event
+from napari_beerlanet.core.common.events import (
+    Event,
+    EventCallback,
+    loaded,
+    parse_event,
+    run_process,
+)
 from napari_beerlanet.core.common.messages import error_message
 from napari_beerlanet.core.common.progress import Cancelled, Report, report_progress
 from napari_beerlanet.core.training.runs import MEMORY_ADVICE, RunFolder, read_run
@@ -98,7 +104,13 @@ def main(run_file: str) -> int:
         from napari_beerlanet.core.training.setup import train_in_process
 
         settings = TrainSettings(**read_run(folder.run_file)["settings"])
-        emit = print_event if first else lambda event: None
+
+        def emit(event: Event) -> None:
+            if event["event"] == "start":  # of all that follow, only the first process hears
+                loaded()
+            if first:
+                print_event(event)
+
         train_in_process(folder, settings, folder.read_state(), emit)
     except Cancelled:
         print_event({"event": "cancelled"})
@@ -111,4 +123,4 @@ def main(run_file: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    run_process(lambda: main(sys.argv[1]))

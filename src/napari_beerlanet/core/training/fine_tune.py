@@ -10,7 +10,6 @@ Ctrl-C or SIGTERM end it after the batch.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import signal
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from napari_beerlanet.core.checkpoints.info import to_json_types
-from napari_beerlanet.core.common.events import Event, EventCallback
+from napari_beerlanet.core.common.events import Event, EventCallback, loaded, run_process
 from napari_beerlanet.core.common.messages import error_message
 from napari_beerlanet.core.common.progress import Cancelled, Progress, Report
 from napari_beerlanet.core.training.runs import MEMORY_ADVICE, RunFolder, read_run
@@ -256,8 +255,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise Cancelled(signal.Signals(received[0]).name)
 
     def emit(event: Event) -> None:
-        if event["event"] == "start":
-            gc.freeze()  # Ultralytics collects garbage after every epoch, through all of torch
+        if event["event"] == "batch":
+            loaded()
         print_event(event)
 
     try:
@@ -269,8 +268,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         print(error_message(error, memory_advice=MEMORY_ADVICE), file=sys.stderr)
         return 1
-    finally:
-        gc.unfreeze()
     return 0
 
 
@@ -283,4 +280,4 @@ def print_event(event: Event) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_process(main)

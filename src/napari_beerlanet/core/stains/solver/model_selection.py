@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import linear_sum_assignment
 
 from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
 from napari_beerlanet.core.common.threads import run_parallel
@@ -174,6 +173,8 @@ def _match_to_start(solution: Solution, S: Array) -> tuple[Solution, npt.NDArray
     Also which columns those are, ascending. All others would be zero and stay it, and are left out:
     of hundreds of thousands of colours, moving their zeros takes longer than the rest.
     """
+    from scipy.optimize import linear_sum_assignment  # loads slowly, and training needs none
+
     norm = np.linalg.norm(S, axis=0)
     unit = np.divide(S, norm, out=np.zeros_like(S), where=norm > 0)
     named = unit[:, : max(_START_SPECTRA, solution.spectra.shape[1])]
