@@ -148,7 +148,7 @@ def search(window: Window, tiles: int) -> None:
     panel.form.size_auto.value = False
     panel.form.cell_size.value = 60
     window.begin()
-    panel.find()
+    panel.run()
     window.until(
         lambda: (
             not panel.detect_task.running or panel.slide.remaining <= panel.slide.total - tiles > 0

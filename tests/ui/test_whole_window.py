@@ -86,7 +86,7 @@ def test_the_window_answers_while_four_megapixels_are_worked_on(
         until(lambda: stains.live.idle and stains.fitted is not None)
     longest["decompose"], stalls.longest = stalls.longest, 0.0
     with stalls.watched():
-        cells.find()
+        cells.run()
         until(lambda: cells.result.detection_layer is not None and not cells.detect_task.running)
     longest["detect"] = stalls.longest
     for what, seconds in longest.items():
@@ -135,7 +135,7 @@ def test_two_viewers_do_not_share_a_model(make_napari_viewer, until, smear):
         panels.append(viewer.window.add_plugin_dock_widget(PLUGIN, CELLS)[1])
     for panel in panels:
         until(lambda panel=panel: panel.run_button.isEnabled())
-        panel.find()
+        panel.run()
     until(lambda: all(p.result.detection_layer is not None for p in panels))
     assert panels[0].session is not panels[1].session
     assert panels[0].session.model is not panels[1].session.model
@@ -176,7 +176,7 @@ def until(what):
 stains.run()
 until(lambda: stains.live.idle and stains.fitted is not None)
 until(lambda: cells.run_button.isEnabled())
-cells.find()
+cells.run()
 until(lambda: cells.result.detection_layer is not None and not cells.detect_task.running)
 cells.form.confidence_slider.value = 0.6
 until(lambda: cells.result.detection_layer.confidence == 0.6)

@@ -51,7 +51,7 @@ class Demo:
         for layer in self.viewer.layers[1:]:
             layer.visible = False
         self.viewer.layers[0].visible = True
-        self.cells.find()
+        self.cells.run()
         self._wait(lambda: self.cells.result.detection_layer is not None, self._end)
 
     def _end(self) -> None:

@@ -40,7 +40,7 @@ def open_panel(make_napari_viewer, smear, until):
         panel.store.classes.add(["RBC", "WBC"])
         if project is not None:
             until(lambda: not panel.project.task.running)
-            (panel.project.open if project.exists() else panel.project.create)(project)
+            (panel.project.open if project.exists() else panel.project.create_project)(project)
             until(lambda: panel.store.project is not None)
         panel.annotate.click()
         until(lambda: panel.annotation_actions.annotated is not None)
@@ -86,7 +86,7 @@ def test_a_draft_goes_into_the_project_that_is_made_later(open_panel, until, tmp
     panel = open_panel()
     draw(panel, BOX)
     until(lambda: drafts(panel) != [])
-    panel.project.create(tmp_path / "p")
+    panel.project.create_project(tmp_path / "p")
     until(lambda: files(tmp_path / "p" / "annotations") != [])
     until(lambda: drafts(panel) == [])
 
@@ -228,7 +228,7 @@ CRASH = """
     panel = AnnotateWidget(viewer)
     viewer.window.add_dock_widget(panel, name="Annotate")
     panel.store.classes.add(["RBC", "WBC"])
-    panel.project.create(sys.argv[1])
+    panel.project.create_project(sys.argv[1])
     rng, drawn = np.random.default_rng(0), [0]
 
     def draw():

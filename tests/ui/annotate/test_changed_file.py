@@ -25,7 +25,7 @@ def open_file(make_napari_viewer, until, tmp_path):
         panel.store.classes.add(["RBC"])
         if project:
             folder = tmp_path / "project"
-            (panel.project.open if folder.exists() else panel.project.create)(folder)
+            (panel.project.open if folder.exists() else panel.project.create_project)(folder)
             until(lambda: panel.store.project is not None)
         return panel
 

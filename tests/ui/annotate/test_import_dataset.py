@@ -37,7 +37,7 @@ def panel(make_napari_viewer, until, tmp_path):
     made = AnnotateWidget(viewer)
     viewer.window.add_dock_widget(made, name="Annotate")
     made.store.classes.add(["RBC"])
-    made.project.create(tmp_path / "project")
+    made.project.create_project(tmp_path / "project")
     until(lambda: made.store.project is not None)
     return made
 

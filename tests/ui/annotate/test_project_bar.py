@@ -69,7 +69,7 @@ def test_another_project_closes_the_one_before(tmp_path):
 
 @pytest.mark.window
 def test_a_project_is_made_and_shown(bar, until, tmp_path):
-    bar.create(tmp_path / "cells of Jürgen")
+    bar.create_project(tmp_path / "cells of Jürgen")
     until(lambda: bar.store.project is not None)
     assert bar.store.project.classes == ["RBC", "WBC"]
     assert bar.choice.currentText() == "cells of Jürgen"
@@ -80,20 +80,20 @@ def test_a_project_is_made_and_shown(bar, until, tmp_path):
 @pytest.mark.window
 def test_a_project_without_classes_is_refused(bar, tmp_path):
     bar._classes = list
-    bar.create(tmp_path / "p")
+    bar.create_project(tmp_path / "p")
     assert "needs classes" in bar.status.text()
     assert not (tmp_path / "p").exists()
 
 
 @pytest.mark.window
 def test_a_folder_without_a_project_is_refused_and_the_open_one_stays(bar, until, tmp_path):
-    bar.create(tmp_path / "p")
+    bar.create_project(tmp_path / "p")
     until(lambda: bar.store.project is not None)
     bar.open(tmp_path / "nowhere")
     until(lambda: "no such folder" in bar.status.text())
     assert bar.store.project.path == tmp_path / "p"
     assert bar.store.project.read_only == ""
-    bar.create(tmp_path / "p")
+    bar.create_project(tmp_path / "p")
     until(lambda: "already" in bar.status.text())
 
 
@@ -128,7 +128,7 @@ def test_the_last_project_is_opened_again(bar, until, tmp_path):
 @pytest.mark.window
 def test_one_of_the_list_or_none_can_be_chosen(bar, until, tmp_path):
     for name in ("a", "b"):
-        bar.create(tmp_path / name)
+        bar.create_project(tmp_path / name)
         until(lambda name=name: bar.choice.currentText() == name)
     shown = [bar.choice.itemText(k) for k in range(bar.choice.count())]
     assert shown == ["b", "a", "No project"]

@@ -318,7 +318,7 @@ def test_one_image_is_not_annotated_in_two_layers(drawing, until, smear):
 
 
 def test_an_image_goes_into_the_project_as_crops(drawing, until, tmp_path):
-    drawing.project.create(tmp_path / "my cells")
+    drawing.project.create_project(tmp_path / "my cells")
     until(lambda: drawing.store.project is not None)
     boxes(drawing).layer.add([BOX, BOX + 60])
     drawing.add.click()
@@ -337,7 +337,7 @@ def test_the_window_answers_while_an_image_is_added(
     viewer.add_image(blood_smear((1600, 1600), cell_diameter=60).image, name="field")
     panel = docked(viewer)
     panel.store.classes.add(["RBC"])
-    panel.project.create(tmp_path / "p")
+    panel.project.create_project(tmp_path / "p")
     until(lambda: panel.store.project is not None)
     panel.annotate.click()
     until(lambda: panel.annotation_actions.annotated is not None)
@@ -360,7 +360,7 @@ def test_the_window_answers_while_an_image_is_added(
 
 
 def test_what_cannot_be_learned_from_is_told(drawing, until, tmp_path):
-    drawing.project.create(tmp_path / "p")
+    drawing.project.create_project(tmp_path / "p")
     until(lambda: drawing.store.project is not None)
     layer = boxes(drawing).layer
     layer.add([BOX, BOX - 500])
@@ -373,7 +373,7 @@ def test_what_cannot_be_learned_from_is_told(drawing, until, tmp_path):
 
 
 def test_without_a_region_the_way_out_is_told(drawing, until, tmp_path):
-    drawing.project.create(tmp_path / "p")
+    drawing.project.create_project(tmp_path / "p")
     until(lambda: drawing.store.project is not None)
     boxes(drawing).layer.add(BOX)
     regions = drawing.annotation_actions.annotated.regions.layer
@@ -396,7 +396,7 @@ def test_a_panel_that_was_closed_goes_on_where_it_was(drawing, until):
 
 
 def test_the_project_is_free_when_the_window_is_closed(drawing, until, tmp_path):
-    drawing.project.create(tmp_path / "p")
+    drawing.project.create_project(tmp_path / "p")
     until(lambda: drawing.store.project is not None)
     drawing.viewer.close()
     until(lambda: _opens(tmp_path / "p"))
@@ -424,7 +424,7 @@ def test_classes_of_the_project_come_first(drawing, until, tmp_path):
 
 
 def test_a_class_is_renamed_everywhere(drawing, until, tmp_path):
-    drawing.project.create(tmp_path / "p")
+    drawing.project.create_project(tmp_path / "p")
     until(lambda: drawing.store.project is not None)
     boxes(drawing).layer.add(BOX)
     drawing.classes.table.item(0, 1).setText("red cell")

@@ -177,7 +177,7 @@ def test_objects_on_every_border_of_tiles_are_found_once(opened, until, model, i
                 places.append((float(cx), float(cy), 40))
     lazy = da.from_array(draw(SHAPE, places), chunks=(400, 500, 3))
     _, panel, _ = opened(array=lazy)
-    panel.find()
+    panel.run()
     until(lambda: not panel.detect_task.running)
     boxes = shown(panel)
     assert len(boxes) == len(places) > 20
@@ -188,7 +188,7 @@ def test_first_where_the_user_looks_also_if_that_moves(opened, gate, until):
     viewer, panel, _ = opened()
     viewer.camera.zoom = 8
     viewer.camera.center = (0, 2300, 2500)
-    panel.find()
+    panel.run()
     at_tile(panel, gate, until, 1)
     assert gate.tiles[0].y + gate.tiles[0].height == SHAPE[0]
     assert gate.tiles[0].x + gate.tiles[0].width == SHAPE[1]
@@ -203,7 +203,7 @@ def test_a_slide_unlike_the_training_is_told_while_it_runs(opened, gate, until, 
     monkeypatch.setitem(model.info, "pixel_size", 0.1)
     _, panel, layer = opened()
     layer.scale, layer.units = (1.0, 1.0), ("um", "um")
-    panel.find()
+    panel.run()
     at_tile(panel, gate, until, 1)
     until(lambda: "in training" in panel.counts.warnings.text())
     assert panel.detect_task.running
@@ -216,7 +216,7 @@ def test_the_view_alone_may_be_searched(opened, until, whole):
     panel.form.where.value = "view"
     job = panel._job(panel.image.layer)
     assert job.windows is not None
-    panel.find()
+    panel.run()
     until(lambda: not panel.detect_task.running)
     rows, columns = job.windows[0]
     boxes = get_session(viewer).detection_layers[panel.image.layer].read_back().xyxy
@@ -252,7 +252,7 @@ def test_cancel_keeps_what_was_found_and_go_on_goes_on(opened, gate, until, whol
 
 def test_boxes_that_the_user_changed_outlast_going_on(opened, gate, until):
     _, panel, _ = opened()
-    panel.find()
+    panel.run()
     at_tile(panel, gate, until, 2)
     panel.progress_bar.cancel.click()
     gate.let(2)
@@ -260,7 +260,7 @@ def test_boxes_that_the_user_changed_outlast_going_on(opened, gate, until):
     shower = panel.slide.detection_layer
     shower.layer.add_rectangles(np.array([[10.0, 10], [70, 90]]))
     gate.open()
-    panel.find()
+    panel.run()
     until(lambda: not panel.detect_task.running)
     assert panel.slide.detection_layer is shower
     features = shower.read_back().features
@@ -269,13 +269,13 @@ def test_boxes_that_the_user_changed_outlast_going_on(opened, gate, until):
 
 def test_another_setting_begins_anew_and_says_so(opened, gate, until, slide_file):
     _, panel, _ = opened(slide_file)
-    panel.find()
+    panel.run()
     at_tile(panel, gate, until, 2)
     panel.progress_bar.cancel.click()
     gate.let(2)
     until(lambda: not panel.detect_task.running)
     panel.form.iou_slider.value = 0.5
-    panel.find()
+    panel.run()
     until(lambda: "The overlap changed" in panel.form.slide_note.text())
     gate.open()
     until(lambda: not panel.detect_task.running)
@@ -286,12 +286,12 @@ def test_another_setting_begins_anew_and_says_so(opened, gate, until, slide_file
 def test_a_search_that_is_done_is_there_at_once(opened, gate, until, whole, slide_file):
     gate.open()
     _, first, _ = opened(slide_file)
-    first.find()
+    first.run()
     until(lambda: not first.detect_task.running)
     looked_at = len(gate.tiles)
     _, again, _ = opened(slide_file)
     until(lambda: "Searched before" in again.form.slide_note.text())
-    again.find()
+    again.run()
     until(lambda: not again.detect_task.running)
     same_boxes(again, whole)
     assert len(gate.tiles) == looked_at
@@ -320,7 +320,7 @@ viewer.window.add_dock_widget(panel)
 panel.form.size_auto.value = False
 panel.form.cell_size.value = 40
 panel.form.skip_background.value = False
-panel.find()
+panel.run()
 while True:
     QApplication.processEvents()
     time.sleep(0.01)
@@ -358,7 +358,7 @@ def test_a_killed_viewer_goes_on_tomorrow(opened, gate, until, whole, slide_file
 
 def test_the_image_is_removed_while_it_runs(opened, gate, until):
     viewer, panel, layer = opened()
-    panel.find()
+    panel.run()
     at_tile(panel, gate, until, 1)
     viewer.layers.remove(layer)
     until_stopping(panel, until)
@@ -370,7 +370,7 @@ def test_the_image_is_removed_while_it_runs(opened, gate, until):
 
 def test_the_boxes_are_removed_while_it_runs(opened, gate, until):
     viewer, panel, _ = opened()
-    panel.find()
+    panel.run()
     at_tile(panel, gate, until, 1)
     viewer.layers.remove(panel.slide.detection_layer.layer)
     until_stopping(panel, until)
@@ -378,14 +378,14 @@ def test_the_boxes_are_removed_while_it_runs(opened, gate, until):
     until(lambda: not panel.detect_task.running)
     assert panel.detect_task.error is None
     gate.open()
-    panel.find()
+    panel.run()
     until(lambda: not panel.detect_task.running)
     assert [role_of(made) for made in viewer.layers].count("detections") == 1
 
 
 def test_the_panel_is_closed_while_it_runs(opened, gate, until, qtbot, slide_file):
     viewer, panel, _ = opened(slide_file)
-    panel.find()
+    panel.run()
     at_tile(panel, gate, until, 2)
     layer = panel.slide.detection_layer.layer
     viewer.window.remove_dock_widget(panel)
@@ -397,7 +397,7 @@ def test_the_panel_is_closed_while_it_runs(opened, gate, until, qtbot, slide_fil
 
 def test_a_file_that_vanishes_is_told_and_boxes_stay(opened, gate, until, slide_file):
     _, panel, _ = opened(slide_file)
-    panel.find()
+    panel.run()
     at_tile(panel, gate, until, 2)
     kept = len(shown(panel))
     slide_file.unlink()
@@ -420,7 +420,7 @@ def test_an_unreadable_tile_is_told_and_boxes_stay(opened, gate, until, image, m
 
     lazy = da.from_array(image, chunks=(600, 650, 3)).map_blocks(load, dtype=np.uint8)
     _, panel, _ = opened(array=lazy)
-    panel.find()
+    panel.run()
     at_tile(panel, gate, until, 2)
     kept = len(shown(panel))
     broken.set()
@@ -433,7 +433,7 @@ def test_an_unreadable_tile_is_told_and_boxes_stay(opened, gate, until, image, m
     until(lambda: panel.run_button.text() == "Resume")
     broken.clear()
     gate.open()
-    panel.find()
+    panel.run()
     until(lambda: not panel.detect_task.running)
     assert panel.progress_bar.text.startswith("Done in")
 
@@ -441,7 +441,7 @@ def test_an_unreadable_tile_is_told_and_boxes_stay(opened, gate, until, image, m
 def test_the_window_answers_while_a_slide_is_searched(opened, until, stalls):
     _, panel, _ = opened()
     with stalls.watched():
-        panel.find()
+        panel.run()
         until(lambda: not panel.detect_task.running)
     print(f"\nlongest stall while a slide is searched: {1e3 * stalls.longest:.0f} ms")
     assert stalls.longest < 5  # generous: drawing without a graphics card is slow

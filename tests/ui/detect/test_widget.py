@@ -300,14 +300,14 @@ def test_stack_searches_the_current_plane(viewer, model, until, smear):
     viewer.add_image(np.stack([np.full_like(smear, 230), smear]), name="stack")
     panel = docked(viewer)
     viewer.dims.current_step = (1, 0, 0)
-    panel.find()
+    panel.run()
     until(lambda: not panel.detect_task.running)
     (layer,) = boxes(viewer)
     assert {corner[0] for shape in layer.data for corner in shape} == {1.0}
     assert panel.counts.class_counts.total == len(layer.data)
     viewer.dims.current_step = (0, 0, 0)
     until(lambda: panel.counts.class_counts is None)
-    panel.find()
+    panel.run()
     until(lambda: not panel.detect_task.running)
     assert boxes(viewer) == [layer]
     viewer.dims.current_step = (1, 0, 0)
@@ -386,7 +386,7 @@ def test_a_model_removed_before_the_run_is_told(viewer, smear, model, tmp_path, 
     get_session(viewer).model_key = "something else"
     panel.model.picker.set_key(str(path))
     path.unlink()
-    panel.find()
+    panel.run()
     until(lambda: not panel.detect_task.running)
     assert "gone.safetensors: there is no such file" in panel.progress_bar.text
     assert len(viewer.layers) == 1
@@ -402,7 +402,7 @@ def test_without_an_image_the_panel_says_what_it_needs(viewer, model, until):
     assert panel.empty.isVisibleTo(panel)
     assert not panel.detect_section.isVisibleTo(panel)
     assert "“grey” has no colours" in panel.empty.text.text()
-    panel.find()
+    panel.run()
     assert not panel.detect_task.running
     panel.empty.sample.click()
     until(lambda: panel.image.layer is not None)
@@ -415,7 +415,7 @@ def test_nan_is_one_sentence(viewer, model, until):
     image[3, 3] = np.nan
     viewer.add_image(image, name="holes", rgb=True)
     panel = docked(viewer)
-    panel.find()
+    panel.run()
     until(lambda: not panel.detect_task.running)
     assert panel.progress_bar.text.count(".") >= 1
     assert "Traceback" not in panel.progress_bar.text
@@ -485,7 +485,7 @@ def test_strange_images_are_warned_of(viewer, model, until, smear):
     get_session(viewer).set_model(model, "blood-cells")
     viewer.add_image(255 - smear, name="inverted")
     panel = docked(viewer)
-    panel.find()
+    panel.run()
     until(lambda: not panel.detect_task.running)
     assert "of full intensity" in panel.counts.warnings.text()
 
@@ -520,7 +520,7 @@ def test_two_viewers_do_not_mix(make_napari_viewer, model, smear, until):
         get_session(viewer).set_model(model, "blood-cells")
         viewer.add_image(smear, name="smear")
     panels = [docked(first), docked(second)]
-    panels[0].find()
+    panels[0].run()
     until(lambda: not panels[0].detect_task.running)
     assert len(boxes(first)) == 1
     assert boxes(second) == []

@@ -68,14 +68,14 @@ def test_the_loop(make_napari_viewer, qtbot, until, tmp_path):
 
     for name, layer in layers.items():
         cells.image.choose(layer)
-        cells.find()
+        cells.run()
         until(
             lambda layer=layer: (
                 layer in get_session(viewer).detection_layers and not cells.detect_task.running
             )
         )
         if annotate.store.project is None:
-            annotate.project.create(tmp_path / "our laboratory")
+            annotate.project.create_project(tmp_path / "our laboratory")
             until(lambda: annotate.store.project is not None)
         annotate.image.choose(layer)
         qtbot.mouseClick(annotate.annotate, Qt.MouseButton.LeftButton)
@@ -113,7 +113,7 @@ def test_the_loop(make_napari_viewer, qtbot, until, tmp_path):
 
     layer = viewer.add_image(third.image, name="third")
     cells.image.choose(layer)
-    cells.find()
+    cells.run()
     until(lambda: layer in get_session(viewer).detections and not cells.detect_task.running)
     after = get_session(viewer).detections[layer]
     print(f"mAP50-95 on a third field: {quality(before, third):.3f}, {quality(after, third):.3f}")

@@ -23,7 +23,7 @@ from qtpy.QtWidgets import (
 
 from napari_beerlanet.core.boxes.classes import class_colours, parse_colour
 from napari_beerlanet.core.common.messages import count_of
-from napari_beerlanet.ui.common.controls import button, row
+from napari_beerlanet.ui.common.controls import button, not_none, row
 from napari_beerlanet.ui.common.notifications import notify_error
 from napari_beerlanet.ui.common.panel import Panel
 
@@ -213,8 +213,9 @@ class ClassTable(QWidget):
                 (_COUNT_COLUMN, str(counts.get(name, 0))),
             ):
                 self._set(index, column, text)
-            self.table.item(index, _NAME_COLUMN).setIcon(_colour_square(self.classes.colour(name)))
-            self.table.item(index, _NAME_COLUMN).setData(Qt.ItemDataRole.UserRole, name)
+            item = not_none(self.table.item(index, _NAME_COLUMN))
+            item.setIcon(_colour_square(self.classes.colour(name)))
+            item.setData(Qt.ItemDataRole.UserRole, name)
         blocker.unblock()
         self._fit_height(len(names))
         self._show_current()
@@ -231,8 +232,9 @@ class ClassTable(QWidget):
 
     def _fit_height(self, rows: int) -> None:
         visible = min(max(rows, 1), _MAX_VISIBLE_ROWS)
-        line = self.table.verticalHeader().defaultSectionSize()
-        self.table.setFixedHeight(self.table.horizontalHeader().height() + visible * line + 4)
+        line = not_none(self.table.verticalHeader()).defaultSectionSize()
+        header = not_none(self.table.horizontalHeader()).height()
+        self.table.setFixedHeight(header + visible * line + 4)
 
     def _show_current(self) -> None:
         blocker = QSignalBlocker(self.table)
@@ -300,10 +302,10 @@ def _new_table() -> QTableWidget:
     )
     table.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
     table.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
-    table.verticalHeader().hide()
-    table.verticalHeader().setDefaultSectionSize(24)
     table.setTabKeyNavigation(False)
-    header = table.horizontalHeader()
+    lines, header = not_none(table.verticalHeader()), not_none(table.horizontalHeader())
+    lines.hide()
+    lines.setDefaultSectionSize(24)
     header.setSectionResizeMode(_NAME_COLUMN, QHeaderView.ResizeMode.Stretch)
     header.setSectionResizeMode(_KEY_COLUMN, QHeaderView.ResizeMode.ResizeToContents)
     header.setSectionResizeMode(_COUNT_COLUMN, QHeaderView.ResizeMode.ResizeToContents)

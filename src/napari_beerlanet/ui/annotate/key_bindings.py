@@ -119,7 +119,7 @@ class _TabKeyFilter(QObject):
         existing = canvas.findChild(cls, "napari-beerlanet-tab")
         return existing if existing is not None else cls(viewer, canvas)
 
-    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+    def eventFilter(self, watched: QObject | None, event: QEvent | None) -> bool:
         """Step through the boxes of the active layer."""
         if not isinstance(event, QKeyEvent) or event.type() != QEvent.Type.KeyPress:
             return False

@@ -85,7 +85,7 @@ class ProjectBar(QWidget):
             return
         self._start(Path(path), lambda: Project.open(path, read_only=read_only))
 
-    def create(self, path: Path | str) -> None:
+    def create_project(self, path: Path | str) -> None:
         """Create a project with the present classes."""
         names = self._classes()
         if not names:
@@ -109,7 +109,7 @@ class ProjectBar(QWidget):
         """Let the user choose a new folder."""
         path, _ = QFileDialog.getSaveFileName(self, "Folder of the new project")
         if path:
-            self.create(path)
+            self.create_project(path)
 
     def _start(self, path: Path, open_: Callable[[], Project]) -> None:
         self._locked_path = None

@@ -271,9 +271,9 @@ class AnnotationStore(QObject):
         image, plane = key
         image.saved[plane] = annotations.to_json()
 
-    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+    def eventFilter(self, watched: QObject | None, event: QEvent | None) -> bool:
         """Save when the window is about to close."""
-        if event.type() == QEvent.Type.Close:
+        if event is not None and event.type() == QEvent.Type.Close:
             self.autosave.flush()
         return False
 

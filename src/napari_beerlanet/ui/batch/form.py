@@ -18,6 +18,7 @@ from napari_beerlanet.ui.common.controls import (
     form,
     heading,
     hint,
+    not_none,
     row,
 )
 from napari_beerlanet.ui.common.model_picker import ModelPicker
@@ -150,7 +151,7 @@ class BatchForm(QWidget):
 
     def _update(self, *_: Any) -> None:
         self.detect_options.setVisible(self.detect.value)
-        self.stain_summary.parentWidget().setVisible(self.boxes["decompose"].value)
+        not_none(self.stain_summary.parentWidget()).setVisible(self.boxes["decompose"].value)
         self.workers.enabled = self.run_locally.isChecked()
         self.scheduler_address.enabled = self.run_on_cluster.isChecked()
         self.stain_summary.setText(describe_stain_settings(self._others))

@@ -7,7 +7,7 @@ from typing import Any
 
 from napari import Viewer
 from qtpy.QtCore import QTimer
-from qtpy.QtWidgets import QApplication, QWidget
+from qtpy.QtWidgets import QWidget
 
 from napari_beerlanet.core.batch.settings import STUDY_FILE, StudyConfig, StudySettings
 from napari_beerlanet.core.common.events import RunState
@@ -27,6 +27,7 @@ from napari_beerlanet.ui.common.controls import (
     CollapsibleGroup,
     SettingsPanel,
     button,
+    copy_text,
     separator,
     wrapping_label,
 )
@@ -131,7 +132,7 @@ class BatchWidget(Panel):
 
     def copy_command(self) -> None:
         """Put the command on the clipboard."""
-        QApplication.clipboard().setText(self.command.text())
+        copy_text(self.command.text())
 
     # --- running ----------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,7 @@ from magicgui.widgets.bases import ValueWidget
 from qtpy.QtCore import Qt, Signal
 from qtpy.QtGui import QImage, QPixmap
 from qtpy.QtWidgets import (
+    QApplication,
     QComboBox,
     QDoubleSpinBox,
     QFormLayout,
@@ -34,7 +35,23 @@ if TYPE_CHECKING:
     from napari.viewer import Viewer
 
 _SMALLEST_STEP = 0.01  # of a number with a fraction, beside a bound that is excluded
+T = TypeVar("T")
 PLUGIN_NAME, BATCH_WIDGET_NAME = "napari-beerlanet", "Run on folder"
+
+
+def not_none(value: T | None) -> T:
+    """A result of Qt that is always there, though PyQt's stubs say that it may be None.
+
+    Qt declares nearly every pointer so: the header of a table, an event, the clipboard.
+    """
+    if value is None:
+        raise RuntimeError("Qt returned nothing where something must be.")
+    return value
+
+
+def copy_text(text: str) -> None:
+    """Put a text on the clipboard."""
+    not_none(QApplication.clipboard()).setText(text)
 
 
 def button(text: str, tooltip: str, clicked: Callable[[], None]) -> QPushButton:

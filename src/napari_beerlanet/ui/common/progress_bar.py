@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 from qtpy.QtWidgets import (
-    QApplication,
     QHBoxLayout,
     QLabel,
     QProgressBar,
@@ -16,6 +15,7 @@ from qtpy.QtWidgets import (
 
 from napari_beerlanet.core.common.messages import error_message, format_duration
 from napari_beerlanet.core.common.progress import Progress, eta_seconds
+from napari_beerlanet.ui.common.controls import copy_text
 from napari_beerlanet.ui.common.notifications import error_details, notify_error
 from napari_beerlanet.ui.common.tasks import Task, TaskOutcome
 
@@ -118,9 +118,8 @@ class TaskProgressBar(QWidget):
         self.details_button.show()
 
     def _copy_details(self) -> None:
-        clipboard = QApplication.clipboard()
-        if self.task.error is not None and clipboard is not None:
-            clipboard.setText(error_details(self.task.error))
+        if self.task.error is not None:
+            copy_text(error_details(self.task.error))
 
     def _show_running(self, running: bool) -> None:
         self.bar.setVisible(running)

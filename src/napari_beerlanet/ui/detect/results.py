@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from napari.layers import Image
 from qtpy.QtCore import QObject, Qt
-from qtpy.QtWidgets import QApplication, QLabel, QVBoxLayout, QWidget
+from qtpy.QtWidgets import QLabel, QVBoxLayout, QWidget
 from superqt.utils import QSignalDebouncer
 
 from napari_beerlanet.core.boxes.classes import ClassCounts
-from napari_beerlanet.ui.common.controls import button, heading, row
+from napari_beerlanet.ui.common.controls import button, copy_text, heading, row
 from napari_beerlanet.ui.common.panel import Panel
 from napari_beerlanet.ui.common.session import Session
 from napari_beerlanet.ui.detect.job import DetectResult
@@ -243,12 +243,12 @@ class CountsPanel(QWidget):
     def copy_table(self) -> None:
         """Copy the counts to the clipboard as a table."""
         if self.class_counts is not None:
-            QApplication.clipboard().setText(self.class_counts.tsv())
+            copy_text(self.class_counts.tsv())
 
     def copy_summary(self) -> None:
         """Copy the counts to the clipboard as a sentence."""
         if self.class_counts is not None:
-            QApplication.clipboard().setText(self.class_counts.text())
+            copy_text(self.class_counts.text())
 
 
 def _label(tooltip: str) -> QLabel:

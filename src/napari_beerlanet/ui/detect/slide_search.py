@@ -139,13 +139,14 @@ class SlideSearch(QObject):
             )
         index, search = job.plane.index, (source, job.results)
         layer = self._session.detection_layers.get(source)
-        exists = layer is not None and layer.alive
+        if layer is not None and not layer.alive:
+            layer = None
         resumed = started.done and self._shown_search == search
-        if exists and resumed and layer is self.detection_layer:
+        if layer is not None and resumed and layer is self.detection_layer:
             return  # its boxes are there already, with the user's edits
         self._shown_search = search
         first = started.previous
-        if exists and not layer.edited:
+        if layer is not None and not layer.edited:
             layer.set_colours(started.colours, started.names)
             layer.set_detections(first, index, self._confidence)
             layer.reveal()

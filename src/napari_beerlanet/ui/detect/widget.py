@@ -78,7 +78,7 @@ class DetectWidget(Panel):
     def _connect(self) -> None:
         self.image.chosen.connect(lambda *_: self._image_chosen())
         self.model.ready.connect(self._update_run_button)
-        self.run_button.clicked.connect(lambda *_: self.find())
+        self.run_button.clicked.connect(lambda *_: self.run())
         self.detect_task.started.connect(self._update_run_button)
         self.detect_task.ended.connect(self._ended)
         self.form.confidence_changed.connect(lambda *_: self._debounce.throttle())
@@ -89,7 +89,7 @@ class DetectWidget(Panel):
         self.ruler.ended.connect(lambda: self.form.draw.setChecked(False))
         self.slide.boxes_added.connect(self.result.boxes_added)
         self.slide.message.connect(self._show_slide_message)
-        self.add_shortcut("Ctrl+Shift+F", self.find)
+        self.add_shortcut("Ctrl+Shift+F", self.run)
         self._layer_list = LayerListWatcher(self, self._layers_changed)
 
     # --- state ------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ class DetectWidget(Panel):
 
     # --- running ----------------------------------------------------------------------------------
 
-    def find(self) -> None:
+    def run(self) -> None:
         """Detect with the present settings."""
         layer = self.image.layer
         if layer is None or self.detect_task.running:

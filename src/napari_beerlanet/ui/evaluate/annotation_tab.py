@@ -256,8 +256,9 @@ class AnnotationComparisonTab(QScrollArea):
         if len(detected):
             self.detections_selected.emit(detected)
             self.detection_selected.emit(int(detected[0]))
-        elif len(annotated) and self.annotations is not None and self._can_edit:
-            layer = self.metrics.annotation_layer
+            return
+        layer = self.metrics.annotation_layer
+        if len(annotated) and layer is not None and self.annotations is not None and self._can_edit:
             layer.selected_data = set(self.annotations.shape_indices[annotated].tolist())
             self.viewer.layers.selection.active = layer
             self._center_on_annotation(int(annotated[0]))
@@ -274,9 +275,9 @@ class AnnotationComparisonTab(QScrollArea):
 
     def _fix_annotation(self, error: LabelError) -> None:
         target, layer = self.target, self.metrics.annotation_layer
-        if target is None or self.evaluation is None or self.annotations is None:
+        if target is None or layer is None or not self._can_edit:
             return
-        if not self._can_edit:
+        if self.evaluation is None or self.annotations is None:
             return
         row = self.metrics.label_error_list.currentRow()
         done = fix_label_error(layer, self.annotations, self.evaluation, error, target.plane.index)

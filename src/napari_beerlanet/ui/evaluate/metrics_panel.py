@@ -29,7 +29,15 @@ from superqt.utils import signals_blocked
 
 from napari_beerlanet.core.evaluation.label_errors import ImageEvaluation, LabelError
 from napari_beerlanet.core.evaluation.metrics import ClassMetrics, MatchResult
-from napari_beerlanet.ui.common.controls import button, combo_box, form, heading, hint, row
+from napari_beerlanet.ui.common.controls import (
+    button,
+    combo_box,
+    form,
+    heading,
+    hint,
+    not_none,
+    row,
+)
 from napari_beerlanet.ui.evaluate.outcome_layer import OUTCOMES
 
 MAX_LABEL_ERRORS = 500
@@ -243,12 +251,12 @@ class MetricsPanel(QWidget):
         cells = [[f"{counts[i, j]:,}" if counts[i, j] else "" for j in used] for i in used]
         _fill_table(self.confusion, [heads[k] for k in used], cells)
         self.confusion.setVerticalHeaderLabels([heads[k] for k in used])
-        self.confusion.verticalHeader().show()
+        not_none(self.confusion.verticalHeader()).show()
         for i, a in enumerate(used):
             for j, b in enumerate(used):
                 if counts[a, b]:
                     colour = _RIGHT_CLASS if a == b else _WRONG_CLASS
-                    self.confusion.item(i, j).setBackground(colour)
+                    not_none(self.confusion.item(i, j)).setBackground(colour)
 
     def _select_cell(self, i: int, j: int) -> None:
         if self.matches is not None:
@@ -285,8 +293,9 @@ def _read_only_table(tooltip: str) -> QTableWidget:
     table = QTableWidget()
     table.setToolTip(tooltip)
     table.setEditTriggers(QTableWidget.EditTrigger.NoEditTriggers)
-    table.verticalHeader().hide()
-    table.verticalHeader().setDefaultSectionSize(22)
+    lines = not_none(table.verticalHeader())
+    lines.hide()
+    lines.setDefaultSectionSize(22)
     table.setSizeAdjustPolicy(QTableWidget.SizeAdjustPolicy.AdjustToContents)
     table.setMaximumHeight(220)
     return table
@@ -303,4 +312,5 @@ def _fill_table(table: QTableWidget, heads: Sequence[str], cells: list[list[str]
             if text[:1].isdigit() or text == "–":
                 item.setTextAlignment(right)
             table.setItem(i, j, item)
-    table.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)
+    header = not_none(table.horizontalHeader())
+    header.setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)

@@ -6,6 +6,7 @@ Metrics on the validation data and on a reference, and the changed detections on
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -211,6 +212,7 @@ class MetricsTable(QWidget):
         self._grid = QGridLayout(self)
         self._grid.setContentsMargins(0, 0, 0, 0)
         self._grid.setColumnStretch(0, 1)
+        self._labels: list[list[QLabel]] = []
 
     def set_rows(self, rows: Sequence[ComparisonRow]) -> None:
         """Show these rows."""
@@ -219,27 +221,24 @@ class MetricsTable(QWidget):
         for row_ in rows:
             before, after = _percent_text(row_.before), _percent_text(row_.after)
             lines.append((row_.what, before, after, _change_text(row_)))
-        for i, line in enumerate(lines):
-            for j, text in enumerate(line):
-                label = QLabel(text)
+        self._labels = [[QLabel(text) for text in line] for line in lines]
+        for i, labels in enumerate(self._labels):
+            for j, label in enumerate(labels):
                 if j:
                     label.setAlignment(Qt.AlignmentFlag.AlignRight)
                 self._grid.addWidget(label, i, j)
 
     def clear(self) -> None:
         """Show nothing."""
-        while self._grid.count():
-            label = self._grid.takeAt(0).widget()
+        for label in chain.from_iterable(self._labels):
+            self._grid.removeWidget(label)
             label.hide()
             label.deleteLater()
+        self._labels = []
 
     def texts(self) -> list[list[str]]:
         """The cells, row by row."""
-        cells: dict[int, list[str]] = {}
-        for k in range(self._grid.count()):
-            i, *_ = self._grid.getItemPosition(k)
-            cells.setdefault(i, []).append(self._grid.itemAt(k).widget().text())
-        return list(cells.values())
+        return [[label.text() for label in labels] for labels in self._labels]
 
 
 def compare_detections(

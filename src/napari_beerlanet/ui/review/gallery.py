@@ -26,7 +26,7 @@ from qtpy.QtWidgets import QAbstractScrollArea, QComboBox, QToolTip, QVBoxLayout
 from superqt.utils import signals_blocked
 
 from napari_beerlanet.core.review.review import ACCEPTED, REJECTED, STATES, Review, RowIndices
-from napari_beerlanet.ui.common.controls import form
+from napari_beerlanet.ui.common.controls import form, not_none
 from napari_beerlanet.ui.common.panel import Panel
 from napari_beerlanet.ui.review.crops import CROP_SIDE, IMAGE_COLOURS, CropLoader, CropStyles
 
@@ -53,7 +53,9 @@ class CropGallery(QAbstractScrollArea):
         )
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.verticalScrollBar().setSingleStep(CELL_SIZE // 4)
+        self._bar = not_none(self.verticalScrollBar())
+        self._canvas = not_none(self.viewport())
+        self._bar.setSingleStep(CELL_SIZE // 4)
         self.rows: RowIndices = NO_ROWS
         self._review: Review | None = None
         self._loader: CropLoader | None = None
@@ -79,7 +81,7 @@ class CropGallery(QAbstractScrollArea):
         self._current = self._anchor = self.place_of(old)
         self._rubber_band = None
         self._update_scroll_range()
-        self.viewport().update()
+        self._canvas.update()
 
     def place_of(self, row: int) -> int:
         """The place of a row of the review, -1 if it is filtered out."""
@@ -88,19 +90,19 @@ class CropGallery(QAbstractScrollArea):
 
     def update_cells(self) -> None:
         """Thumbnails or states have changed: paint again."""
-        self.viewport().update()
+        self._canvas.update()
 
     @property
     def columns(self) -> int:
         """The number of thumbnails side by side."""
-        return max(self.viewport().width() // CELL_SIZE, 1)
+        return max(self._canvas.width() // CELL_SIZE, 1)
 
     def cell(self, place: int) -> QRect:
         """The rectangle of a thumbnail on the viewport."""
         line, column = divmod(place, self.columns)
         return QRect(
             column * CELL_SIZE,
-            line * CELL_SIZE - self.verticalScrollBar().value(),
+            line * CELL_SIZE - self._bar.value(),
             CELL_SIZE,
             CELL_SIZE,
         )
@@ -108,14 +110,14 @@ class CropGallery(QAbstractScrollArea):
     def place_at(self, point: QPoint) -> int:
         """The place at a point of the viewport, -1 for none."""
         column = point.x() // CELL_SIZE
-        line = (point.y() + self.verticalScrollBar().value()) // CELL_SIZE
+        line = (point.y() + self._bar.value()) // CELL_SIZE
         place = line * self.columns + column
         inside = 0 <= column < self.columns and 0 <= place < len(self.rows)
         return int(place) if inside else -1
 
     def visible_places(self) -> range:
         """The places within the viewport."""
-        top, height = self.verticalScrollBar().value(), self.viewport().height()
+        top, height = self._bar.value(), self._canvas.height()
         first = top // CELL_SIZE * self.columns
         return range(
             first, min((top + height) // CELL_SIZE * self.columns + self.columns, self._count)
@@ -126,36 +128,33 @@ class CropGallery(QAbstractScrollArea):
         return len(self.rows)
 
     def _update_scroll_range(self) -> None:
-        lines, height = -(-self._count // self.columns), self.viewport().height()
-        self.verticalScrollBar().setRange(0, max(lines * CELL_SIZE - height, 0))
-        self.verticalScrollBar().setPageStep(height)
+        lines, height = -(-self._count // self.columns), self._canvas.height()
+        self._bar.setRange(0, max(lines * CELL_SIZE - height, 0))
+        self._bar.setPageStep(height)
 
-    def resizeEvent(self, event: QResizeEvent) -> None:
+    def resizeEvent(self, event: QResizeEvent | None) -> None:
         """Qt's own name: lay out again, and keep what was at the top visible."""
-        top = (
-            self.verticalScrollBar().value()
-            // CELL_SIZE
-            * (max(event.oldSize().width() // CELL_SIZE, 1))
-        )
+        old, new = not_none(event).oldSize().width(), not_none(event).size().width()
+        top = self._bar.value() // CELL_SIZE * max(old // CELL_SIZE, 1)
         self._update_scroll_range()
-        if event.oldSize().width() != event.size().width():
-            self.verticalScrollBar().setValue(top // self.columns * CELL_SIZE)
+        if old != new:
+            self._bar.setValue(top // self.columns * CELL_SIZE)
 
     def scrollContentsBy(self, dx: int, dy: int) -> None:
         """Qt's own name: paint again, which requests thumbnails that have become visible."""
-        self.viewport().update()
+        self._canvas.update()
 
     # --- painting ---
 
-    def paintEvent(self, event: QPaintEvent) -> None:
+    def paintEvent(self, event: QPaintEvent | None) -> None:
         """Qt's own name: paint what is visible, and no more."""
-        painter = QPainter(self.viewport())
+        painter = QPainter(self._canvas)
         highlight = self.palette().color(QPalette.ColorRole.Highlight)
         for place in self.visible_places():
             self._paint(painter, place, highlight)
         if self._rubber_band is not None:
             painter.setPen(QPen(highlight, 1, Qt.PenStyle.DashLine))
-            top = self.verticalScrollBar().value()
+            top = self._bar.value()
             painter.drawRect(self._rubber_band.normalized().translated(0, -top))
         painter.end()
 
@@ -179,9 +178,9 @@ class CropGallery(QAbstractScrollArea):
             painter.setPen(QPen(self.palette().color(QPalette.ColorRole.Text), 1))
             painter.drawRect(cell.adjusted(1, 1, -2, -2))
 
-    def viewportEvent(self, event: QEvent) -> bool:
+    def viewportEvent(self, event: QEvent | None) -> bool:
         """Qt's own name: a tooltip with class, confidence and state."""
-        if event.type() == QEvent.Type.ToolTip and isinstance(event, QHelpEvent):
+        if isinstance(event, QHelpEvent) and event.type() == QEvent.Type.ToolTip:
             place = self.place_at(event.pos())
             if place >= 0:
                 QToolTip.showText(
@@ -208,7 +207,7 @@ class CropGallery(QAbstractScrollArea):
     def selectAll(self) -> None:
         """Qt's own name: select all that pass the filter, visible or not."""
         self._selected[:] = True
-        self.viewport().update()
+        self._canvas.update()
 
     def go_to(self, row: int) -> bool:
         """Make a row of the review the current one, without a signal; whether it is listed."""
@@ -224,10 +223,10 @@ class CropGallery(QAbstractScrollArea):
         self._reveal(place)
 
     def _reveal(self, place: int) -> None:
-        bar, top = self.verticalScrollBar(), place // self.columns * CELL_SIZE
-        low = top + CELL_SIZE - self.viewport().height()
+        bar, top = self._bar, place // self.columns * CELL_SIZE
+        low = top + CELL_SIZE - self._canvas.height()
         bar.setValue(min(max(bar.value(), low), top))
-        self.viewport().update()
+        self._canvas.update()
 
     def _select(self, place: int, extend: bool) -> None:
         """Go to a place by key or click; `extend` selects all from the anchor to it."""
@@ -244,8 +243,9 @@ class CropGallery(QAbstractScrollArea):
 
     # --- mouse and keys ---
 
-    def mousePressEvent(self, event: QMouseEvent) -> None:
+    def mousePressEvent(self, event: QMouseEvent | None) -> None:
         """Select one; with Ctrl one more or less, with Shift all from the last one on."""
+        event = not_none(event)
         if event.button() != Qt.MouseButton.LeftButton:
             return
         place, modifiers = self.place_at(event.pos()), event.modifiers()
@@ -260,14 +260,14 @@ class CropGallery(QAbstractScrollArea):
         self._selected_before_drag = (
             self._selected.copy() if control else np.zeros(self._count, bool)
         )
-        top = self.verticalScrollBar().value()
+        top = self._bar.value()
         self._rubber_band = QRect(event.pos() + QPoint(0, top), event.pos() + QPoint(0, top))
-        self.viewport().update()
+        self._canvas.update()
 
-    def mouseMoveEvent(self, event: QMouseEvent) -> None:
+    def mouseMoveEvent(self, event: QMouseEvent | None) -> None:
         """Draw a rubber band, which selects what it touches; beyond the edge it scrolls."""
-        bar = self.verticalScrollBar()
-        beyond = event.pos().y() - min(max(event.pos().y(), 0), self.viewport().height())
+        event, bar = not_none(event), self._bar
+        beyond = event.pos().y() - min(max(event.pos().y(), 0), self._canvas.height())
         bar.setValue(bar.value() + beyond)
         if self._rubber_band is None:
             return
@@ -276,12 +276,12 @@ class CropGallery(QAbstractScrollArea):
         if max(area.width(), area.height()) < _MIN_DRAG_PIXELS:
             return
         self._selected = self._selected_before_drag | self._inside(area)
-        self.viewport().update()
+        self._canvas.update()
 
-    def mouseReleaseEvent(self, event: QMouseEvent) -> None:
+    def mouseReleaseEvent(self, event: QMouseEvent | None) -> None:
         """End the rubber band."""
         self._rubber_band = None
-        self.viewport().update()
+        self._canvas.update()
 
     def _inside(self, area: QRect) -> npt.NDArray[np.bool_]:
         """(m,) which thumbnails an area of the whole grid touches."""
@@ -290,10 +290,11 @@ class CropGallery(QAbstractScrollArea):
         across = (columns >= area.left() // CELL_SIZE) & (columns <= area.right() // CELL_SIZE)
         return across & (lines >= area.top() // CELL_SIZE) & (lines <= area.bottom() // CELL_SIZE)
 
-    def keyPressEvent(self, event: QKeyEvent) -> None:
+    def keyPressEvent(self, event: QKeyEvent | None) -> None:
         """Arrows, Home, End and pages go through the thumbnails; Ctrl+A selects all."""
+        event = not_none(event)
         control = bool(event.modifiers() & Qt.KeyboardModifier.ControlModifier)
-        page = max(self.viewport().height() // CELL_SIZE, 1) * self.columns
+        page = max(self._canvas.height() // CELL_SIZE, 1) * self.columns
         steps = {
             Qt.Key.Key_Left: -1,
             Qt.Key.Key_Right: 1,

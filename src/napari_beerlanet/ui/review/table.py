@@ -18,6 +18,7 @@ from superqt.utils import signals_blocked
 from napari_beerlanet.core.boxes.detections import DOMAIN_SHIFT_COLUMN
 from napari_beerlanet.core.common.arrays import stable_argsort
 from napari_beerlanet.core.review.review import ACCEPTED, REJECTED, STATES, Review, RowIndices
+from napari_beerlanet.ui.common.controls import not_none
 
 _ROOT_INDEX = QModelIndex()
 _STATE_TINTS = {ACCEPTED: QColor(60, 160, 90, 90), REJECTED: QColor(200, 70, 60, 90)}
@@ -126,77 +127,88 @@ class ReviewTable(QTableView):
         self.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
         self.setAlternatingRowColors(False)
         self.setWordWrap(False)
-        self.verticalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
-        self.verticalHeader().setDefaultSectionSize(22)
-        self.horizontalHeader().setSectionsClickable(True)
-        self.horizontalHeader().setSortIndicatorShown(True)
-        self.horizontalHeader().sectionClicked.connect(self._sort)
+        lines, self._header = not_none(self.verticalHeader()), not_none(self.horizontalHeader())
+        lines.setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
+        lines.setDefaultSectionSize(22)
+        self._header.setSectionsClickable(True)
+        self._header.setSortIndicatorShown(True)
+        self._header.sectionClicked.connect(self._sort)
+        self._model: ReviewTableModel | None = None
         self._sorting: tuple[int, bool] | None = None
 
     def set_review_model(self, model: ReviewTableModel) -> None:
         """Show another review."""
         old = self.selectionModel()
+        self._model = model
         self.setModel(model)
         if old is not None:
             old.deleteLater()
         self._sorting = None
-        self.horizontalHeader().setSortIndicator(-1, Qt.SortOrder.AscendingOrder)
-        self.selectionModel().currentRowChanged.connect(self._pick)
-        for header in (self.horizontalHeader(), self.verticalHeader()):
-            header.setSelectionModel(
-                QItemSelectionModel(model, header)
-            )  # Qt would ask for every row
+        self._header.setSortIndicator(-1, Qt.SortOrder.AscendingOrder)
+        self._selection.currentRowChanged.connect(self._pick)
+        for header in (self._header, not_none(self.verticalHeader())):
+            # With the table's own, Qt would ask for every row.
+            header.setSelectionModel(QItemSelectionModel(model, header))
         for column, name in enumerate(model.names):
             wide = name in ("class", "status", "confidence")
             self.setColumnWidth(column, 92 if wide else max(76, 8 * len(name)))
 
     @property
+    def _selection(self) -> QItemSelectionModel:
+        return not_none(self.selectionModel())
+
+    @property
     def rows(self) -> RowIndices:
         """The listed rows, in their order."""
-        return self.model().rows if self.model() is not None else np.empty(0, np.int64)
+        return self._model.rows if self._model is not None else np.empty(0, np.int64)
 
     def show_rows(self, rows: RowIndices) -> None:
         """Show these rows in this order."""
-        self.model().set_rows(rows)
+        if self._model is not None:
+            self._model.set_rows(rows)
 
     def update_cells(self) -> None:
         """Classes or states have changed."""
-        self.model().update_cells()
+        if self._model is not None:
+            self._model.update_cells()
 
     def apply_sorting(self, rows: RowIndices) -> RowIndices:
         """Rows as they are, or sorted by the column whose header was clicked."""
-        return rows if self._sorting is None else self.model().sorted_by(rows, *self._sorting)
+        if self._model is None or self._sorting is None:
+            return rows
+        return self._model.sorted_by(rows, *self._sorting)
 
     def reset_sorting(self, *_: Any) -> None:
         """Stop sorting by a column."""
         self._sorting = None
-        self.horizontalHeader().setSortIndicator(-1, Qt.SortOrder.AscendingOrder)
+        self._header.setSortIndicator(-1, Qt.SortOrder.AscendingOrder)
 
     @property
     def selected_rows(self) -> RowIndices:
         """(k,) selected rows of the review."""
-        if self.selectionModel() is None:
+        if self._model is None:
             return np.empty(0, np.int64)
         selected = np.zeros(len(self.rows), bool)
-        for part in self.selectionModel().selection():  # ranges: Qt lists rows one by one
+        ranges = self._selection.selection()  # Qt would list rows one by one
+        for part in (ranges[k] for k in range(len(ranges))):
             selected[part.top() : part.bottom() + 1] = True
         return self.rows[selected]
 
     def go_to(self, row: int) -> bool:
         """Make a row of the review the current one, without a signal; whether it is listed."""
-        place = self.model().place_of(row) if self.model() is not None else None
-        if place is None:
+        place = self._model.place_of(row) if self._model is not None else None
+        if self._model is None or place is None:
             return False
         if place == self.currentIndex().row():
             return True  # keeps a selection of several rows
         with signals_blocked(self):
-            index = self.model().index(place, 0)
+            index = self._model.index(place, 0)
             flags = QItemSelectionModel.SelectionFlag
-            self.selectionModel().setCurrentIndex(index, flags.ClearAndSelect | flags.Rows)
+            self._selection.setCurrentIndex(index, flags.ClearAndSelect | flags.Rows)
             self.scrollTo(index)
         return True
 
-    def focusInEvent(self, event: QFocusEvent) -> None:
+    def focusInEvent(self, event: QFocusEvent | None) -> None:
         """Qt's own makes the first row the current one; here focus selects nothing."""
         if self.currentIndex().isValid():
             super().focusInEvent(event)
@@ -205,11 +217,10 @@ class ReviewTable(QTableView):
 
     def _pick(self, current: QModelIndex, _: QModelIndex) -> None:
         if current.isValid() and not self.signalsBlocked():
-            self.picked.emit(int(self.model().rows[current.row()]))
+            self.picked.emit(int(self.rows[current.row()]))
 
     def _sort(self, column: int) -> None:
-        header = self.horizontalHeader()
-        descending = header.sortIndicatorOrder() == Qt.SortOrder.DescendingOrder
+        descending = self._header.sortIndicatorOrder() == Qt.SortOrder.DescendingOrder
         self._sorting = column, descending
         self.sort_requested.emit()
 

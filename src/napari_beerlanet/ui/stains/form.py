@@ -31,7 +31,7 @@ from napari_beerlanet.core.stains.settings import (
     DEFAULT_ITERATIONS,
     DecomposeSettings,
 )
-from napari_beerlanet.ui.common.controls import expand, form, row
+from napari_beerlanet.ui.common.controls import expand, form, not_none, row
 from napari_beerlanet.ui.common.notifications import notify_error
 from napari_beerlanet.ui.common.panel import Panel
 from napari_beerlanet.ui.common.sliders import AutoSlider, IntegerScale, LogScale
@@ -155,7 +155,7 @@ class DecomposeForm(QWidget):
             ("γ", self.gamma),
         ):
             self._rows.addRow(label, widget)
-            self._rows.labelForField(widget).setToolTip(widget.toolTip())
+            not_none(self._rows.labelForField(widget)).setToolTip(widget.toolTip())
         self._rows.addRow("Stack", self.stack.native)
         self.slide = SlideFitControls(self._rows)
         self._rows.addRow("Show", row(*self.blending_buttons.buttons()))
@@ -345,4 +345,4 @@ def _tooltip(name: str, more: str) -> str:
 
 def _set_row_visible(rows: QFormLayout, widget: QWidget, visible: bool) -> None:
     widget.setVisible(visible)
-    rows.labelForField(widget).setVisible(visible)
+    not_none(rows.labelForField(widget)).setVisible(visible)

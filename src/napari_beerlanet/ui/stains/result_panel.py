@@ -245,7 +245,7 @@ class FractionBar(QWidget):
         self.setAccessibleName(f"{100 * self.fraction:.0f} percent")
         self.update()
 
-    def paintEvent(self, event: QPaintEvent) -> None:
+    def paintEvent(self, event: QPaintEvent | None) -> None:
         """Paint it."""
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
@@ -291,7 +291,7 @@ class ObjectiveCurve(QWidget):
             for k, v in enumerate(values)
         ]
 
-    def paintEvent(self, event: QPaintEvent) -> None:
+    def paintEvent(self, event: QPaintEvent | None) -> None:
         """Paint it."""
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from napari.layers import Image
-from qtpy.QtWidgets import QApplication, QFileDialog
+from qtpy.QtWidgets import QFileDialog
 
 from napari_beerlanet.core.common.messages import count_of
 from napari_beerlanet.core.stains.files import write_spectra
-from napari_beerlanet.ui.common.controls import batch_button, button, form, row
+from napari_beerlanet.ui.common.controls import batch_button, button, copy_text, form, row
 from napari_beerlanet.ui.common.panel import Panel
 from napari_beerlanet.ui.common.progress_bar import DelayedProgressBar
 from napari_beerlanet.ui.common.session import get_session
@@ -237,7 +237,7 @@ class DecomposeWidget(Panel):
     def copy_snippet(self) -> None:
         """Copy Python code that reproduces the layers to the clipboard."""
         if self.fitted is not None and self.images.layer is not None:
-            QApplication.clipboard().setText(self.snippet)
+            copy_text(self.snippet)
             self.file_bar.set_message("Copied: paste it into napari's console or a script.")
 
     @property
