@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 from qtpy.QtCore import QEvent, QObject, Qt
 from qtpy.QtGui import QKeyEvent
 
@@ -22,6 +23,7 @@ from napari_beerlanet.ui.common.notifications import show_info
 
 if TYPE_CHECKING:
     from napari import Viewer
+    from napari.layers import Layer
 
 KEY_HELP = (
     "1–9 class of new and selected boxes · Tab next box · Shift-Tab previous · C confirm · "
@@ -76,16 +78,16 @@ def select_next_box(viewer: Viewer, boxes: AnnotationLayer, forward: bool = True
     return index
 
 
-def centre_on(viewer: Viewer, layer: Any, point: Any) -> None:
+def centre_on(viewer: Viewer, layer: Layer, point: npt.ArrayLike) -> None:
     """Move the camera to a point of a layer's data."""
     world = np.array(layer.data_to_world(point), float)
     for axis, (here, there) in enumerate(zip(layer.units, viewer.dims.units or (), strict=False)):
         if here != there and here.is_compatible_with(there):
             world[axis] = (world[axis] * here).to(there).magnitude
     visible = [axis - (viewer.dims.ndim - layer.ndim) for axis in viewer.dims.displayed]
-    centre = list(viewer.scene.camera.center)
-    centre[-len(visible) :] = [float(world[axis]) for axis in visible]
-    viewer.scene.camera.center = tuple(centre)
+    centre = np.array(viewer.scene.camera.center)
+    centre[-len(visible) :] = world[visible]
+    viewer.scene.camera.center = tuple(centre.tolist())
 
 
 def _reading_order(boxes: AnnotationLayer) -> list[int]:

@@ -32,7 +32,7 @@ from napari_beerlanet.ui.annotate.autosave import (
 from napari_beerlanet.ui.annotate.classes import ClassList
 from napari_beerlanet.ui.annotate.key_bindings import bind_keys
 from napari_beerlanet.ui.common.notifications import notify_error
-from napari_beerlanet.ui.common.panel import unwrap_viewer
+from napari_beerlanet.ui.common.panel import Connection, unwrap_viewer
 from napari_beerlanet.ui.common.session import get_project_store
 from napari_beerlanet.ui.common.tasks import Task, on_destroyed
 from napari_beerlanet.ui.viewer.box_shapes import set_edge_width
@@ -83,11 +83,11 @@ class AnnotationStore(QObject):
         self.autosave = Autosave(self, self._save_jobs, self._mark_saved, Drafts())
         self._edges = ConstantEdgeWidth(self, viewer, self._shape_layers)
         self._lookup_task, self._adopt_task = Task(self), Task(self)
-        connections = (
+        connections: list[Connection] = [
             (self.projects.about_to_change, self.autosave.flush),
             (self.projects.changed, self._project_changed),
             (viewer.layers.events.removed, self._layer_removed),
-        )
+        ]
         for emitter, method in connections:
             emitter.connect(method)
         window.installEventFilter(self)
@@ -351,7 +351,7 @@ def _comparable(annotations: Annotations) -> Any:
     return sorted(map(str, content["objects"])), sorted(map(str, content["regions"]))
 
 
-def _disconnect_all(connections: Any, window: Any = None) -> None:
+def _disconnect_all(connections: list[Connection]) -> None:
     """The window is gone, and all Qt objects with it."""
     for emitter, method in connections:
         emitter.disconnect(method)

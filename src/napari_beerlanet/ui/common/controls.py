@@ -218,6 +218,7 @@ def batch_button(panel: SettingsPanel) -> QPushButton:
 def open_batch(panel: SettingsPanel) -> Any:
     """The open panel “Run on folder”, or a new one, with the settings of this panel."""
     window = panel.viewer.window
+    inner: Any
     for inner in window.dock_widgets.values():
         if hasattr(inner, "adopt_settings"):
             inner.parentWidget().raise_()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from qtpy.QtCore import QEvent, QObject, QSize, Qt
 from qtpy.QtGui import QKeySequence, QShowEvent
@@ -18,6 +18,19 @@ if TYPE_CHECKING:
 _PREFERRED_WIDTH_PX = 370
 
 
+class Emitter(Protocol):
+    """An event of napari's or a signal of psygnal's."""
+
+    def connect(self, callback: Callable[..., Any], /) -> Any:
+        """Call back whenever it is emitted."""
+
+    def disconnect(self, callback: Callable[..., Any], /) -> Any:
+        """Do so no longer."""
+
+
+Connection = tuple[Emitter, Callable[..., Any]]
+
+
 class Panel(QWidget):
     """A dock widget. Put widgets into `self.body`, a vertical layout.
 
@@ -29,7 +42,7 @@ class Panel(QWidget):
         super().__init__()
         self.viewer = unwrap_viewer(viewer)
         self._tasks: list[Task] = []
-        self._connections: list[tuple[Any, weakref.WeakMethod[Any]]] = []
+        self._connections: list[tuple[Emitter, weakref.WeakMethod[Any]]] = []
         self._docked = self._closed = False
         self.body = self._scrolling_body()
         connections = self._connections
@@ -56,12 +69,12 @@ class Panel(QWidget):
         self._tasks.append(task)
         return task
 
-    def connect_event(self, emitter: Any, method: Callable[..., Any]) -> None:
+    def connect_event(self, emitter: Emitter, method: Callable[..., Any]) -> None:
         """Connect a bound method to an event of napari's until the panel is closed."""
         emitter.connect(method)
         self._connections.append((emitter, weakref.WeakMethod(method)))
 
-    def disconnect_event(self, emitter: Any, method: Callable[..., Any]) -> None:
+    def disconnect_event(self, emitter: Emitter, method: Callable[..., Any]) -> None:
         """Disconnect what `connect_event` connected."""
         emitter.disconnect(method)
         self._connections[:] = [
@@ -126,7 +139,7 @@ class _VerticalScrollArea(QScrollArea):
             self.setMinimumWidth(width)
 
 
-def _disconnect_all(connections: list[tuple[Any, weakref.WeakMethod[Any]]]) -> None:
+def _disconnect_all(connections: list[tuple[Emitter, weakref.WeakMethod[Any]]]) -> None:
     for emitter, weak in connections:
         method = weak()
         if method is not None:

@@ -38,6 +38,7 @@ class DetectWidget(Panel):
     def __init__(self, napari_viewer: Viewer) -> None:
         super().__init__(napari_viewer)
         self.session = get_session(self.viewer)
+        self._source: Image | None = None  # what is being searched
         self.detect_task, self.cache_task = self.task(), self.task()
         self._build()
         self.slide = SlideSearch(self.viewer, self.session, self.detect_task, self)

@@ -125,7 +125,8 @@ def boxes_by_kind(diff: DetectionDiff) -> dict[str, npt.NDArray[np.float32]]:
 
 def comparison_layer(viewer: Viewer) -> Shapes | None:
     """The layer of a comparison, if there is one in the viewer."""
-    return next((layer for layer in viewer.layers if role_of(layer) == Role.COMPARISON), None)
+    shapes = (layer for layer in viewer.layers if isinstance(layer, Shapes))
+    return next((layer for layer in shapes if role_of(layer) == Role.COMPARISON), None)
 
 
 def remove_comparison(viewer: Viewer) -> None:

@@ -21,6 +21,7 @@ from superqt.utils import QSignalThrottler
 
 from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.detection.settings import DetectSettings
+from napari_beerlanet.ui.common.panel import Connection
 from napari_beerlanet.ui.detections.box_store import BoxFilter, BoxStore, RowIndices
 from napari_beerlanet.ui.detections.density_overlay import MIN_BOXES_FOR_DENSITY
 from napari_beerlanet.ui.detections.drawing import (
@@ -287,7 +288,7 @@ class DetectionLayer:
 
     def _connect_events(self, connect: bool) -> None:
         camera, layers = self.viewer.scene.camera.events, self.viewer.layers.events
-        connections = [
+        connections: list[Connection] = [
             (camera.zoom, self._schedule_redraw),
             (camera.center, self._schedule_redraw),
             (self.viewer.dims.events.point, self._schedule_redraw),
@@ -436,7 +437,7 @@ class EditListener:
     def set_connected(self, connected: bool) -> None:
         """Connect to the layer's events, or disconnect from them."""
         layer = self._drawn.layer
-        connections = [
+        connections: list[Connection] = [
             (layer.events.data, self._data_changed),
             (layer.events.features, self._features_changed),
             (layer.selected_data.events.items_changed, self._selection_changed),

@@ -58,8 +58,9 @@ def detection_scale(viewer: Viewer, image: Image) -> float | None:
 def _detections_layer_of(viewer: Viewer, image: Image) -> Shapes | None:
     """A Shapes layer whose metadata says that it holds this image's detections."""
     for layer in reversed(viewer.layers):
-        ours = isinstance(layer, Shapes) and role_of(layer) == Role.DETECTIONS
-        if ours and own_metadata(layer.metadata).get("source") == image.name:
+        if not isinstance(layer, Shapes) or role_of(layer) != Role.DETECTIONS:
+            continue
+        if own_metadata(layer.metadata).get("source") == image.name:
             return layer
     return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.common.storage import FileError
@@ -17,6 +17,9 @@ from napari_beerlanet.ui.viewer.layer_data import (
 )
 from napari_beerlanet.ui.viewer.layers import own_metadata, user_images
 from napari_beerlanet.ui.viewer.planes import PlaneIndex, all_planes, pixel_size
+
+if TYPE_CHECKING:
+    from napari.layers import Image, Layer
 
 
 def write_csv(path: str, data: Any, attributes: dict[str, Any]) -> list[str]:
@@ -84,7 +87,7 @@ def _plane_path(path: Path, index: PlaneIndex, names: list[str]) -> Path:
 
 def _saved_layer_and_image(
     attributes: Mapping[str, Any], own: Mapping[str, Any]
-) -> tuple[Any, Any]:
+) -> tuple[Layer | None, Image | None]:
     """The layer that is saved and the image that it is on, as far as there is a viewer."""
     import napari
 
@@ -100,15 +103,16 @@ def _saved_layer_and_image(
     return layer, images[0] if len(images) == 1 else None
 
 
-def _from_detection_layer(layer: Any) -> dict[PlaneIndex, Detections]:
+def _from_detection_layer(layer: Layer | None) -> dict[PlaneIndex, Detections]:
     """All boxes of a `DetectionLayer`, whose Shapes layer holds those in view only."""
-    if layer is None:
-        return {}
     import napari
 
     from napari_beerlanet.ui.common.session import get_session
 
-    for detection_layer in get_session(napari.current_viewer()).detection_layers.values():
+    viewer = napari.current_viewer()
+    if layer is None or viewer is None:
+        return {}
+    for detection_layer in get_session(viewer).detection_layers.values():
         if detection_layer.alive and detection_layer.layer is layer:
             boxes = detection_layer.read_back()
             detections = detections_from_table(boxes.xyxy, boxes.features, boxes.names)
@@ -117,13 +121,13 @@ def _from_detection_layer(layer: Any) -> dict[PlaneIndex, Detections]:
     return {}
 
 
-def _image_facts(source: Any, own: Mapping[str, Any]) -> tuple[Any, Any]:
+def _image_facts(source: Image | None, own: Mapping[str, Any]) -> tuple[Any, Any]:
     """(H, W) of the image and its pixel size in micrometres, None where unknown."""
     if source is None:
         return own.get("image_shape"), None
     return all_planes(source)[0].shape, pixel_size(source)
 
 
-def _file_name(source: Any) -> str:
+def _file_name(source: Image | None) -> str:
     path = getattr(getattr(source, "source", None), "path", None)
     return Path(path).name if path else getattr(source, "name", "")

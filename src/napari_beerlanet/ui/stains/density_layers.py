@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -281,7 +281,7 @@ class ComponentLayer:
             rgb=False,
             multiscale=isinstance(data, list),
             name=name,
-            colormap=self._matching_colormap,
+            colormap=cast(Any, self._matching_colormap),  # napari's type names only strings
             contrast_limits=limits,
             blending=blending,
             visible=visible,

@@ -92,7 +92,7 @@ def build_shape_list(
     order, slice_key = slicing
     template = _template_rectangle(tuple(order))
     arrays = _rectangle_arrays(template, np.ascontiguousarray(corners, np.float32))
-    shape_list = ShapeList(ndisplay=2)
+    shape_list: Any = ShapeList(ndisplay=2)  # its internals are typed for napari's own calls
     shape_list._slice_key = slice_key
     colours = np.asarray(colours, np.float32)
     transparent = np.zeros((len(corners), 4), np.float32)

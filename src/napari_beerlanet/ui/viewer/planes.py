@@ -61,7 +61,8 @@ def unsupported_reason(layer: Layer | None) -> str | None:
 
 def colour_images(viewer: Viewer) -> list[Image]:
     """The viewer's RGB images, the topmost last."""
-    return [layer for layer in viewer.layers if unsupported_reason(layer) is None]
+    images = (layer for layer in viewer.layers if isinstance(layer, Image))
+    return [layer for layer in images if unsupported_reason(layer) is None]
 
 
 def _pyramid_levels(layer: Image) -> Sequence[Any]:

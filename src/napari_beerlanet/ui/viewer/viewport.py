@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from napari_beerlanet.ui.viewer.planes import (
 )
 
 if TYPE_CHECKING:
+    from napari.components.overlays import TextOverlay
     from napari.viewer import Viewer
 
 SearchArea = Literal["whole", "view", "shapes"]
@@ -37,7 +38,7 @@ class Viewport(NamedTuple):
 
 def viewport_of(layer: Layer, viewer: Viewer, margin: float = _VIEWPORT_MARGIN) -> Viewport | None:
     """What the canvas shows of a layer, with a margin; None in 3D or without a canvas."""
-    size = np.array(viewer.canvas.size, dtype=float)
+    size = np.array(viewer.canvas.size, dtype=np.float64)
     zoom = viewer.scene.camera.zoom
     if not (np.isfinite(zoom) and zoom > 0 and (size > 0).all()) or viewer.dims.ndisplay != 2:
         return None
@@ -58,10 +59,10 @@ def current_plane_index(layer: Layer, viewer: Viewer) -> PlaneIndex:
 
 def canvas_corners(layer: Layer, viewer: Viewer) -> npt.NDArray[np.float64]:
     """(4, 2) rows and columns of the canvas corners in image pixels (edges, not centres)."""
-    half = np.array(viewer.canvas.size, dtype=float) / viewer.scene.camera.zoom / 2
+    half = np.array(viewer.canvas.size, dtype=np.float64) / viewer.scene.camera.zoom / 2
     centre, corners = np.array(viewer.scene.camera.center[-2:]), []
     for signs in itertools.product((-1, 1), repeat=2):
-        world = np.array(viewer.dims.point, dtype=float)
+        world = np.array(viewer.dims.point, dtype=np.float64)
         world[list(viewer.dims.displayed[-2:])] = centre + half * signs
         corners.append(layer.world_to_data(to_layer_units(layer, viewer, world))[-2:])
     return np.array(corners) + HALF_PIXEL
@@ -76,7 +77,7 @@ class CanvasMessage:
     """Writes into the viewer's text overlay, unless the user or another plugin uses it."""
 
     def __init__(self, viewer: Viewer) -> None:
-        self._overlay = viewer.canvas.overlays.text
+        self._overlay = cast("TextOverlay", viewer.canvas.overlays.text)
         self._shown_text = ""
 
     def show(self, text: str) -> None:
@@ -145,7 +146,7 @@ def to_image_pixels(vertices: npt.NDArray[Any], of: Layer, image: Image) -> npt.
     """(m, 2) rows and columns in an image of vertices (m, D) of a layer, by way of the world."""
     placed = []
     for vertex in vertices:
-        world = np.asarray(of.data_to_world(vertex), dtype=float)
+        world = np.asarray(of.data_to_world(vertex), dtype=np.float64)
         full = np.zeros(image.ndim)
         take = min(image.ndim, len(world))
         full[-take:] = world[-take:]
