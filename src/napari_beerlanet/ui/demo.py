@@ -12,13 +12,16 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import napari
 from qtpy.QtCore import QTimer
 from qtpy.QtWidgets import QApplication
 
 from napari_beerlanet.core.common.storage import atomic_path
+
+if TYPE_CHECKING:
+    from napari.viewer import Viewer
 
 PLUGIN = "napari-beerlanet"
 STAINS, CELLS = "Stain decomposition", "Find cells"
@@ -29,7 +32,9 @@ _WINDOW_SIZE = (1400, 880)
 class Demo:
     """The steps, one after the other, as a person would take them."""
 
-    def __init__(self, viewer: Any, pictures: Path | None, finished: Callable[[int], None]) -> None:
+    def __init__(
+        self, viewer: Viewer, pictures: Path | None, finished: Callable[[int], None]
+    ) -> None:
         self.viewer, self.pictures, self._finished = viewer, pictures, finished
         self._until: Callable[[], bool] = lambda: True
         self._then: Callable[[], None] = lambda: None

@@ -63,7 +63,7 @@ class AnnotatedImage:
         self.shape = next(iter(self.sources.values())).plane.shape
         small = self.shape[0] * self.shape[1] <= MAX_WHOLE_IMAGE_PIXELS
         self.coverage = WHOLE_IMAGE if small else None
-        self.saved: dict[PlaneIndex, Any] = {}
+        self.saved: dict[PlaneIndex, dict[str, Any] | None] = {}
         self.held = False
         width = float(np.clip(max(self.shape) / _EDGES_PER_SIDE, _MIN_EDGE_WIDTH, _MAX_EDGE_WIDTH))
         self.regions = RegionLayer(

@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from qtpy.QtCore import QObject, QTimer, Signal
 
@@ -29,13 +28,16 @@ from napari_beerlanet.core.project.files import (
 )
 from napari_beerlanet.core.project.image_source import ImageSource
 from napari_beerlanet.core.project.project import Project
-from napari_beerlanet.ui.annotate.annotated_image import LazyImageSource
+from napari_beerlanet.ui.annotate.annotated_image import AnnotatedImage, LazyImageSource
 from napari_beerlanet.ui.common.recent import user_data_folder
 from napari_beerlanet.ui.common.tasks import Task
 from napari_beerlanet.ui.viewer.planes import PlaneIndex
 
 SAVE_DELAY_MS, RETRY_DELAY_MS = 700, 5000
 """From a change to saving it, and from a failure to the next attempt."""
+
+PlaneKey = tuple[AnnotatedImage, PlaneIndex]
+"""A plane of an image in the viewer."""
 
 _job_numbers = itertools.count()
 _write_lock = threading.Lock()
@@ -54,7 +56,7 @@ class Autosave(QObject):
         self,
         parent: QObject | None,
         collect: Callable[[], list[SaveJob]],
-        done: Callable[[Any, Annotations], None],
+        done: Callable[[PlaneKey, Annotations], None],
         drafts: Drafts,
     ) -> None:
         super().__init__(parent)
@@ -131,7 +133,7 @@ class Autosave(QObject):
 class SaveJob:
     """A plane to save in a project, or as a draft if there is none; `key` identifies the plane."""
 
-    key: Any
+    key: PlaneKey
     source: LazyImageSource
     annotations: Annotations
     project: Project | None
@@ -142,7 +144,7 @@ class SaveJob:
 class SaveResult:
     """Keys of saved jobs, the last error, and whether a failed job was saved as a draft instead."""
 
-    keys: list[Any]
+    keys: list[PlaneKey]
     error: Exception | None = None
     drafted: bool = False
 

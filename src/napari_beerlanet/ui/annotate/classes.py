@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,9 @@ from napari_beerlanet.core.common.messages import count_of
 from napari_beerlanet.ui.common.controls import button, not_none, row
 from napari_beerlanet.ui.common.notifications import notify_error
 from napari_beerlanet.ui.common.panel import Panel
+
+if TYPE_CHECKING:
+    from napari_beerlanet.core.detection.detector import Detector
 
 NUMBER_KEYS = 9
 """Classes that have a number key."""
@@ -133,7 +136,7 @@ class ClassList:
         return np.array(values, np.float32).reshape(-1, 4) / np.float32(255)
 
 
-def model_classes(model: Any) -> tuple[list[str], dict[str, str]]:
+def model_classes(model: Detector | None) -> tuple[list[str], dict[str, str]]:
     """Classes of a loaded model, and their colours if it has any."""
     if model is None:
         return [], {}

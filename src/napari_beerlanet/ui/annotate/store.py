@@ -278,7 +278,7 @@ class AnnotationStore(QObject):
         return False
 
 
-_stores: weakref.WeakKeyDictionary[Any, AnnotationStore] = weakref.WeakKeyDictionary()
+_stores: weakref.WeakKeyDictionary[Viewer, AnnotationStore] = weakref.WeakKeyDictionary()
 
 
 def annotation_store(viewer: Viewer) -> AnnotationStore:

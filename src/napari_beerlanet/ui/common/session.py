@@ -6,7 +6,8 @@ import json
 import weakref
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
+from weakref import WeakKeyDictionary
 
 from psygnal import Signal
 
@@ -16,42 +17,55 @@ from napari_beerlanet.ui.common.recent import add_recent_project, user_data_fold
 from napari_beerlanet.ui.common.tasks import on_destroyed
 
 if TYPE_CHECKING:
-    from napari.layers import Image
+    from napari.layers import Image, Shapes
     from napari.viewer import Viewer
 
     from napari_beerlanet.core.boxes.detections import Detections
+    from napari_beerlanet.core.detection.detector import Detector
     from napari_beerlanet.core.project.project import Project
+    from napari_beerlanet.core.stains.decomposition import Decomposition
+
+
+class DetectionView(Protocol):
+    """What shows the detections of an image: a `DetectionLayer`, of a room above this one."""
+
+    layer: Shapes
+
+    @property
+    def alive(self) -> bool:
+        """Whether the layer still is in the viewer."""
 
 
 class Session:
     """One per viewer; it ends with the viewer.
 
-    `model` is the loaded `Detector` or None, `model_key` what it was loaded from. For each image
-    layer, as long as it exists: `detections` holds the last `Detections`, `previous_detections`
-    those before, `detection_layers` the `DetectionLayer` that shows them, `decompositions` the last
-    decomposition. `model_changed` is emitted with the model, `detections_changed` with the layer.
+    `model` is the loaded model or None, `model_key` the name or path that it was loaded from. For
+    each image layer, as long as it exists: `detections` holds the last detections,
+    `previous_detections` those before, `detection_layers` what shows them (`detection_layer_of` in
+    `ui/detections` looks it up), `decompositions` the last decomposition. `model_changed` is
+    emitted with the model, `detections_changed` with the image layer.
     """
 
     model_changed = Signal(object)
     detections_changed = Signal(object)
 
     def __init__(self) -> None:
-        self.model: Any = None
-        self.model_key: Any = None
-        self.detections: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-        self.previous_detections: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-        self.detection_layers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-        self.decompositions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self.model: Detector | None = None
+        self.model_key: str | None = None
+        self.detections: WeakKeyDictionary[Image, Detections] = WeakKeyDictionary()
+        self.previous_detections: WeakKeyDictionary[Image, Detections] = WeakKeyDictionary()
+        self.detection_layers: WeakKeyDictionary[Image, DetectionView] = WeakKeyDictionary()
+        self.decompositions: WeakKeyDictionary[Image, Decomposition] = WeakKeyDictionary()
 
-    def set_model(self, model: Any, key: Any = None) -> None:
+    def set_model(self, model: Detector | None, key: str | None = None) -> None:
         """Make this the model of all panels."""
         self.model, self.model_key = model, key
         self.model_changed.emit(model)
 
     def set_detections(
-        self, image: Image, detections: Detections, detection_layer: Any = None
+        self, image: Image, detections: Detections, detection_layer: DetectionView | None = None
     ) -> None:
-        """Share the detections of an image layer, and the `DetectionLayer` that shows them."""
+        """Share the detections of an image layer, and what shows them."""
         if image in self.detections and self.detections[image] is not detections:
             self.previous_detections[image] = self.detections[image]
         self.detections[image] = detections
@@ -60,7 +74,7 @@ class Session:
         self.detections_changed.emit(image)
 
 
-_sessions: weakref.WeakKeyDictionary[Any, Session] = weakref.WeakKeyDictionary()
+_sessions: WeakKeyDictionary[Viewer, Session] = WeakKeyDictionary()
 
 
 def get_session(viewer: Viewer) -> Session:
@@ -102,7 +116,7 @@ class ProjectStore:
         self.updated.emit()
 
 
-_project_stores: weakref.WeakKeyDictionary[Any, ProjectStore] = weakref.WeakKeyDictionary()
+_project_stores: WeakKeyDictionary[Viewer, ProjectStore] = WeakKeyDictionary()
 
 
 def get_project_store(viewer: Viewer) -> ProjectStore:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from napari.layers import Image
+from psygnal import SignalInstance
 from qtpy.QtCore import QObject, Qt
 from qtpy.QtWidgets import QLabel, QVBoxLayout, QWidget
 from superqt.utils import QSignalDebouncer
@@ -18,6 +19,7 @@ from napari_beerlanet.ui.common.panel import Panel
 from napari_beerlanet.ui.common.session import Session
 from napari_beerlanet.ui.detect.job import DetectResult
 from napari_beerlanet.ui.detections.detection_layer import DetectionLayer
+from napari_beerlanet.ui.detections.image_detections import detection_layer_of
 
 if TYPE_CHECKING:
     from napari_beerlanet.ui.stains.arrays import LayerData
@@ -47,17 +49,15 @@ class DetectionResults(QObject):
         if source is self.source and (self.detection_layer is None or self.detection_layer.alive):
             return
         self.source = source
-        self._connect_layer(
-            self._session.detection_layers.get(source) if source is not None else None
-        )
+        self._connect_layer(detection_layer_of(self._viewer, source) if source else None)
         self.count()
 
     def show(self, source: Image, result: DetectResult, confidence: float, labels: bool) -> None:
         """Show a result: in the image's own layer, or in a new one if that was edited."""
         index, detections = result.job.plane.index, result.detections
         colours = result.model.info.get("colours")
-        layer = self._session.detection_layers.get(source)
-        if layer is not None and layer.alive and not layer.edited:
+        layer = detection_layer_of(self._viewer, source)
+        if layer is not None and not layer.edited:
             layer.set_colours(colours, detections.names)
             layer.set_detections(detections, index, confidence)
             layer.reveal()
@@ -163,7 +163,9 @@ class DetectionResults(QObject):
         for signal, method in self._connections(layer):
             signal.connect(method)
 
-    def _connections(self, layer: DetectionLayer | None) -> list[tuple[Any, Any]]:
+    def _connections(
+        self, layer: DetectionLayer | None
+    ) -> list[tuple[SignalInstance, Callable[..., None]]]:
         if layer is None:
             return []
         return [

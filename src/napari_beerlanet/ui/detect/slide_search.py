@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,7 @@ from napari_beerlanet.ui.common.session import Session
 from napari_beerlanet.ui.common.tasks import Task, TaskOutcome
 from napari_beerlanet.ui.detect.job import DetectJob, DetectResult, job_model, learned_stains
 from napari_beerlanet.ui.detections.detection_layer import DetectionLayer
+from napari_beerlanet.ui.detections.image_detections import detection_layer_of
 from napari_beerlanet.ui.viewer.planes import SLIDE_PIXELS, SliceWindow
 from napari_beerlanet.ui.viewer.viewport import canvas_corners
 
@@ -138,9 +139,7 @@ class SlideSearch(QObject):
                 f"Resumed: {started.done:,} of {started.total:,} tiles were searched before."
             )
         index, search = job.plane.index, (source, job.results)
-        layer = self._session.detection_layers.get(source)
-        if layer is not None and not layer.alive:
-            layer = None
+        layer = detection_layer_of(self._viewer, source)
         resumed = started.done and self._shown_search == search
         if layer is not None and resumed and layer is self.detection_layer:
             return  # its boxes are there already, with the user's edits
@@ -197,7 +196,7 @@ class SearchStarted:
     """
 
     names: list[str]
-    colours: Any
+    colours: Sequence[str] | None
     previous: Detections
     done: int
     total: int

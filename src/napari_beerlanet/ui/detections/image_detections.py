@@ -10,6 +10,7 @@ from napari.layers import Image, Shapes
 from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.review.review import REJECTED
 from napari_beerlanet.ui.common.session import get_session
+from napari_beerlanet.ui.detections.detection_layer import DetectionLayer
 from napari_beerlanet.ui.viewer.box_shapes import read_shape_boxes
 from napari_beerlanet.ui.viewer.layer_data import detections_from_table
 from napari_beerlanet.ui.viewer.layers import Role, own_metadata, role_of
@@ -21,13 +22,26 @@ if TYPE_CHECKING:
 _COLUMNS = ("class", "confidence")
 
 
+def detection_layer_of(viewer: Viewer, image: Image) -> DetectionLayer | None:
+    """The layer that shows the detections of an image, None where it has none or it was removed."""
+    layer = get_session(viewer).detection_layers.get(image)
+    return layer if isinstance(layer, DetectionLayer) and layer.alive else None
+
+
+def detection_layers(viewer: Viewer) -> dict[Image, DetectionLayer]:
+    """The detection layers of all images, the oldest first."""
+    images = list(get_session(viewer).detection_layers)
+    layers = {image: detection_layer_of(viewer, image) for image in images}
+    return {image: layer for image, layer in layers.items() if layer is not None}
+
+
 def visible_detections(viewer: Viewer, image: Image, plane: PlaneIndex) -> Detections | None:
     """The detections of an image in the current plane, None where it has none.
 
     Those that the threshold hides or a review has rejected are left out.
     """
-    detection_layer = get_session(viewer).detection_layers.get(image)
-    if detection_layer is not None and detection_layer.alive:
+    detection_layer = detection_layer_of(viewer, image)
+    if detection_layer is not None:
         boxes = detection_layer.read_back()
         status = boxes.features.get("status", np.full(len(boxes.xyxy), "", object))
         kept = np.flatnonzero(status != REJECTED)
@@ -39,11 +53,8 @@ def visible_detections(viewer: Viewer, image: Image, plane: PlaneIndex) -> Detec
 
 def hide_detections(viewer: Viewer, image: Image) -> None:
     """Hide the layer, as its boxes lie exactly under their copies."""
-    detection_layer = get_session(viewer).detection_layers.get(image)
-    if detection_layer is not None and detection_layer.alive:
-        layer = detection_layer.layer
-    else:
-        layer = _detections_layer_of(viewer, image)
+    detection_layer = detection_layer_of(viewer, image)
+    layer = detection_layer.layer if detection_layer else _detections_layer_of(viewer, image)
     if layer is not None:
         layer.visible = False
 
@@ -51,7 +62,7 @@ def hide_detections(viewer: Viewer, image: Image) -> None:
 def detection_scale(viewer: Viewer, image: Image) -> float | None:
     """Working pixels per image pixel at which the image's objects were detected, if they were."""
     detections = get_session(viewer).detections.get(image)
-    scale = (detections.report or {}).get("scale") if isinstance(detections, Detections) else None
+    scale = None if detections is None else (detections.report or {}).get("scale")
     return float(scale) if isinstance(scale, (int, float)) else None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qtpy.QtCore import Qt, Signal
 from qtpy.QtWidgets import (
@@ -32,6 +32,10 @@ from napari_beerlanet.ui.common.controls import (
     wrapping_label,
 )
 from napari_beerlanet.ui.common.recent import add_recent_project, recent_projects
+
+if TYPE_CHECKING:
+    from napari_beerlanet.core.detection.detector import Detector
+    from napari_beerlanet.ui.finetune.start import InitialModel
 
 SCOPES = {
     "stain": ("Stain only", "Same cells, different colours. The safest; one image may be enough."),
@@ -214,20 +218,22 @@ class InitialModelChoice(_ComboBoxWithButton):
     def __init__(self) -> None:
         tooltip = "The model to start from. It is not changed: training creates a new one."
         super().__init__(tooltip, "File …", "Start from a model file.", self._browse)
-        self._sources: list[Any] = []
+        self._sources: list[InitialModel] = []
         self._file: Path | None = None
         self.list.currentIndexChanged.connect(lambda _: self.changed.emit())
 
     @property
-    def selected(self) -> Any:
+    def selected(self) -> InitialModel | None:
         """The selected model, None where there is none."""
         index = self.list.currentIndex()
         return self._sources[index] if 0 <= index < len(self._sources) else None
 
-    def set_models(self, loaded: Any = None, key: Any = None, project: Path | None = None) -> None:
+    def set_models(
+        self, loaded: Detector | None = None, key: str | None = None, project: Path | None = None
+    ) -> None:
         """List the models that exist now; the selection stays if it is among them."""
         before = self.selected
-        offered: list[tuple[str, Any]] = []
+        offered: list[tuple[str, InitialModel]] = []
         if loaded is not None:
             name = loaded.info.get("name") or "unnamed"
             offered.append((f"{name} (loaded)", _reload_source(loaded, key)))
@@ -267,8 +273,8 @@ def _saved_models(project: Path) -> list[Path]:
     return sorted((project / MODELS_DIR).glob("[!.]*.safetensors"))
 
 
-def _reload_source(loaded: Any, key: Any) -> Any:
+def _reload_source(loaded: Detector, key: str | None) -> InitialModel:
     """The path or name that a loaded model can be loaded from again, or the model itself."""
-    if isinstance(key, (str, Path)) and (str(key) in packaged_models() or Path(key).is_file()):
+    if key and (key in packaged_models() or Path(key).is_file()):
         return key
     return loaded

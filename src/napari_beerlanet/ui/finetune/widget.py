@@ -32,6 +32,7 @@ from napari_beerlanet.ui.finetune.start import (
 if TYPE_CHECKING:
     from napari.viewer import Viewer
 
+    from napari_beerlanet.core.detection.detector import Detector
     from napari_beerlanet.core.project.project import Project
     from napari_beerlanet.core.training.estimate import DatasetSummary
 
@@ -273,7 +274,7 @@ class FineTuneWidget(Panel):
 
     # --- state of the controls -------------------------------------------------------------------
 
-    def _model_loaded(self, model: Any = None) -> None:
+    def _model_loaded(self, model: Detector | None = None) -> None:
         self._update_models()
 
     def _update_models(self) -> None:

@@ -166,7 +166,8 @@ def _model_colours(viewer: Viewer) -> dict[str, str]:
     """The class colours of the loaded model."""
     from napari_beerlanet.ui.common.session import get_session
 
-    info = getattr(get_session(viewer).model, "info", None) or {}
+    model = get_session(viewer).model
+    info = model.info if model is not None else {}
     return dict(zip(info.get("classes", []), info.get("colours") or [], strict=False))
 
 

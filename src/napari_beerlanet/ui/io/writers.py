@@ -107,13 +107,13 @@ def _from_detection_layer(layer: Layer | None) -> dict[PlaneIndex, Detections]:
     """All boxes of a `DetectionLayer`, whose Shapes layer holds those in view only."""
     import napari
 
-    from napari_beerlanet.ui.common.session import get_session
+    from napari_beerlanet.ui.detections.image_detections import detection_layers
 
     viewer = napari.current_viewer()
     if layer is None or viewer is None:
         return {}
-    for detection_layer in get_session(viewer).detection_layers.values():
-        if detection_layer.alive and detection_layer.layer is layer:
+    for detection_layer in detection_layers(viewer).values():
+        if detection_layer.layer is layer:
             boxes = detection_layer.read_back()
             detections = detections_from_table(boxes.xyxy, boxes.features, boxes.names)
             colours = dict(zip(boxes.names, detection_layer.colours, strict=False))

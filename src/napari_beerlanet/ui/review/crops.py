@@ -9,7 +9,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,9 @@ from napari_beerlanet.core.stains.decomposition import Decomposition
 from napari_beerlanet.ui.common.controls import rgb_pixmap
 from napari_beerlanet.ui.common.tasks import Task
 from napari_beerlanet.ui.viewer.planes import Plane, SliceWindow
+
+if TYPE_CHECKING:
+    from napari_beerlanet.core.detection.detector import Detector
 
 CropReader = Callable[[npt.NDArray[np.float32]], npt.NDArray[np.uint8]]
 """Reads the picture (h, w, 3) uint8 of a box (4,); called in a thread."""
@@ -145,7 +148,7 @@ class CropStyles:
         self,
         plane: Plane,
         detections: Detections,
-        model: Any = None,
+        model: Detector | None = None,
         decomposition: Decomposition | None = None,
     ) -> None:
         self.plane = plane

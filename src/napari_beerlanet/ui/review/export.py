@@ -117,7 +117,7 @@ class ReviewExport(QWidget):
         annotate.annotation_actions.add_confirmed(accepted, "accept in review")
 
 
-def _checkpoint_digest(key: Any) -> dict[str, str]:
+def _checkpoint_digest(key: str | None) -> dict[str, str]:
     """The hash of the model's file, named for the report; empty where there is no file."""
     from napari_beerlanet.core.checkpoints.checkpoint import checkpoint_hash
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from qtpy.QtCore import Qt, Signal
+from qtpy.QtGui import QStandardItemModel
 from qtpy.QtWidgets import QComboBox, QLineEdit, QVBoxLayout, QWidget
 from superqt import QLabeledDoubleRangeSlider
 from superqt.utils import qdebounced, signals_blocked
@@ -20,7 +21,7 @@ from napari_beerlanet.core.review.review import (
     Review,
     ReviewOrder,
 )
-from napari_beerlanet.ui.common.controls import button, combo_box, form, hint, row
+from napari_beerlanet.ui.common.controls import button, combo_box, form, hint, not_none, row
 from napari_beerlanet.ui.review.table import column_label
 
 _ALL_CLASSES, _ALL_STATES, _NO_COLUMN = "all classes", "all states", "none"
@@ -117,12 +118,12 @@ class FilterForm(QWidget):
 
     def _update_orders(self, has_domain_shift: bool) -> None:
         """Enable all orders; that by domain shift only where it is known."""
-        model: Any = self.order.model()
+        model = self.order.model()
+        assert isinstance(model, QStandardItemModel)  # Qt's own, of a combo box
         for place, order in enumerate(ORDERS):
-            known = has_domain_shift or order != OUT_OF_DOMAIN
-            model.item(place).setEnabled(known)
-            tooltip = _ORDER_TEXTS[order][1] if known else _NO_TRAINING_STATISTICS
-            model.item(place).setToolTip(tooltip)
+            known, item = has_domain_shift or order != OUT_OF_DOMAIN, not_none(model.item(place))
+            item.setEnabled(known)
+            item.setToolTip(_ORDER_TEXTS[order][1] if known else _NO_TRAINING_STATISTICS)
         if not has_domain_shift and self.current_order == OUT_OF_DOMAIN:
             self.order.setCurrentIndex(ORDERS.index("unusual"))
 
@@ -222,7 +223,7 @@ def _filter_combo_box(tooltip: str, items: list[str]) -> QComboBox:
     return box
 
 
-def _range_slider(tooltip: str) -> Any:
+def _range_slider(tooltip: str) -> Any:  # superqt's types ask for integers here
     slider = QLabeledDoubleRangeSlider(Qt.Orientation.Horizontal)
     slider.setToolTip(tooltip)
     slider.setDecimals(2)

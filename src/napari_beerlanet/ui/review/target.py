@@ -20,6 +20,7 @@ from napari_beerlanet.core.detection.settings import DetectSettings
 from napari_beerlanet.core.review.review import ACCEPTED, REJECTED, STATES, Review
 from napari_beerlanet.ui.common.session import get_session
 from napari_beerlanet.ui.detections.detection_layer import DetectionLayer
+from napari_beerlanet.ui.detections.image_detections import detection_layers
 from napari_beerlanet.ui.review.crops import CropStyles
 from napari_beerlanet.ui.viewer.box_shapes import HALF_PIXEL, corners_from_boxes, set_boxes
 from napari_beerlanet.ui.viewer.layer_data import detections_from_shapes
@@ -38,6 +39,8 @@ from napari_beerlanet.ui.viewer.viewport import viewport_of
 if TYPE_CHECKING:
     from napari.viewer import Viewer
 
+    from napari_beerlanet.core.detection.detector import Detector
+
 _BOX_FRACTION_RANGE = (0.04, 0.4)  # of the canvas, within which the zoom stays for a box
 _BOX_FRACTION = 0.12  # of the canvas, that a box gets otherwise
 _MAX_FINGERPRINT_PIXELS = 3e7  # larger images are identified by a coarser level
@@ -51,8 +54,8 @@ def review_targets(viewer: Viewer) -> list[ReviewTarget]:
     """The detection layers of this viewer, the oldest first."""
     return [
         ReviewTarget(viewer, source, layer)
-        for source, layer in list(get_session(viewer).detection_layers.items())
-        if layer.alive and source in viewer.layers and layer.detections is not None
+        for source, layer in detection_layers(viewer).items()
+        if source in viewer.layers and layer.detections is not None
     ]
 
 
@@ -105,7 +108,7 @@ class ReviewTarget:
         )
 
     @property
-    def model(self) -> Any:
+    def model(self) -> Detector | None:
         """The model that detected them, None if it is not the loaded one."""
         loaded, name = get_session(self.viewer).model, self.detections.report.get("model")
         return loaded if name and loaded is not None and loaded.info.get("name") == name else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from napari.layers import Image
@@ -19,11 +19,34 @@ from napari_beerlanet.ui.viewer.layers import (
     transform_kwargs,
 )
 
+if TYPE_CHECKING:
+    from napari.viewer import Viewer
+
+    from napari_beerlanet.ui.common.tasks import Task
+    from napari_beerlanet.ui.stains.density_layers import DensityLayers
+    from napari_beerlanet.ui.viewer.layers import ImagePicker
+
 MakeData = Callable[[FitResult], LayerData]
 DataAndLimit = tuple[LayerData, float]
 
 _MIN_RESIDUAL_LIMIT = 0.05  # OD: smaller residuals are noise and should look like it
 _RESIDUAL_PERCENTILE = 99.8
+
+
+class FittedPanel(Protocol):
+    """The panel whose fit the layers are made from."""
+
+    viewer: Viewer
+    images: ImagePicker
+    fitted: FitResult | None
+
+    @property
+    def layers(self) -> DensityLayers | None:
+        """The density layers of the chosen image."""
+
+    def task(self) -> Task:
+        """A task that ends with the panel."""
+        ...
 
 
 class DerivedLayers:
@@ -32,7 +55,7 @@ class DerivedLayers:
     A layer that the user has renamed is no longer updated; the next one is new.
     """
 
-    def __init__(self, panel: Any) -> None:
+    def __init__(self, panel: FittedPanel) -> None:
         self._panel = panel
         self.task = panel.task()
         self._layers: dict[tuple[Image, Role], tuple[str, MakeData, Image]] = {}
@@ -57,7 +80,7 @@ class DerivedLayers:
             for (image, role), derived in self._layers.items()
             if image is source and self._is_ours(derived)
         }
-        if not makers:
+        if source is None or fitted is None or not makers:
             return
 
         def work(report: Report) -> dict[Role, DataAndLimit]:
