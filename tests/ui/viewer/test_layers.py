@@ -17,6 +17,7 @@ from napari_beerlanet.ui.viewer.empty_state import EmptyState
 from napari_beerlanet.ui.viewer.layers import (
     ImagePicker,
     Role,
+    UpdateGuard,
     is_stepped_back,
     move_to_top,
     role_metadata,
@@ -251,3 +252,14 @@ def test_a_short_panel_scrolls(example):
         panel.body.addWidget(QLabel(f"line {i}"))
     panel.resize(400, 200)
     assert panel.minimumSizeHint().height() < 300
+
+
+def test_a_change_of_our_own_ends_with_the_outermost_block_however_that_ends():
+    updating = UpdateGuard()
+    assert not updating
+    with pytest.raises(ValueError, match="in the middle"), updating:
+        with updating:
+            assert updating
+        assert updating, "the outer block goes on"
+        raise ValueError("in the middle")
+    assert not updating

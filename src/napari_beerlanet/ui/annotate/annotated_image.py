@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +24,7 @@ from napari_beerlanet.ui.viewer.box_shapes import (
 )
 from napari_beerlanet.ui.viewer.layers import (
     Role,
+    UpdateGuard,
     guard_software_opengl,
     role_metadata,
     transform_kwargs,
@@ -167,7 +167,7 @@ class RegionLayer:
     def __init__(self, layer: Shapes, width: float) -> None:
         self.layer, self.width = layer, width
         self.edited = False
-        self._is_updating = False
+        self._updating = UpdateGuard()
         self._filled: set[PlaneIndex] = set()
         layer.current_edge_color, layer.current_edge_width = _REGION_COLOUR, width
         layer.current_face_color = "transparent"
@@ -188,7 +188,7 @@ class RegionLayer:
     def put(self, regions: Sequence[Region], plane: PlaneIndex) -> None:
         """Add regions to a plane."""
         self._filled.add(plane)
-        with self._updating():
+        with self._updating:
             for region in regions:
                 self.layer.add(
                     shape_from_region(region, plane),
@@ -212,7 +212,7 @@ class RegionLayer:
 
     def clear(self) -> None:
         """Remove all regions of all planes."""
-        with self._updating():
+        with self._updating:
             self.layer.remove(list(range(self.layer.nshapes)))
 
     def layer_deleted(self) -> None:
@@ -223,23 +223,14 @@ class RegionLayer:
     def _remove(self, plane: PlaneIndex) -> None:
         shapes = enumerate(self.layer.data)
         indices = [k for k, shape in shapes if plane_index_of_shape(shape) == plane]
-        with self._updating():
+        with self._updating:
             self.layer.selected_data = set()
             self.layer.remove(indices)
 
     def _data_changed(self, event: Any) -> None:
-        if not self._is_updating and str(getattr(event, "action", "")) in _EDIT_ACTIONS:
+        if not self._updating and str(getattr(event, "action", "")) in _EDIT_ACTIONS:
             self.edited = True
             self.changed.emit()
-
-    @contextmanager
-    def _updating(self) -> Iterator[None]:
-        """While we change the layer, its events are not the user's edits."""
-        before, self._is_updating = self._is_updating, True
-        try:
-            yield
-        finally:
-            self._is_updating = before
 
 
 class LazyImageSource:

@@ -6,8 +6,7 @@ buttons, is detected, tidied, coloured and recorded in the undo history.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +28,7 @@ from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.boxes.history import History, ObjectState, objects_by_id
 from napari_beerlanet.ui.annotate.classes import ClassList
 from napari_beerlanet.ui.viewer.box_shapes import ShapeBoxes, corners_from_boxes, read_shape_boxes
+from napari_beerlanet.ui.viewer.layers import UpdateGuard
 from napari_beerlanet.ui.viewer.planes import PlaneIndex
 
 NEW_BOX_ID = -1
@@ -57,7 +57,7 @@ class AnnotationLayer:
         self.shape = int(shape[0]), int(shape[1])
         self.history = History()
         self.notes: list[str] = []
-        self._is_updating = False
+        self._updating = UpdateGuard()
         self._last_id = -1  # of any box so far: undo may bring back a deleted one
         self._drawn_shapes: dict[tuple[int, Any], ShapeGeometry] = {}
         self._last = Annotations.empty(classes.names, self.shape)
@@ -145,7 +145,7 @@ class AnnotationLayer:
 
     def clear(self) -> None:
         """Remove all boxes and the undo history."""
-        with self._updating():
+        with self._updating:
             self.layer.remove(list(range(self.layer.nshapes)))
         self.history.clear()
         self._commit("", record=False)
@@ -185,7 +185,7 @@ class AnnotationLayer:
         if not shapes:
             return
         first = self.layer.nshapes
-        with self._updating():
+        with self._updating:
             self.layer.add(
                 [corners for corners, _ in shapes],
                 shape_type=[kind for _, kind in shapes],
@@ -201,13 +201,13 @@ class AnnotationLayer:
 
     def _set_features(self, table: Any) -> None:
         if not same_features(table, self.layer.features):
-            with self._updating():
+            with self._updating:
                 self.layer.features = table
                 self._set_defaults()
 
     def _set_defaults(self) -> None:
         """Set the features and colour of the next box that is drawn."""
-        with self._updating():
+        with self._updating:
             ours, others = default_features(self.classes), self.layer.feature_defaults.iloc[0]
             columns = self.layer.features.columns
             self.layer.feature_defaults = {c: ours.get(c, others.get(c)) for c in columns}
@@ -219,7 +219,7 @@ class AnnotationLayer:
         table = self.layer.features
         names, status = table["class"].tolist(), table["status"].tolist()
         edges, faces = self.classes.rgba(names), face_colours(self.classes, names, status)
-        with self._updating():
+        with self._updating:
             _recolour(self.layer, "edge", edges)
             _recolour(self.layer, "face", faces)
 
@@ -240,7 +240,7 @@ class AnnotationLayer:
         self.classes.add(wanted.names)
         redrawn = {i for i in now if i not in then or now[i][0] != then[i][0]}
         numbers = self.layer.features["id"].to_numpy()
-        with self._updating():
+        with self._updating:
             self.layer.selected_data = set()
             self.layer.remove([k for k, i in enumerate(numbers) if int(i) in redrawn])
         new = [i for i in then if i not in now or i in redrawn]
@@ -258,14 +258,14 @@ class AnnotationLayer:
 
     def _data_changed(self, event: Any) -> None:
         edit = _EDIT_NAMES.get(str(getattr(event, "action", "")))
-        if self._is_updating or edit is None:
+        if self._updating or edit is None:
             return
         if edit == "draw" and self.layer._is_creating:
             self.layer.selected_data = set()  # so that the next key press is for the next box
         self._commit(edit)
 
     def _features_changed(self, event: Any = None) -> None:
-        if not self._is_updating and not self.layer._is_creating:
+        if not self._updating and not self.layer._is_creating:
             self._commit("edit the features")
 
     def _commit(self, what: str, record: bool = True, correct: bool = True) -> None:
@@ -304,15 +304,6 @@ class AnnotationLayer:
         for (i, entry), k in zip(now.items(), boxes.which, strict=True):
             if (i, entry[0]) not in self._drawn_shapes:
                 self._drawn_shapes[i, entry[0]] = np.array(data[k]), str(kinds[k])
-
-    @contextmanager
-    def _updating(self) -> Iterator[None]:
-        """While we change the layer, its events are not the user's edits."""
-        before, self._is_updating = self._is_updating, True
-        try:
-            yield
-        finally:
-            self._is_updating = before
 
 
 def copy_of_detections(

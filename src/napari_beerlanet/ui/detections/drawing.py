@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,7 +20,7 @@ from napari_beerlanet.ui.detections.density_overlay import (
 from napari_beerlanet.ui.detections.edits import commit_edits
 from napari_beerlanet.ui.detections.visible_boxes import VisibleBoxes
 from napari_beerlanet.ui.viewer import box_shapes
-from napari_beerlanet.ui.viewer.layers import Role, role_metadata, transform_kwargs
+from napari_beerlanet.ui.viewer.layers import Role, UpdateGuard, role_metadata, transform_kwargs
 from napari_beerlanet.ui.viewer.planes import PlaneIndex
 from napari_beerlanet.ui.viewer.viewport import (
     CanvasMessage,
@@ -197,17 +196,8 @@ class DrawnBoxes:
         self.layer, self.style = layer, style
         self.store: BoxStore | None = None
         self.rows: RowIndices = np.empty(0, np.int64)
-        self.version, self.fade, self.updating = -1, 0.0, False
+        self.version, self.fade, self.updating = -1, 0.0, UpdateGuard()
         self._xyxy = _NO_BOXES  # as they were drawn
-
-    @contextmanager
-    def _update(self) -> Iterator[None]:
-        """While the layer is changed by us."""
-        before, self.updating = self.updating, True
-        try:
-            yield
-        finally:
-            self.updating = before
 
     def is_current(
         self, store: BoxStore, rows: RowIndices | None = None, fade: float = 0.0
@@ -230,7 +220,7 @@ class DrawnBoxes:
         selected = self.selected_rows() if store is self.store else []
         self.style.set_viewport(viewport)
         xyxy = store.xyxy[rows] if store is not None else _NO_BOXES
-        with self._update():
+        with self.updating:
             box_shapes.set_boxes(
                 self.layer,
                 box_shapes.corners_from_boxes(xyxy, index),
@@ -248,7 +238,7 @@ class DrawnBoxes:
     def fit_edge_width(self, viewport: Viewport | None) -> None:
         """Edges of the same width on the screen, at whatever zoom."""
         if self.style.set_viewport(viewport):
-            with self._update():
+            with self.updating:
                 self.style.set_edge_width(self.layer)
 
     def commit_edits(self) -> bool:
@@ -262,13 +252,13 @@ class DrawnBoxes:
             return False
         self.rows, self._xyxy = rows, xyxy
         self.version = self.store.version
-        with self._update():
+        with self.updating:
             self.layer.features = self.store.features(rows)
         return True
 
     def select(self, row: int) -> None:
         """Select the box of a row of the store, if it is in the layer."""
-        with self._update():
+        with self.updating:
             self.layer.selected_data = set(np.flatnonzero(self.rows == row).tolist())
 
     @property

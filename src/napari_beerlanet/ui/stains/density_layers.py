@@ -5,8 +5,7 @@ What we set on a layer follows the fit; what the user set on it stays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -26,6 +25,7 @@ from napari_beerlanet.ui.stains.colormaps import (
 from napari_beerlanet.ui.stains.fitting import FitResult
 from napari_beerlanet.ui.viewer.layers import (
     Role,
+    UpdateGuard,
     add_unselected,
     guard_software_opengl,
     is_stepped_back,
@@ -66,7 +66,7 @@ class DensityLayers:
         self._notify_visible = visible_changed
         self._components: dict[int, ComponentLayer] = {}
         self._removed_by_user: set[int] = set()
-        self._is_updating = self._source_hidden = False
+        self._updating, self._source_hidden = UpdateGuard(), False
         self._largest_component = 0
         self._waiting: list[Callable[[], None]] = []
         self._add_timer = _new_timer(parent, 0, self._next)
@@ -98,7 +98,7 @@ class DensityLayers:
         self._waiting.clear()
         d, limits = fitted.decomposition, (0.0, fitted.limit)
         fading: dict[int, LayerData | None] = {}
-        with self._updating():
+        with self._updating:
             for i in list(self._components):
                 if i < len(d.active) and not self._components[i].can_show(data[i]):
                     self._drop_layer(i)
@@ -117,7 +117,7 @@ class DensityLayers:
 
     def _fade(self, empty: dict[int, LayerData | None]) -> None:
         """Hide the layers of components that have become inactive."""
-        with self._updating():
+        with self._updating:
             for i, data in empty.items():
                 if i in self._components:
                     self._components[i].fade(data, component_name(i, 0.0, False))
@@ -142,7 +142,7 @@ class DensityLayers:
         """Set the blending of all layers, with the matching colormaps."""
         self.blending = blending
         active = {i: one for i, one in self._components.items() if one.active}
-        with self._updating():
+        with self._updating:
             for i, component in active.items():
                 component.set_blending(blending)
                 component.set_visible(blending != "opaque" or i == self._largest_component)
@@ -152,14 +152,14 @@ class DensityLayers:
     def show_only(self, index: int) -> None:
         """Show this component alone, or the image itself if it was alone already."""
         alone = self.visible_components == {index}
-        with self._updating():
+        with self._updating:
             for i, component in self._components.items():
                 component.set_visible(i == index and not alone)
             self._set_source_visible(alone or self.blending == "opaque")
 
     def remove_empty_layers(self) -> None:
         """Remove layers of inactive components that the user has not edited."""
-        with self._updating():
+        with self._updating:
             for i, component in list(self._components.items()):
                 if not component.active and not component.edited_by_user:
                     self._drop_layer(i)
@@ -195,7 +195,7 @@ class DensityLayers:
             limits = tuple(users.layer.contrast_limits)
         new = ComponentLayer(self.source, i, data, name, colour, limits, self.blending, visible)
         new.contrast_set_by_user = users is not None
-        with self._updating():
+        with self._updating:
             self._insert(i, new.layer)
             if self.blending != "opaque":
                 self._set_source_visible(False)
@@ -241,21 +241,12 @@ class DensityLayers:
 
     def _contrast_changed(self, event: Any) -> None:
         """The user moved one contrast slider: all layers share its limits."""
-        if self._is_updating:
+        if self._updating:
             return
-        with self._updating():
+        with self._updating:
             for component in self._components.values():
                 component.layer.contrast_limits = event.source.contrast_limits
                 component.contrast_set_by_user = True
-
-    @contextmanager
-    def _updating(self) -> Iterator[None]:
-        """While we change layers, their events are not the user's edits."""
-        before, self._is_updating = self._is_updating, True
-        try:
-            yield
-        finally:
-            self._is_updating = before
 
 
 class ComponentLayer:

@@ -178,6 +178,30 @@ def is_stepped_back(layer: Image) -> bool:
     return not layer.visible and any(layer in hidden for hidden in _stepped_back.values())
 
 
+class UpdateGuard:
+    """True while we change layers ourselves, so that their events are not the user's edits.
+
+    ::
+
+        with self._updating:  # may be nested
+            layer.data = …
+
+        if not self._updating:  # in a callback of the layer: the user did it
+    """
+
+    def __init__(self) -> None:
+        self._depth = 0
+
+    def __enter__(self) -> None:
+        self._depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+
+    def __bool__(self) -> bool:
+        return self._depth > 0
+
+
 class ImagePicker(QComboBox):
     """A list of the user's RGB images that follows the viewer's layers.
 
