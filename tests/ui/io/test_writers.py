@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 from napari.layers import Shapes
 
 from box_files import yolo_folder
+from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.common.storage import FileError
 from napari_beerlanet.core.formats import FORMATS, image_names, read_detections
+from napari_beerlanet.ui.common.session import get_session
+from napari_beerlanet.ui.detections.detection_layer import DetectionLayer
 from napari_beerlanet.ui.io import writers
 from napari_beerlanet.ui.viewer.layer_data import detections_from_shapes
 
@@ -154,24 +157,23 @@ def test_a_folder_comes_back_by_the_names_of_its_images(tmp_path, viewer):
     assert [image_names(path) for path in written] == [["0.png"], ["1.png"]]
 
 
-def test_what_a_layer_shows_in_parts_is_saved_whole(tmp_path, viewer, monkeypatch):
-    """A layer of ten thousand detections holds those in view; the others are saved as well."""
-    from types import SimpleNamespace
-
-    from napari_beerlanet.ui.common.session import get_session
-
-    source = viewer.add_image(np.zeros((*SHAPE, 3), np.uint8), name="smear")
-    layer = Shapes([rectangle(1, 1, 9, 9)], name="cells", features={"class": ["a"]})
-    viewer.add_layer(layer)
-    boxes = np.array([[1, 1, 9, 9], [20, 20, 30, 30]], np.float32)
-    back = SimpleNamespace(
-        xyxy=boxes, labels=np.array([0, 1]), names=["a", "b"],
-        features={"class": np.array(["a", "b"], object), "confidence": np.array([0.9, 0.4])},
-    )  # fmt: skip
-    shower = SimpleNamespace(alive=True, layer=layer, read_back=lambda: back, colours=["#010203"])
-    get_session(viewer).detection_layers[source] = shower
-    save(layer, tmp_path / "a.csv", "csv")
-    assert read_detections(tmp_path / "a.csv").counts() == {"a": 1, "b": 1}
+def test_what_a_layer_shows_in_parts_is_saved_whole(tmp_path, viewer):
+    """A layer of thousands of detections holds those in view; the others are saved as well."""
+    source = viewer.add_image(np.zeros((900, 900, 3), np.uint8), name="smear")
+    rows, columns = np.divmod(np.arange(3600), 60)
+    corners = 15.0 * np.stack([columns, rows], axis=1)
+    found = Detections(
+        np.concatenate([corners, corners + 9], axis=1).astype(np.float32),
+        np.arange(3600) % 2,
+        np.linspace(1, 0.5, 3600),
+        ["a", "b"],
+        image_shape=(900, 900),
+    )
+    shown = DetectionLayer(viewer, source, found)
+    get_session(viewer).set_detections(source, found, shown)
+    assert shown.layer.nshapes < 3600
+    save(shown.layer, tmp_path / "a.csv", "csv")
+    assert read_detections(tmp_path / "a.csv").counts() == {"a": 1800, "b": 1800}
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
