@@ -45,13 +45,13 @@ class Gate:
 def gate(monkeypatch):
     made, count = Gate(), fitting.scan_slide_colours
 
-    def gated(data, *, report=None, **given):
-        if "sample" not in given:
+    def gated(data, scan, report):
+        if scan.sample is None:
             made.counts += 1
             while not made.open.is_set():
                 report_progress(report, 0, 1, "counting colours")
                 time.sleep(0.01)
-        return count(data, report=report, **given)
+        return count(data, scan, report)
 
     monkeypatch.setattr(fitting, "scan_slide_colours", gated)
     yield made

@@ -129,6 +129,7 @@ def decompose_image(
     from napari_beerlanet.core.stains.decompose import decompose
     from napari_beerlanet.core.stains.slide import (
         SlideDecomposition,
+        SlideScan,
         fit_slide,
         scan_slide_colours,
     )
@@ -145,9 +146,8 @@ def decompose_image(
     if (settings.method == "dense" or sampled) and pixels <= MAX_PIXELS:
         fit = decompose(np.asarray(finest[:, :, :]), report=report, **chosen)
         return SlideDecomposition(fit, slide.levels, pixels)
-    colours = scan_slide_colours(
-        slide.levels, leave_out=settings.leave_out, report=subprogress(report, 0.0, 0.7)
-    )
+    scan = SlideScan(leave_out=settings.leave_out)
+    colours = scan_slide_colours(slide.levels, scan, subprogress(report, 0.0, 0.7))
     return fit_slide(colours, subprogress(report, 0.7, 1.0), **chosen)
 
 

@@ -77,16 +77,38 @@ class SlideDecomposition:
         return [self.densities(k, component) for k in range(len(self.levels))]
 
 
+@dataclass(frozen=True)
+class SlideScan:
+    """Which pixels of a slide are counted and how, as `decompose_slide` describes it."""
+
+    level: int = 0
+    sample: int | None = None
+    seed: int = 0
+    leave_out: Collection[NonTissue] = ()
+    tissue: TissueMask | None = field(default=None, repr=False)
+    order: Sequence[int] | None = None
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        kinds = get_args(NonTissue)
+        if isinstance(self.leave_out, str) or set(self.leave_out) - set(kinds):
+            raise ValueError(f"leave_out takes {', '.join(kinds)}, not {self.leave_out!r}.")
+
+
+WHOLE_SLIDE = SlideScan()
+"""Every pixel of the finest level."""
+
+
 def decompose_slide(
     data: Any,
     *,
-    level: int = 0,
-    sample: int | None = None,
-    seed: int = 0,
-    leave_out: Collection[NonTissue] = (),
-    tissue: TissueMask | None = None,
-    order: Sequence[int] | None = None,
-    threads: int | None = None,
+    level: int = WHOLE_SLIDE.level,
+    sample: int | None = WHOLE_SLIDE.sample,
+    seed: int = WHOLE_SLIDE.seed,
+    leave_out: Collection[NonTissue] = WHOLE_SLIDE.leave_out,
+    tissue: TissueMask | None = WHOLE_SLIDE.tissue,
+    order: Sequence[int] | None = WHOLE_SLIDE.order,
+    threads: int | None = WHOLE_SLIDE.threads,
     report: Report | None = None,
     **settings: Any,
 ) -> SlideDecomposition:
@@ -113,17 +135,8 @@ def decompose_slide(
 
     Images of 16 bit or floats of more than 16 million pixels are always sampled.
     """
-    colours = scan_slide_colours(
-        data,
-        level=level,
-        sample=sample,
-        seed=seed,
-        leave_out=leave_out,
-        tissue=tissue,
-        order=order,
-        threads=threads,
-        report=subprogress(report, 0.0, 0.7),
-    )
+    scan = SlideScan(level, sample, seed, leave_out, tissue, order, threads)
+    colours = scan_slide_colours(data, scan, subprogress(report, 0.0, 0.7))
     return fit_slide(colours, subprogress(report, 0.7, 1.0), **settings)
 
 
@@ -164,75 +177,61 @@ class SlideColours:
 
 
 def scan_slide_colours(
-    data: Any,
-    *,
-    level: int = 0,
-    sample: int | None = None,
-    seed: int = 0,
-    leave_out: Collection[NonTissue] = (),
-    tissue: TissueMask | None = None,
-    order: Sequence[int] | None = None,
-    threads: int | None = None,
-    report: Report | None = None,
+    data: Any, scan: SlideScan = WHOLE_SLIDE, report: Report | None = None
 ) -> SlideColours:
-    """Scan an image of any size for what a fit needs; parameters as for `decompose_slide`."""
+    """Scan an image of any size, as `decompose_slide` takes it, for what a fit needs."""
     levels = as_levels(data)
-    chosen = levels[check_level(level, levels)]
-    _check_kinds(leave_out)
-    if tissue is None and (leave_out or sample is not None):
+    chosen = levels[check_level(scan.level, levels)]
+    if scan.tissue is None and (scan.leave_out or scan.sample is not None):
         report_progress(report, 0, 100, "finding tissue")
-        tissue = find_tissue(levels)
+        scan = replace(scan, tissue=find_tissue(levels))
         report = subprogress(report, 0.05, 1.0)
-    selection = _select_pixels(chosen, tissue, leave_out)
-    scan = _ColourScan(levels, chosen, sample, seed, tissue, selection, "glass" not in leave_out)
+    selection = _select_pixels(chosen, scan.tissue, scan.leave_out)
+    one_pass = _ColourPass(levels, chosen, scan, selection)
     if np.dtype(chosen.dtype) != np.uint8 or not has_enough_blocks(chosen.shape):
-        return scan.in_memory(report)
-    return scan.streamed(order, threads, report)
+        return one_pass.in_memory(report)
+    return one_pass.streamed(report)
 
 
 @dataclass(frozen=True)
-class _ColourScan:
+class _ColourPass:
     """One pass over a pyramid level."""
 
     levels: list[Any]
     level: Any
-    sample: int | None
-    seed: int
-    tissue: TissueMask | None
+    scan: SlideScan
     selection: PixelSelection | None
-    sample_background: bool = True
 
-    def streamed(
-        self, order: Sequence[int] | None, threads: int | None, report: Report | None
-    ) -> SlideColours:
-        if self.sample is None:
+    def streamed(self, report: Report | None) -> SlideColours:
+        scan = self.scan
+        if scan.sample is None:
             parts = chunk_aligned_regions(self.level)
         else:
-            parts = self._sample_tiles(self.sample)
+            parts = self._sample_tiles(scan.sample)
         blocks = self._block_sample(parts)
-        if order is not None:
-            parts = [parts[k] for k in order]
+        if scan.order is not None:
+            parts = [parts[k] for k in scan.order]
         mask = None if self.selection is None else self.selection.mask
-        palette = count_colours(self.level, parts, mask, blocks.add_tile, report, threads)
+        palette = count_colours(self.level, parts, mask, blocks.add_tile, report, scan.threads)
         if not palette.counts.any():
             raise ImageError("Nothing is left to decompose: all is transparent or left out.")
-        blocks.resample_without_holes(self.level, parts, threads)
+        blocks.resample_without_holes(self.level, parts, scan.threads)
         thumbnail = blocks.thumbnail
         if thumbnail is None:
             thumbnail = read_thumbnail(self.levels, _THUMBNAIL_SIDE)
         counted, image = int(palette.counts.sum()), blocks.as_image(palette)
-        return SlideColours(self.levels, counted, self.tissue, palette, image, thumbnail)
+        return SlideColours(self.levels, counted, self.scan.tissue, palette, image, thumbnail)
 
     def in_memory(self, report: Report | None) -> SlideColours:
         """Of a small image, or of 16 bit and floats, where colours hardly repeat."""
         height, width = (int(n) for n in self.level.shape[:2])
         small = height * width <= _MAX_PIXELS_IN_MEMORY and (
-            self.sample is None or min(height, width) < _TILE_SIDE
+            self.scan.sample is None or min(height, width) < _TILE_SIDE
         )
         max_tiles = _MAX_PIXELS_IN_MEMORY // _TILE_SIDE**2
         parts = [Rectangle(0, 0, width, height)]
         if not small:
-            parts = self._sample_tiles(min(self.sample or max_tiles, max_tiles))
+            parts = self._sample_tiles(min(self.scan.sample or max_tiles, max_tiles))
         tiles = []
         for tile in map_threads(self._read, parts):
             tiles.append(tile)
@@ -241,7 +240,7 @@ class _ColourScan:
         counted = int((pixels[..., 3] > 0).sum()) if pixels.shape[2] == 4 else pixels[..., 0].size
         whole = small and len(self.levels) == 1
         thumbnail = None if whole else clip_floats(read_thumbnail(self.levels, _THUMBNAIL_SIDE))
-        return SlideColours(self.levels, counted, self.tissue, None, pixels, thumbnail)
+        return SlideColours(self.levels, counted, self.scan.tissue, None, pixels, thumbnail)
 
     def _read(self, part: Rectangle) -> npt.NDArray[Any]:
         """A part's pixels; those that are left out are transparent."""
@@ -254,11 +253,11 @@ class _ColourScan:
         return np.concatenate([pixels[..., :3], alpha[..., None]], axis=2)
 
     def _block_sample(self, parts: list[Rectangle]) -> BlockSample:
-        whole = self.sample is None
+        whole = self.scan.sample is None
         if not whole:
-            corners = random_corners_in_tiles(parts, self.seed, self.selection)
+            corners = random_corners_in_tiles(parts, self.scan.seed, self.selection)
         elif self.selection is not None:
-            corners = self.selection.random_corners(self.seed)
+            corners = self.selection.random_corners(self.scan.seed)
         else:
             corners = block_corners(self.level.shape)
         # Without a coarser level, a thumbnail would need another pass.
@@ -275,14 +274,14 @@ class _ColourScan:
             for y in range(0, height - high + 1, high)
             for x in range(0, width - wide + 1, wide)
         ]
-        count, rng = max(int(count), 1), np.random.default_rng(self.seed)
-        if self.tissue is None:
+        count, rng = max(int(count), 1), np.random.default_rng(self.scan.seed)
+        if self.scan.tissue is None:
             return _choose_tiles(tiles, count, rng)
-        here = replace(self.tissue, shape=(height, width))
+        here = replace(self.scan.tissue, shape=(height, width))
         stained = [tile for tile in tiles if here.has_tissue(tile)]
         empty = [tile for tile in tiles if not here.has_tissue(tile)]
         background = []
-        if stained and self.sample_background:
+        if stained and "glass" not in self.scan.leave_out:
             background = _choose_tiles(empty, count // _BACKGROUND_TILE_EVERY, rng)
         return _choose_tiles(stained or tiles, count - len(background), rng) + background
 
@@ -310,8 +309,3 @@ def check_level(level: int, levels: list[Any]) -> int:
     if not -len(levels) <= level < len(levels):
         raise ValueError(f"level must be from 0 to {len(levels) - 1}, not {level}.")
     return range(len(levels))[level]
-
-
-def _check_kinds(leave_out: Collection[str]) -> None:
-    if isinstance(leave_out, str) or set(leave_out) - set(get_args(NonTissue)):
-        raise ValueError(f"leave_out takes {', '.join(get_args(NonTissue))}, not {leave_out!r}.")

@@ -26,7 +26,7 @@ from napari_beerlanet.core.stains.decompose import decompose
 from napari_beerlanet.core.stains.decomposition import Decomposition
 from napari_beerlanet.core.stains.palette import Palette, palette_of, palette_pays
 from napari_beerlanet.core.stains.settings import DEFAULT_COMPONENTS, DecomposeSettings
-from napari_beerlanet.core.stains.slide import SlideColours, scan_slide_colours
+from napari_beerlanet.core.stains.slide import SlideColours, SlideScan, scan_slide_colours
 from napari_beerlanet.ui.viewer.planes import Plane
 
 PREVIEW_TILES = 12
@@ -200,12 +200,10 @@ class StainFitter:
         target, preview = fitted.target, fitted.slide_colours
         if preview is None or not fitted.preview or target.options.preview_only:
             return None
-        arguments = target.options.arguments(preview=False) | {"tissue": preview.tissue}
+        scan = SlideScan(**target.options.arguments(preview=False), tissue=preview.tissue)
 
         def work(report: Report) -> SlideColours:
-            return scan_slide_colours(
-                preview.levels, report=with_file_check(target.path, report), **arguments
-            )
+            return scan_slide_colours(preview.levels, scan, with_file_check(target.path, report))
 
         return work
 
@@ -225,8 +223,8 @@ class StainFitter:
     def _read(self, target: FitTarget, report: Report | None) -> None:
         report_progress(report, 0, len(target.planes), "reading the image")
         if target.is_slide:
-            options = target.options.arguments(preview=True)
-            self._slide = scan_slide_colours(target.plane.pyramid, report=report, **options), True
+            scan = SlideScan(**target.options.arguments(preview=True))
+            self._slide = scan_slide_colours(target.plane.pyramid, scan, report), True
             return
         if not target.whole_stack:
             self._image = check_rgb(target.read(target.plane))
