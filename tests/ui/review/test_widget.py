@@ -133,6 +133,18 @@ def test_the_gallery_has_the_order_of_the_table(open_review, until):
     assert panel.gallery.rows.tolist() == panel.rows.tolist()
 
 
+def test_the_histogram_is_made_with_its_tab_and_filters_the_table(open_review, until):
+    _, panel, _ = open_review()
+    assert "histogram" not in vars(panel), "a plot takes as long as the rest of the panel"
+    panel.filter.confidence.setValue((0.5, 0.9))
+    panel.tabs.setCurrentWidget(panel.histogram_tab)
+    assert panel.histogram.isVisibleTo(panel)
+    assert len(panel.histogram.plot.listDataItems()) == len(NAMES)
+    assert panel.histogram.range.getRegion() == pytest.approx((0.5, 0.9), abs=0.01)
+    panel.histogram.range.setRegion((0.6, 0.8))
+    until(lambda: len(panel.rows) == int(((some().scores >= 0.6) & (some().scores <= 0.8)).sum()))
+
+
 def test_what_is_filtered_out_disappears_from_canvas_and_table(open_review, until):
     _, panel, detection_layer = open_review()
     panel.filter.classes.setCurrentText("WBC")

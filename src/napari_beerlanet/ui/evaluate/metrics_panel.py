@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -87,7 +88,8 @@ class MetricsPanel(QWidget):
         )
         self.use_best_button.hide()
         layout.addWidget(self.use_best_button)
-        layout.addWidget(self._precision_recall_plot())
+        self._plot_place = QVBoxLayout()
+        layout.addLayout(self._plot_place)
         layout.addWidget(heading("Confusion matrix"))
         layout.addWidget(hint("Rows: detected as. Columns: annotated as."))
         self.confusion = _read_only_table("Click a number to show its boxes.")
@@ -135,19 +137,22 @@ class MetricsPanel(QWidget):
             self.outcome_boxes[outcome] = box
         return row(*self.outcome_boxes.values())
 
-    def _precision_recall_plot(self) -> pg.PlotWidget:
-        self.plot = pg.PlotWidget(background=None)
-        self.plot.setToolTip("Precision-recall curve of each class; the dot is at this confidence.")
-        self.plot.setLabel("bottom", "recall")
-        self.plot.setLabel("left", "precision")
-        self.plot.setRange(xRange=(0, 1), yRange=(0, 1.02), padding=0.02)
-        self.plot.setMouseEnabled(x=False, y=False)
-        self.plot.hideButtons()
-        self.plot.setMenuEnabled(False)
-        self.plot.setMinimumHeight(170)
-        self.plot.setMaximumHeight(260)
-        self.plot.addLegend(offset=(10, -10), labelTextSize="8pt")
-        return self.plot
+    @cached_property
+    def plot(self) -> pg.PlotWidget:
+        """Precision and recall; made at the first comparison, as it takes as long as the rest."""
+        plot = pg.PlotWidget(background=None)
+        plot.setToolTip("Precision-recall curve of each class; the dot is at this confidence.")
+        plot.setLabel("bottom", "recall")
+        plot.setLabel("left", "precision")
+        plot.setRange(xRange=(0, 1), yRange=(0, 1.02), padding=0.02)
+        plot.setMouseEnabled(x=False, y=False)
+        plot.hideButtons()
+        plot.setMenuEnabled(False)
+        plot.setMinimumHeight(170)
+        plot.setMaximumHeight(260)
+        plot.addLegend(offset=(10, -10), labelTextSize="8pt")
+        self._plot_place.addWidget(plot)
+        return plot
 
     # --- choices ---
 
@@ -188,7 +193,8 @@ class MetricsPanel(QWidget):
         self.notes.setText(text or "Select the layer with your annotations.")
         for part in (self.scores, self.confusion):
             part.setRowCount(0)
-        self.plot.clear()
+        if "plot" in vars(self):
+            self.plot.clear()
         self.label_error_list.clear()
         self.use_best_button.hide()
         for outcome, box in self.outcome_boxes.items():

@@ -5,17 +5,26 @@ from __future__ import annotations
 import html
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 from qtpy.QtCore import Qt, QTimer
 from qtpy.QtGui import QKeySequence
-from qtpy.QtWidgets import QComboBox, QLabel, QProgressBar, QShortcut, QTabWidget, QWidget
+from qtpy.QtWidgets import (
+    QComboBox,
+    QLabel,
+    QProgressBar,
+    QShortcut,
+    QTabWidget,
+    QVBoxLayout,
+    QWidget,
+)
 from superqt.utils import qdebounced, signals_blocked
 
 from napari_beerlanet.core.review.review import Review, RowIndices
-from napari_beerlanet.ui.common.controls import button, form, hint, row
+from napari_beerlanet.ui.common.controls import button, form, hint, not_none, row
 from napari_beerlanet.ui.common.notifications import notify_error
 from napari_beerlanet.ui.common.panel import Panel
 from napari_beerlanet.ui.common.progress_bar import TaskProgressBar
@@ -108,26 +117,36 @@ class ReviewWidget(Panel):
             self.body.addWidget(widget)
 
     def _tabs(self) -> QTabWidget:
-        self.table, self.histogram = ReviewTable(), ReviewHistogram()
+        self.table, self.histogram_tab = ReviewTable(), QWidget()
+        QVBoxLayout(self.histogram_tab).setContentsMargins(0, 0, 0, 0)
         self.gallery_tab = GalleryTab(self)
         self.gallery: CropGallery = self.gallery_tab.gallery
         self.table.picked.connect(self.go_to)
         self.table.sort_requested.connect(self.refresh)
         self.filter.order.currentIndexChanged.connect(self.table.reset_sorting)
         self.gallery.picked.connect(self.go_to)
-        self.histogram.range_selected.connect(self.filter.set_range)
-        self.histogram.range_of = self.filter.range_of
         tabs = QTabWidget()
         for widget, title in (
             (self.table, "Table"),
             (self.gallery_tab, "Gallery"),
-            (self.histogram, "Histogram"),
+            (self.histogram_tab, "Histogram"),
             (self.annotation_tab, "Annotations"),
         ):
             tabs.addTab(widget, title)
         tabs.setMinimumHeight(260)
         tabs.currentChanged.connect(self._tab_changed)
         return tabs
+
+    @cached_property
+    def histogram(self) -> ReviewHistogram:
+        """Made when its tab is first shown: a plot takes as long as the rest of the panel."""
+        histogram = ReviewHistogram()
+        histogram.range_selected.connect(self.filter.set_range)
+        histogram.range_of = self.filter.range_of
+        not_none(self.histogram_tab.layout()).addWidget(histogram)
+        if self.review is not None and self.target is not None:
+            histogram.set_review(self.review, self.target.colours)
+        return histogram
 
     def _buttons(self) -> QWidget:
         return row(
@@ -214,7 +233,8 @@ class ReviewWidget(Panel):
             self._prepare_task.start(lambda report: review.precompute_orders())
         self.table.set_review_model(ReviewTableModel(review, self.table))
         self.gallery_tab.set_review(review, target.crop_styles())
-        self.histogram.set_review(review, target.colours)
+        if "histogram" in vars(self):
+            self.histogram.set_review(review, target.colours)
         self._bind_target(target)
         self.autosave.load(target, review, self._decisions_loaded)
         self.filter.set_review(review, target.confidence)
@@ -283,7 +303,7 @@ class ReviewWidget(Panel):
     def _fill_tab(self) -> None:
         """Fill the visible tab; the others wait until they are."""
         tab = self.tabs.currentWidget()
-        if tab is self.histogram:
+        if tab is self.histogram_tab:
             self.histogram.sync_range()
         elif tab is self.table:
             self._fill_view(self.table)
