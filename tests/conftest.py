@@ -17,6 +17,10 @@ if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get(
 # those of OpenMP do that busily. Processes that a test starts inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Settings of napari are neither read nor written, which it does with every dock: those of the one
+# who runs the tests shall not matter, and shall stay.
+os.environ.setdefault("NAPARI_CONFIG", "")
+
 # The first example may compile a kernel, and the machine may be busy: time proves nothing here.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")

@@ -30,6 +30,7 @@ pytestmark = [
 KILLS = int(os.environ.get("KILLS", "3"))  # each takes half a minute
 
 VIEWER = """
+    import os
     import sys
     import napari
     from qtpy.QtCore import QTimer
@@ -37,7 +38,8 @@ VIEWER = """
     from napari_beerlanet.ui.finetune.widget import FineTuneWidget
 
     run_view.lower_priority = lambda process: None
-    project = sys.argv[1]
+    project, at_start = sys.argv[1:]
+    os.environ["PYTHONPATH"] = os.pathsep.join([at_start, os.environ.get("PYTHONPATH", "")])
     viewer = napari.Viewer(show=True)
     panel = FineTuneWidget(viewer)
     viewer.window.add_dock_widget(panel)
@@ -56,6 +58,21 @@ VIEWER = """
     timer.start(100)
     napari.run()
 """
+
+
+SLOWER = """
+    import time
+    from napari_beerlanet.core.training.monitor import TrainingMonitor
+
+    end_batch = TrainingMonitor.on_batch_end
+
+    def on_batch_end(self, trainer):
+        time.sleep(0.25)
+        end_batch(self, trainer)
+
+    TrainingMonitor.on_batch_end = on_batch_end
+"""
+"""What the process that trains runs first: hundreds of epochs show no more than twenty do."""
 
 
 def patiently(condition, seconds=240):
@@ -89,6 +106,15 @@ def script(tmp_path):
     return path
 
 
+@pytest.fixture
+def at_start(tmp_path):
+    """A folder whose code Python runs first, for the process that trains."""
+    folder = tmp_path / "at start"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(textwrap.dedent(SLOWER))
+    return folder
+
+
 def assert_whole(folder):
     """Every file that has its final name can be read to its end."""
     for name in ("best.safetensors", "last.safetensors"):
@@ -97,13 +123,13 @@ def assert_whole(folder):
 
 
 def test_viewer_killed_while_training_goes_on(
-    script, project, make_napari_viewer, qtbot, monkeypatch
+    script, project, at_start, make_napari_viewer, qtbot, monkeypatch
 ):
     """The process that trains does not notice; the next viewer finds it and can stop it."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     chance, run, epoch = random.Random(1), None, 0
     for _ in range(KILLS):
-        viewer = subprocess.Popen([sys.executable, str(script), str(project)])
+        viewer = subprocess.Popen([sys.executable, str(script), str(project), str(at_start)])
         try:
             if run is None:
                 patiently(lambda: any(found.is_active for found in list_runs(project)))
