@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from napari_beerlanet.core.boxes.detections import Detections
+from napari_beerlanet.core.boxes.detections import Detections, replace_in_windows
 
 NAMES = ["RBC", "WBC", "Platelets"]
 
@@ -135,3 +135,63 @@ def test_import_is_light():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+# --- a part searched again -----------------------------------------------------------------------
+
+
+def boxes_of(rows: list[tuple[float, float, float, float, float]], **more) -> Detections:
+    """Boxes x1, y1, x2, y2 with their scores, of one class."""
+    table = np.array(rows, np.float32).reshape(-1, 5)
+    labels = np.zeros(len(table), np.int64)
+    return Detections(table[:, :4], labels, table[:, 4], ["cell"], **more)
+
+
+WINDOW = np.array([[100.0, 100, 200, 200]])
+
+
+def test_a_window_searched_again_replaces_what_lies_in_it_and_nothing_else():
+    before = boxes_of([(10, 10, 30, 30, 0.9), (120, 120, 140, 140, 0.8), (300, 0, 320, 20, 0.7)])
+    found = boxes_of([(150, 150, 170, 170, 0.6)], report={"model": "new"})
+    merged = replace_in_windows(before, found, WINDOW)
+    assert sorted(merged.xyxy[:, 0].tolist()) == [10, 150, 300]
+    assert merged.report == {"model": "new"}
+    assert merged.scores.tolist() == pytest.approx([0.9, 0.7, 0.6])
+
+
+@pytest.mark.parametrize("centre", [95, 105], ids=["centre outside", "centre inside"])
+def test_an_object_on_the_border_stays_whole_and_counts_once(centre):
+    whole = (centre - 15, 120, centre + 15, 150, 0.9)
+    cut = (100, 120, centre + 15, 150, 0.6)
+    merged = replace_in_windows(boxes_of([whole]), boxes_of([cut]), WINDOW)
+    np.testing.assert_allclose(merged.xyxy, [whole[:4]])
+
+
+def test_a_doubtful_box_on_the_border_does_not_keep_out_a_sure_one():
+    cut = (100, 120, 120, 150, 0.9)
+    merged = replace_in_windows(boxes_of([(95, 120, 120, 150, 0.05)]), boxes_of([cut]), WINDOW)
+    np.testing.assert_allclose(merged.xyxy, [cut[:4]])
+
+
+def test_an_object_on_the_border_that_is_found_no_more_goes_if_most_of_it_was_inside():
+    before = boxes_of([(95, 110, 125, 140, 0.9), (80, 150, 110, 180, 0.8)])
+    merged = replace_in_windows(before, boxes_of([]), WINDOW)
+    np.testing.assert_allclose(merged.xyxy, [[80, 150, 110, 180]])
+
+
+def test_candidates_columns_and_classes_are_merged_too():
+    before = boxes_of(
+        [(10, 10, 30, 30, 0.9), (50, 50, 60, 60, 0.1)], columns={"OD 1 mean": np.array([1.0, 2.0])}
+    ).above(0.25)
+    found = Detections(
+        np.array([[150, 150, 170, 170], [110, 110, 120, 120]], np.float32),
+        np.array([1, 0]),
+        np.array([0.6, 0.05]),
+        ["other", "cell"],
+        columns={"OD 1 mean": np.array([3.0, 4.0]), "OD 2 mean": np.array([5.0, 6.0])},
+    ).above(0.25)
+    merged = replace_in_windows(before, found, WINDOW)
+    assert len(merged) == 4
+    assert merged.above(0.25).counts() == {"other": 0, "cell": 2}
+    np.testing.assert_allclose(merged.columns["OD 1 mean"], [1, 3, 2, 4])
+    np.testing.assert_allclose(merged.columns["OD 2 mean"], [np.nan, 5, np.nan, 6])

@@ -224,6 +224,17 @@ def test_the_view_alone_may_be_searched(opened, until, whole):
     assert 0 < len(boxes) < len(whole)
     assert (middle < (columns.stop, rows.stop)).all()
 
+    panel.form.where.value = "whole"
+    panel.find()
+    until(lambda: not panel.detect_task.running)
+    same_boxes(panel, whole)
+    panel.form.where.value = "view"
+    panel.find()
+    until(lambda: not panel.detect_task.running)
+    assert panel.counts.class_counts.total == len(whole), "those elsewhere stay, each once"
+    panel.counts.undo_run.click()
+    same_boxes(panel, whole)
+
 
 # --- stopped, and gone on with -------------------------------------------------------------------
 

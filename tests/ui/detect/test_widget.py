@@ -2,12 +2,14 @@
 
 import numpy as np
 import pytest
+from app_model.types import KeyBinding
 from napari.layers import Shapes
 from qtpy.QtCore import QMimeData, QPointF, Qt, QUrl
 from qtpy.QtGui import QDropEvent
 from qtpy.QtWidgets import QApplication, QComboBox, QDoubleSpinBox, QPushButton, QSlider
 
 import napari_beerlanet as nb
+from napari_beerlanet.core.detection.detector import Detector
 from napari_beerlanet.ui.common.recent import recent_models
 from napari_beerlanet.ui.common.session import get_session
 from napari_beerlanet.ui.detect.widget import DetectWidget
@@ -119,7 +121,10 @@ def test_an_edited_layer_is_kept_and_the_new_one_has_another_name(panel, find, v
     kept = len(first.data)
     find(panel)
     assert len(boxes(viewer)) == 2
-    assert len({layer.name for layer in boxes(viewer)}) == 2
+    assert [layer.name for layer in boxes(viewer)] == [
+        "smear · detections (edited)",
+        "smear · detections (new run)",
+    ]
     assert len(first.data) == kept
     panel.form.confidence_slider.value = 0.9
     panel.result.set_confidence(0.9)
@@ -225,6 +230,89 @@ def test_current_view_only(panel, find, viewer):
     assert inside[:, 0].min() >= columns.start - 1
     assert inside[:, 2].max() <= columns.stop + 1
     assert found.image_shape == (240, 320)
+
+
+def look_at(viewer, centre=(120, 80), zoom=6) -> None:
+    viewer.scene.camera.center, viewer.scene.camera.zoom = centre, zoom
+
+
+def press_undo(layer) -> None:
+    layer.keymap[KeyBinding.from_str("Ctrl+Z")](layer)
+
+
+def ids_outside(xyxy, window) -> set[tuple[float, ...]]:
+    """Boxes that do not touch a window."""
+    rows, columns = window
+    apart = (xyxy[:, 0] >= columns.stop) | (xyxy[:, 2] <= columns.start)
+    apart |= (xyxy[:, 1] >= rows.stop) | (xyxy[:, 3] <= rows.start)
+    return {tuple(box) for box in xyxy[apart].tolist()}
+
+
+def test_searching_the_view_keeps_the_boxes_elsewhere_and_can_be_undone(panel, find, viewer):
+    find(panel)
+    session, source = get_session(viewer), panel.image.layer
+    whole, total = session.detections[source], panel.counts.class_counts.total
+    assert not panel.counts.searched.isVisibleTo(panel)
+    assert not panel.counts.undo_run.isVisibleTo(panel)
+    panel.form.where.value = "view"
+    look_at(viewer)
+    (window,) = panel._job(source).windows
+    elsewhere = ids_outside(whole.xyxy, window)
+    assert 0 < len(elsewhere) < total
+    find(panel)
+    (layer,) = boxes(viewer)
+    merged = session.detections[source]
+    assert elsewhere <= {tuple(box) for box in merged.xyxy.tolist()}
+    assert len(layer.data) == panel.counts.class_counts.total == len(merged) > len(elsewhere)
+    text = panel.counts.searched.text()
+    assert text.startswith("Current view: ")
+    numbers = [int(word.strip(",")) for word in text.split() if word.strip(",").isdigit()]
+    assert sum(numbers) == len(merged)
+    assert panel.counts.class_counts.facts["searched"] == "current view"
+
+    panel.counts.undo_run.click()
+    assert session.detections[source] is whole
+    assert panel.counts.class_counts.total == total == len(layer.data)
+    assert panel.counts.undo_run.text() == "Redo run"
+    viewer.layers.selection.active = layer
+    press_undo(layer)  # redoes it as the button does
+    panel.result.count()
+    assert len(layer.data) == len(merged)
+    assert panel.counts.undo_run.text() == "Undo run"
+
+
+def test_a_part_searched_with_another_model_has_a_layer_of_its_own(
+    panel, find, viewer, model, smear
+):
+    find(panel)
+    (first,) = boxes(viewer)
+    count = len(first.data)
+    get_session(viewer).set_model(Detector(model.network, model.info | {"name": "mine"}), "mine")
+    panel.form.where.value = "view"
+    look_at(viewer)
+    find(panel)
+    assert [layer.name for layer in boxes(viewer)] == [
+        "smear · detections (blood-cells)",
+        "smear · detections (mine, current view)",
+    ]
+    assert len(first.data) == count
+    assert panel.counts.searched.text().startswith("Current view only")
+    assert panel.counts.class_counts.total == len(boxes(viewer)[1].data) < count
+
+
+def test_ctrl_z_does_not_take_away_what_was_edited_since(panel, find, viewer):
+    find(panel)
+    find(panel)
+    (layer,) = boxes(viewer)
+    layer.remove([0])
+    left = len(layer.data)
+    press_undo(layer)
+    assert len(layer.data) == left
+    assert "edited" in viewer.status
+    panel.counts.undo_run.click()
+    assert len(layer.data) == left + 1
+    panel.counts.undo_run.click()
+    assert len(layer.data) == left, "the edit is still there"
 
 
 def test_view_beside_the_image_is_told(panel, viewer):

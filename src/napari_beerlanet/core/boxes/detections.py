@@ -9,9 +9,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from napari_beerlanet.core.boxes.geometry import BoxArray, check_boxes, check_per_box, scale
+from napari_beerlanet.core.boxes.geometry import (
+    BoxArray,
+    area,
+    centre_inside,
+    check_boxes,
+    check_per_box,
+    intersection,
+    iou,
+    scale,
+)
 
 Indices = npt.NDArray[np.int64]
+
+_SAME_OBJECT_IOU = 0.45  # of two searches' boxes, as far as both can see them
+_ROUNDING = 1e-4  # of a box's area
 
 _BOX_COLUMNS = ("x1", "y1", "x2", "y2", "width", "height", "centre_x", "centre_y")
 _BOX_COLUMNS_UM = tuple(f"{name}_um" for name in _BOX_COLUMNS)
@@ -117,6 +129,48 @@ class Detections:
         import pandas as pd
 
         return pd.DataFrame(self.table())
+
+
+def replace_in_windows(
+    before: Detections, found: Detections, windows: npt.NDArray[Any]
+) -> Detections:
+    """`before` with what lies in the windows (m, 4) replaced by `found`, a later search of them.
+
+    At a window's border an object may be cut in `found`, or its centre may lie a little elsewhere
+    than before: such an object keeps its box of `before`. All candidates of both take part; `above`
+    chooses from the result. The report is that of `found`.
+    """
+    old = before if before.candidates is None else before.candidates
+    new = found if found.candidates is None else found.candidates
+    keep_old, keep_new = np.ones(len(old), bool), np.ones(len(new), bool)
+    for window in np.asarray(windows, np.float64):
+        shared = intersection(old.xyxy, window[None])[:, 0]
+        touching = np.flatnonzero(shared > 0)
+        crossing = touching[shared[touching] < area(old.xyxy[touching]) * (1 - _ROUNDING)]
+        keep_old[np.setdiff1d(touching, crossing)] = False
+        corners = [*window[:2], *window[:2]], [*window[2:], *window[2:]]
+        same = iou(np.clip(old.xyxy[crossing], *corners), new.xyxy) >= _SAME_OBJECT_IOU
+        # A doubtful box is no reason to drop a sure one.
+        sure = same & (old.scores[crossing][:, None] >= 0.5 * new.scores[None])
+        keep_new[sure.any(0)] = False
+        here = centre_inside(old.xyxy[crossing], window[None]) | same.any(1)
+        keep_old[crossing[here & ~sure.any(1)]] = False
+    rest, new = old[keep_old], new[keep_new]
+    names = list(dict.fromkeys([*found.names, *before.names]))
+    place = np.array([names.index(name) for name in rest.names], np.int64)
+    columns = {
+        name: np.concatenate([values, rest.columns.get(name, np.full(len(rest), np.nan))])
+        for name, values in new.columns.items()
+    }
+    return replace(
+        new,
+        xyxy=np.concatenate([new.xyxy, rest.xyxy]),
+        labels=np.concatenate([new.labels, place[rest.labels]]),
+        scores=np.concatenate([new.scores, rest.scores]),
+        names=names,
+        columns=columns,
+        report=found.report,
+    )
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,15 @@ def iou(a: BoxArray, b: BoxArray) -> npt.NDArray[np.float64]:
     return _safe_divide(shared, area(a)[:, None] + area(b)[None] - shared)
 
 
+def centre_inside(xyxy: BoxArray, windows: BoxArray) -> npt.NDArray[np.bool_]:
+    """(n,) whether the centre of each of (n, 4) lies in any of the (m, 4) windows."""
+    x, y = (np.asarray(xyxy)[:, :2] + np.asarray(xyxy)[:, 2:]).T / 2
+    inside = np.zeros(len(xyxy), bool)
+    for x1, y1, x2, y2 in np.asarray(windows):
+        inside |= (x >= x1) & (x < x2) & (y >= y1) & (y < y2)
+    return inside
+
+
 def clip(xyxy: BoxArray, shape: tuple[int, int]) -> BoxArray:
     """Boxes cut off at the borders of an image of `shape` (H, W); those outside become empty."""
     height, width = shape[:2]

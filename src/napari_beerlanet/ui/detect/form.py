@@ -32,11 +32,12 @@ from napari_beerlanet.ui.viewer.viewport import SearchArea, to_image_pixels
 if TYPE_CHECKING:
     from napari import Viewer
 
-_SEARCH_AREAS: tuple[tuple[str, SearchArea], ...] = (
-    ("Whole image", "whole"),
-    ("Current view", "view"),
-    ("Selected shapes", "shapes"),
-)
+AREA_NAMES: dict[SearchArea, str] = {
+    "whole": "Whole image",
+    "view": "Current view",
+    "shapes": "Selected shapes",
+}
+"""Search areas as the user reads them."""
 _AUTO_DEVICE = ("Automatic", "auto")
 _TYPICAL_CELL_PX, _MAX_CELL_PX = 50, 20_000
 _MIN_SIDE_PX = 2.0  # of a drawn box; less is a slip of the mouse
@@ -82,9 +83,9 @@ class DetectForm(QWidget):
 
     def _make_controls(self) -> None:
         self.where = ComboBox(
-            choices=_SEARCH_AREAS,
+            choices=[(name, area) for area, name in AREA_NAMES.items()],
             tooltip="Where to search: in the whole image, in the current view, or in the shapes "
-            "that are selected in any Shapes layer.",
+            "that are selected in any Shapes layer. Boxes elsewhere stay.",
         )
         self.confidence_slider = field_widget(
             DetectSettings, "confidence", widget_type="FloatSlider", step=0.01

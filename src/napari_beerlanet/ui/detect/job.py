@@ -11,10 +11,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from napari_beerlanet.core.boxes.detections import Detections
+import numpy as np
+
+from napari_beerlanet.core.boxes.detections import Detections, replace_in_windows
 from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
 from napari_beerlanet.core.detection.settings import DetectSettings
 from napari_beerlanet.ui.viewer.planes import SLIDE_PIXELS, Plane, SliceWindow
+from napari_beerlanet.ui.viewer.viewport import SearchArea
 
 if TYPE_CHECKING:
     from napari_beerlanet.core.detection.detector import Detector
@@ -29,6 +32,8 @@ class DetectJob:
     `windows` is None for the whole plane; `model_key` a name or path, `model` the same if it is
     loaded already. `show_stains`: decompose the image for layers of the learned stains, too. For a
     slide: the `path` of its file, the file of tile `results`, and which `source` these are of.
+    `before`: the plane's earlier detections, which stay outside of `windows` if they are of the
+    same model.
     """
 
     plane: Plane
@@ -41,6 +46,8 @@ class DetectJob:
     path: Path | None = None
     results: Path | None = None
     source: dict[str, Any] | None = None
+    area: SearchArea = "whole"
+    before: Detections | None = None
 
     @property
     def streamed(self) -> bool:
@@ -89,7 +96,31 @@ def run_job(job: DetectJob, report: Report) -> DetectResult:
     fast_shapes_supported()  # compiles what drawing needs here, not while the window waits
     warnings = detection_warnings(model.info, detections, settings.pixel_size_yx)
     detections = replace(detections, report=detections.report | {"warnings": warnings})
+    detections = merge_before(job, model, detections)
     return DetectResult(job, model, detections, warnings, time.monotonic() - started, stains)
+
+
+def merge_before(job: DetectJob, model: Detector, detections: Detections) -> Detections:
+    """The detections, with the earlier ones outside of the windows that were searched.
+
+    `report["searched"]` has the area, its windows (m, 4) and whether earlier ones were kept;
+    nothing where the whole image was searched.
+    """
+    if job.windows is None:
+        return detections
+    windows = [[c.start, r.start, c.stop, r.stop] for r, c in job.windows]
+    before = job.before
+    kept = (
+        before is not None
+        and before.names == model.classes
+        and before.report.get("model") == model.info.get("name", "")
+    )
+    searched = {"area": job.area, "windows": windows, "kept": kept}
+    detections = replace(detections, report=detections.report | {"searched": searched})
+    if not kept or before is None:
+        return detections
+    merged = replace_in_windows(before, detections, np.array(windows))
+    return merged.above(DetectSettings.default("confidence"))
 
 
 def load_model(key: str, device: str, report: Report) -> Detector:

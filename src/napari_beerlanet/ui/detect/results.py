@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 from napari.layers import Image
 from psygnal import SignalInstance
 from qtpy.QtCore import QObject, Qt
-from qtpy.QtWidgets import QLabel, QVBoxLayout, QWidget
+from qtpy.QtWidgets import QLabel, QPushButton, QVBoxLayout, QWidget
 from superqt.utils import QSignalDebouncer
 
 from napari_beerlanet.core.boxes.classes import ClassCounts
+from napari_beerlanet.core.boxes.detections import Detections
+from napari_beerlanet.core.boxes.geometry import centre_inside
 from napari_beerlanet.ui.common.controls import button, copy_text, heading, row
 from napari_beerlanet.ui.common.panel import Panel
 from napari_beerlanet.ui.common.session import Session
+from napari_beerlanet.ui.detect.form import AREA_NAMES
 from napari_beerlanet.ui.detect.job import DetectResult
 from napari_beerlanet.ui.detections.detection_layer import DetectionLayer
 from napari_beerlanet.ui.detections.image_detections import detection_layer_of
+from napari_beerlanet.ui.viewer.planes import PlaneIndex
 
 if TYPE_CHECKING:
+    from napari import Viewer
+
     from napari_beerlanet.ui.stains.arrays import LayerData
     from napari_beerlanet.ui.stains.density_layers import DensityLayers
     from napari_beerlanet.ui.stains.fitting import FitResult
@@ -43,6 +50,7 @@ class DetectionResults(QObject):
         self._debounce.setTimeout(_COUNT_DEBOUNCE_MS)
         self._debounce.triggered.connect(self.count)
         panel.connect_event(self._viewer.dims.events.point, self._count_later)
+        counts.undo_run.clicked.connect(lambda *_: self.undo())
 
     def choose(self, source: Image | None) -> None:
         """Another image was chosen: show its counts, if it has any."""
@@ -53,18 +61,10 @@ class DetectionResults(QObject):
         self.count()
 
     def show(self, source: Image, result: DetectResult, confidence: float, labels: bool) -> None:
-        """Show a result: in the image's own layer, or in a new one if that was edited."""
+        """Show a result: in the image's own layer, or in a new one if that would lose something."""
         index, detections = result.job.plane.index, result.detections
         colours = result.model.info.get("colours")
-        layer = detection_layer_of(self._viewer, source)
-        if layer is not None and not layer.edited:
-            layer.set_colours(colours, detections.names)
-            layer.set_detections(detections, index, confidence)
-            layer.reveal()
-        else:
-            layer = DetectionLayer(
-                self._viewer, source, detections, colours, index, confidence, labels
-            )
+        layer = place_run(self._viewer, source, detections, colours, index, confidence, labels)
         if result.stains is not None:
             self._show_stains(source, *result.stains)
         self._session.set_detections(source, detections, layer)
@@ -72,6 +72,19 @@ class DetectionResults(QObject):
         self._connect_layer(layer)
         layer.set_labels_visible(labels)
         self.count()
+
+    def unedited_detections(self, source: Image, index: PlaneIndex) -> Detections | None:
+        """The detections of a plane, None where there are none or the user has edited boxes."""
+        layer = detection_layer_of(self._viewer, source)
+        if layer is None or layer.edited or index not in layer.stores:
+            return None
+        return layer.stores[index].detections
+
+    def undo(self) -> None:
+        """Bring back the boxes of the run before, or those of the run that was undone."""
+        if self.detection_layer is not None:
+            self.detection_layer.undo_run()
+            self.count()
 
     def boxes_added(self, source: Image, layer: DetectionLayer) -> None:
         """A slide search has added boxes to the layer."""
@@ -152,6 +165,12 @@ class DetectionResults(QObject):
             "confidence": f"{layer.confidence:.2f}",
         }
         self._counts.show_warnings(report.get("warnings", []))
+        searched = report.get("searched")
+        if searched:
+            facts["searched"] = AREA_NAMES[searched["area"]].lower()
+        self._counts.show_run(
+            _searched_text(searched, store.xyxy[mask]), layer.can_undo, layer.undone
+        )
         self._counts.show_counts(ClassCounts(counts, facts), layer.colours)
 
     def _connect_layer(self, layer: DetectionLayer | None) -> None:
@@ -178,6 +197,56 @@ class DetectionResults(QObject):
         self._debounce.throttle()
 
 
+def place_run(
+    viewer: Viewer,
+    source: Image,
+    detections: Detections,
+    colours: Sequence[str] | None,
+    index: PlaneIndex,
+    confidence: float,
+    labels: bool,
+) -> DetectionLayer:
+    """The layer that shows a run's detections on a plane.
+
+    It is the image's own, whose boxes of the run before can be brought back, unless the user has
+    edited it, or only a part of the image was searched with another model than before: then both
+    layers stay, and their names say which is which.
+    """
+    layer = detection_layer_of(viewer, source)
+    searched = detections.report.get("searched")
+    if layer is not None:
+        partial = searched is not None and not searched["kept"]
+        there = layer.stores.get(index)
+        edited = layer.edited
+        if not edited and not (partial and there is not None and len(there)):
+            layer.set_colours(colours, detections.names)
+            layer.set_detections(detections, index, confidence)
+            layer.reveal()
+            return layer
+        model = str(layer.report.get("model") or "earlier run")
+        layer.set_tag("edited" if edited else model)
+        same = model == detections.report.get("model")
+        tags = ["new run" if same else str(detections.report.get("model") or "new run")]
+    else:
+        tags = []
+    if tags and searched is not None:
+        tags.append(AREA_NAMES[searched["area"]].lower())
+    return DetectionLayer(
+        viewer, source, detections, colours, index, confidence, labels, tag=", ".join(tags)
+    )
+
+
+def _searched_text(searched: Mapping[str, Any] | None, xyxy: npt.NDArray[Any]) -> str:
+    """Which of the counted boxes (n, 4) are of the last search, where it was of a part only."""
+    if not searched:
+        return ""
+    area = AREA_NAMES[searched["area"]]
+    if not searched["kept"]:
+        return f"{area} only; the rest of the image was not searched."
+    inside = int(centre_inside(xyxy, np.array(searched["windows"])).sum())
+    return f"{area}: {inside:,}, searched anew. Elsewhere: {len(xyxy) - inside:,} of earlier runs."
+
+
 class CountsPanel(QWidget):
     """The counts of one image."""
 
@@ -198,11 +267,13 @@ class CountsPanel(QWidget):
         self.copy_summary_button = button(
             "Copy summary", "Copy the counts as one sentence.", self.copy_summary
         )
+        self.searched = _label("Which part of the image the last run has searched.")
+        self.undo_run = QPushButton("Undo run")
         layout = QVBoxLayout(self)
         layout.setContentsMargins(0, 0, 0, 0)
         layout.setSpacing(4)
-        layout.addWidget(heading("Counts"))
-        for widget in (self.warnings, self.table, self.parasitaemia, self.note):
+        layout.addWidget(row(heading("Counts"), self.undo_run, stretch=0))
+        for widget in (self.warnings, self.searched, self.table, self.parasitaemia, self.note):
             layout.addWidget(widget)
         layout.addWidget(row(self.copy, self.copy_summary_button))
         self.clear()
@@ -230,6 +301,18 @@ class CountsPanel(QWidget):
                 f"Parasitaemia <b>{value}</b><br>{value.infected:,} of {value.cells:,} red cells"
             )
         self.show()
+
+    def show_run(self, searched: str, can_undo: bool, undone: bool) -> None:
+        """Show what the last run has searched, and offer to undo or redo it."""
+        self.searched.setText(html.escape(searched))
+        self.searched.setVisible(bool(searched))
+        self.undo_run.setVisible(can_undo)
+        self.undo_run.setText("Redo run" if undone else "Undo run")
+        self.undo_run.setToolTip(
+            "Show the boxes of the last run again."
+            if undone
+            else "Bring back the boxes of the run before (Ctrl+Z while their layer is selected)."
+        )
 
     def show_warnings(self, sentences: Sequence[str]) -> None:
         """Show why the counts may be wrong; nothing for []."""

@@ -21,13 +21,21 @@ from napari.layers import Image
 from qtpy.QtCore import QObject, QTimer, Signal
 
 from napari_beerlanet.core.boxes.detections import Detections
+from napari_beerlanet.core.boxes.geometry import centre_inside
 from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
 from napari_beerlanet.core.common.rectangle import Rectangle
 from napari_beerlanet.core.common.storage import with_file_check
 from napari_beerlanet.core.detection.settings import DetectSettings
 from napari_beerlanet.ui.common.session import Session
 from napari_beerlanet.ui.common.tasks import Task, TaskOutcome
-from napari_beerlanet.ui.detect.job import DetectJob, DetectResult, job_model, learned_stains
+from napari_beerlanet.ui.detect.job import (
+    DetectJob,
+    DetectResult,
+    job_model,
+    learned_stains,
+    merge_before,
+)
+from napari_beerlanet.ui.detect.results import place_run
 from napari_beerlanet.ui.detections.detection_layer import DetectionLayer
 from napari_beerlanet.ui.detections.image_detections import detection_layer_of
 from napari_beerlanet.ui.viewer.planes import SLIDE_PIXELS, SliceWindow
@@ -144,15 +152,16 @@ class SlideSearch(QObject):
         if layer is not None and resumed and layer is self.detection_layer:
             return  # its boxes are there already, with the user's edits
         self._shown_search = search
-        first = started.previous
-        if layer is not None and not layer.edited:
-            layer.set_colours(started.colours, started.names)
-            layer.set_detections(first, index, self._confidence)
-            layer.reveal()
-        else:
-            layer = DetectionLayer(
-                self._viewer, source, first, started.colours, index, self._confidence, self._labels
-            )
+        layer = place_run(
+            self._viewer,
+            source,
+            started.previous,
+            started.colours,
+            index,
+            self._confidence,
+            self._labels,
+        )
+        layer.growing = True  # until the search ends
         self.detection_layer = layer
         self.boxes_added.emit(source, layer)
 
@@ -173,6 +182,8 @@ class SlideSearch(QObject):
             self._poll()
         self._timer.stop()
         self._source = self._job = None
+        if self.detection_layer is not None:
+            self.detection_layer.growing = False
         if outcome is TaskOutcome.CANCELLED and self._feed.total:
             why = "the image was removed" if removed else "“Resume” continues"
             done = f"Stopped after {self._feed.done:,} of {self._feed.total:,} tiles"
@@ -266,6 +277,7 @@ def search_slide(job: DetectJob, feed: SearchFeed, report: Report) -> DetectResu
         detections = _inside_windows(run.detections(densities=small), job.windows)
     warnings = detection_warnings(model.info, detections, settings.pixel_size_yx)
     detections = replace(detections, report=detections.report | {"warnings": warnings})
+    detections = merge_before(job, model, detections)
     stains = learned_stains(model, job, subprogress(report, 0.97, 1.0)) if job.show_stains else None
     return DetectResult(job, model, detections, warnings, time.monotonic() - start, stains)
 
@@ -277,7 +289,7 @@ def _search_tiles(
 
     names = run.model.classes
     tiles = [k for k in run.tiles if _intersects(run.grid.tiles[k], job.windows)]
-    previous = _inside_windows(run.detections(), job.windows)
+    previous = merge_before(job, run.model, _inside_windows(run.detections(), job.windows))
     # A search may take long: warn of a domain shift at its start.
     stain = previous.report.get("stain")
     pixel_size = job.settings.pixel_size_yx
@@ -334,9 +346,8 @@ def _inside_windows(detections: Detections, windows: Sequence[SliceWindow] | Non
     if windows is None:
         return detections
     everything = detections if detections.candidates is None else detections.candidates
-    x, y = (everything.xyxy[:, :2] + everything.xyxy[:, 2:]).T / 2
-    keep = np.zeros(len(everything), bool)
-    for rows, columns in windows:
-        keep |= (y >= rows.start) & (y < rows.stop) & (x >= columns.start) & (x < columns.stop)
+    keep = centre_inside(
+        everything.xyxy, np.array([[c.start, r.start, c.stop, r.stop] for r, c in windows])
+    )
     inside = replace(everything[keep], report=detections.report)
     return inside.above(DetectSettings.default("confidence"))

@@ -190,6 +190,8 @@ class DetectWidget(Panel):
             entry.path,
             entry.results,
             entry.source,
+            self.form.search_area,
+            self.result.unedited_detections(layer, plane.index),
         )
 
     def _done(self, result: DetectResult) -> None:

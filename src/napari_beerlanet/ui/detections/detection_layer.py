@@ -8,6 +8,7 @@ confident first. Where very many are in view, they fade into a picture of their 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,6 +23,7 @@ from superqt.utils import QSignalThrottler
 from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.detection.settings import DetectSettings
 from napari_beerlanet.ui.common.panel import Connection
+from napari_beerlanet.ui.common.session import get_session
 from napari_beerlanet.ui.detections.box_store import BoxFilter, BoxStore, RowIndices
 from napari_beerlanet.ui.detections.density_overlay import MIN_BOXES_FOR_DENSITY
 from napari_beerlanet.ui.detections.drawing import (
@@ -81,10 +83,14 @@ class DetectionLayer:
         index: PlaneIndex = (),
         confidence: float = DetectSettings.default("confidence"),
         labels_visible: bool = False,
+        tag: str = "",
     ) -> None:
+        """`tag` is appended to the layer's name, to tell it from others of the same image."""
         self.viewer, self._source = viewer, source
         guard_software_opengl(viewer)
         self.layer = create_detections_layer(viewer, source)
+        self._base_name = self._own_name = self.layer.name
+        self.set_tag(tag)
         style = BoxStyle(colours, detections.names)
         self._renderer = DetectionRenderer(viewer, source, self.layer, style, redraw=self._draw)
         self._renderer.labels_visible = labels_visible
@@ -94,10 +100,18 @@ class DetectionLayer:
         self._throttler = QSignalThrottler(QSignalThrottler.EmissionPolicy.Trailing)
         self._throttler.setTimeout(_REDRAW_INTERVAL_MS)
         self._throttler.triggered.connect(self._follow_viewport)
+        self.growing = False  # while a search adds boxes, which are of the last run
         self._connect_events(True)
+        self._bind_undo()
         _alive_layers.add(self)
         self.set_detections(detections, index)
         self.reveal()
+
+    def set_tag(self, tag: str) -> None:
+        """Append a word to the layer's name, unless the user has given it another one."""
+        if self.layer.name == self._own_name:
+            self.layer.name = f"{self._base_name} ({tag})" if tag else self._base_name
+            self._own_name = self.layer.name  # napari makes it unique
 
     def reveal(self) -> None:
         """Show the boxes on their image: nothing covers either, whatever was decomposed before.
@@ -151,8 +165,10 @@ class DetectionLayer:
 
     @property
     def colours(self) -> list[str]:
-        """Of the classes."""
-        return list(self._drawn.style.colours)
+        """Of the classes of the current plane, in their order."""
+        store = self.store
+        style = self._drawn.style
+        return style.colours_of(store.names if store is not None else list(style.by_class))
 
     @property
     def confidence(self) -> float:
@@ -183,7 +199,7 @@ class DetectionLayer:
     def set_detections(
         self, detections: Detections, index: PlaneIndex = (), confidence: float | None = None
     ) -> None:
-        """Make these the boxes of a plane, whatever it had before, and show them."""
+        """Make these the boxes of a plane and show them; `undo_run` brings back earlier ones."""
         if confidence is not None:
             self._planes.set_filter(confidence)
         self._planes.set_detections(detections, index)
@@ -219,6 +235,49 @@ class DetectionLayer:
             self._planes.finalise(detections, index)
             self._redraw_all()
 
+    # --- the run before ---------------------------------------------------------------------------
+
+    @property
+    def can_undo(self) -> bool:
+        """Whether the current plane has boxes of a run before, or of one that was undone."""
+        index = current_plane_index(self.layer, self.viewer)
+        return self.alive and not self.growing and self._planes.has_other(index)
+
+    @property
+    def undone(self) -> bool:
+        """Whether the last run on the current plane is undone, so that `undo_run` redoes it."""
+        return self._planes.is_undone(current_plane_index(self.layer, self.viewer))
+
+    def undo_run(self) -> None:
+        """Swap the boxes of the last run on the current plane with those of the run before.
+
+        Both keep what the user edited in them; a second call undoes the first.
+        """
+        if not self.can_undo:
+            return
+        self._commit_edits(force=True)
+        self._planes.swap(current_plane_index(self.layer, self.viewer))
+        self._redraw_all()
+        detections = self.detections
+        if detections is not None:
+            get_session(self.viewer).set_detections(self._source, detections, self)
+        self.changed.emit()
+
+    def _bind_undo(self) -> None:
+        """Ctrl+Z undoes a run, unless boxes were edited since: that is not what the user means."""
+        weak = weakref.ref(self)
+
+        def pressed(layer: Shapes) -> None:
+            this = weak()
+            if this is None or not this.can_undo:
+                return
+            if this.edited:
+                this.viewer.status = "Boxes were edited: undo the run in Find cells."
+            else:
+                this.undo_run()
+
+        self.layer.bind_key("Control-Z", pressed, overwrite=True)
+
     def _redraw_all(self) -> None:
         """Draw from the beginning: the boxes are others."""
         self._drawn.store = None
@@ -230,7 +289,7 @@ class DetectionLayer:
 
     def set_colours(self, colours: Sequence[str] | None, names: Sequence[str]) -> None:
         """Use these from the next `set_detections` on; another model has others."""
-        self._drawn.style = BoxStyle(colours, names)
+        self._drawn.style.set_colours(colours, names)
 
     # --- what is visible --------------------------------------------------------------------------
 
@@ -362,6 +421,8 @@ class PlaneStores:
         self._viewer, self._layer = viewer, layer
         self.set_filter(confidence)
         self._by_plane: dict[PlaneIndex, VisibleBoxes] = {}
+        self._other_run: dict[PlaneIndex, VisibleBoxes] = {}
+        self._undone: set[PlaneIndex] = set()
 
     @property
     def current(self) -> VisibleBoxes | None:
@@ -387,8 +448,32 @@ class PlaneStores:
         return {index: boxes.store for index, boxes in self._by_plane.items()}
 
     def set_detections(self, detections: Detections, index: PlaneIndex) -> None:
-        """Make these a plane's boxes, whatever it had before."""
+        """Make these a plane's boxes; those that it had are kept for `swap`."""
+        index = tuple(index)
+        before, dropped = self._by_plane.pop(index, None), self._other_run.pop(index, None)
+        if dropped is not None:
+            dropped.close()
+        if before is not None and len(before.store):
+            self._other_run[index] = before
+        self._undone.discard(index)
         self._set_store(BoxStore(detections), index)
+
+    def has_other(self, index: PlaneIndex) -> bool:
+        """Whether a plane has boxes of another run, to be swapped with the present ones."""
+        return tuple(index) in self._other_run
+
+    def is_undone(self, index: PlaneIndex) -> bool:
+        """Whether the present boxes of a plane are those of the run before the last."""
+        return tuple(index) in self._undone
+
+    def swap(self, index: PlaneIndex) -> None:
+        """Exchange the boxes of a plane's last run with those of the run before."""
+        index = tuple(index)
+        self._by_plane[index], self._other_run[index] = (
+            self._other_run[index],
+            self._by_plane[index],
+        )
+        self._undone ^= {index}
 
     def extend(
         self, detections: Detections, duplicates: npt.NDArray[Any] | None, index: PlaneIndex
@@ -416,7 +501,7 @@ class PlaneStores:
 
     def close(self) -> None:
         """Build no further spatial index."""
-        for boxes in self._by_plane.values():
+        for boxes in [*self._by_plane.values(), *self._other_run.values()]:
             boxes.close()
 
 

@@ -282,12 +282,26 @@ class DrawnBoxes:
 
 
 class BoxStyle:
-    """Colours, edge width and labels of boxes; `colours` are those of the classes, "#rrggbb"."""
+    """Colours "#rrggbb" by class, edge width and labels of boxes."""
 
     def __init__(self, colours: Sequence[str] | None, names: Sequence[str]) -> None:
-        self.colours = list(colours or class_colours(len(names)))
+        self.by_class: dict[str, str] = {}
         self.edge_width = 1.0
         self._next_colour = ""
+        self.set_colours(colours, names)
+
+    def set_colours(self, colours: Sequence[str] | None, names: Sequence[str]) -> None:
+        """Give these classes their colours; others keep theirs."""
+        given = list(colours or class_colours(len(names)))
+        self.by_class |= dict(zip(names, given, strict=False))
+
+    def colours_of(self, names: Sequence[str]) -> list[str]:
+        """The colour of each class; one that has none, as the user named it, gets the next."""
+        missing = [name for name in names if name not in self.by_class]
+        if missing:
+            fresh = class_colours(len(self.by_class) + len(missing))[-len(missing) :]
+            self.by_class |= dict(zip(missing, fresh, strict=True))
+        return [self.by_class[name] for name in names]
 
     def set_viewport(self, viewport: Viewport | None) -> bool:
         """Set the edge width for a zoom; whether it differs visibly from before."""
@@ -301,10 +315,7 @@ class BoxStyle:
 
     def class_rgba(self, store: BoxStore) -> npt.NDArray[np.float32]:
         """(k, 4) RGBA of the classes, from 0 to 1."""
-        missing = len(store.names) - len(self.colours)
-        if missing > 0:  # classes that the user named
-            self.colours += class_colours(len(store.names))[-missing:]
-        return np.asarray(transform_color(self.colours), np.float32)
+        return np.asarray(transform_color(self.colours_of(store.names)), np.float32)
 
     def edge_colours(
         self, store: BoxStore | None, rows: RowIndices, fade: float
@@ -328,8 +339,9 @@ class BoxStyle:
         label = int(np.bincount(store.labels, minlength=1).argmax())
         layer.feature_defaults = store.feature_defaults(label)
         layer.current_edge_width = self.edge_width
-        if self._next_colour != self.colours[label]:
-            self._next_colour = self.colours[label]
+        colour = self.colours_of(store.names)[label]
+        if self._next_colour != colour:
+            self._next_colour = colour
             with layer.block_thumbnail_update():
                 layer.current_edge_color = self._next_colour
 
