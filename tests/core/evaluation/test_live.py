@@ -21,7 +21,13 @@ from napari_beerlanet.core.boxes.matching import (
 from napari_beerlanet.core.boxes.regions import Region
 from napari_beerlanet.core.evaluation.dataset import measure
 from napari_beerlanet.core.evaluation.label_errors import likely_label_errors
-from napari_beerlanet.core.evaluation.live import LiveEvaluation
+from napari_beerlanet.core.evaluation.live import (
+    LiveEvaluation,
+    classes_by_order,
+    contradicted_classes,
+    unknown_classes,
+    with_classes_renamed,
+)
 from napari_beerlanet.core.evaluation.metrics import (
     IOU_THRESHOLDS,
     PrecisionRecallCurve,
@@ -470,3 +476,55 @@ def test_averages_stay_between_bounds(hits, more):
     assert coco_ap(np.ones(5, bool), 5) == 1
     assert ultralytics_ap(np.ones(5, bool), 5) == pytest.approx(0.995)
     assert len(IOU_THRESHOLDS) == 10
+
+
+# --- classes under other names --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["0", "1"], {"0": "RBC", "1": "WBC"}),
+        (["2", "0"], {"2": "Platelets", "0": "RBC"}),
+        (["class 1", "Class_0"], {"class 1": "WBC", "Class_0": "RBC"}),
+        (["0", "7"], {"0": "RBC"}),
+        (["0", "ring"], {}),
+        (["4", "RBC"], {}),
+        ([], {}),
+    ],
+)
+def test_numbers_are_the_models_classes_in_their_order(names, expected):
+    assert classes_by_order(names, NAMES) == expected
+
+
+def test_a_model_whose_classes_are_numbers_itself_is_left_alone():
+    assert classes_by_order(["0", "1"], ["1", "0"]) == {}
+
+
+def test_renamed_classes_are_one_where_their_names_are():
+    labels = [0, 1, 2, 0]
+    renamed = with_classes_renamed(
+        truth(CELLS, labels, ["0", "red cell", "WBC"]), {"0": "RBC", "red cell": "RBC"}
+    )
+    assert [renamed.names[k] for k in renamed.labels] == ["RBC", "RBC", "WBC", "RBC"]
+    assert renamed.names == ["RBC", "WBC"]
+    assert unknown_classes(["rbc", "ring", "WBC"], NAMES) == ["ring"]
+
+
+def test_classes_that_their_boxes_contradict():
+    detected = found(CELLS, [0, 0, 1, 2], [0.9, 0.8, 0.7, 0.6])
+    swapped = LiveEvaluation.of(detected, truth(CELLS, [1, 1, 0, 2])).match_at(0.0)
+    assert contradicted_classes(swapped) == {"RBC": "WBC", "WBC": "RBC"}
+    right = LiveEvaluation.of(detected, truth(CELLS, [0, 1, 1, 2])).match_at(0.0)
+    assert contradicted_classes(right) == {}, "half of the white cells are no contradiction"
+
+
+def test_all_boxes_count_those_of_classes_that_are_not_annotated():
+    detected = found(CELLS, [0, 0, 1, 2], [0.9, 0.8, 0.7, 0.6])
+    matches = LiveEvaluation.of(detected, truth(CELLS[:2], [0, 0])).match_at(0.0)
+    assert matches.mean.precision == 1.0
+    everything = matches.all_boxes
+    assert (everything.annotated, everything.detected, everything.true_positives) == (2, 4, 2)
+    assert (everything.precision, everything.recall) == (0.5, 1.0)
+    assert everything.f1 == pytest.approx(2 / 3)
+    assert everything.ap50 == matches.mean.ap50

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import chi2
 
 from napari_beerlanet.core.boxes.annotations import Annotations
 from napari_beerlanet.core.boxes.detections import Detections
@@ -177,7 +178,8 @@ def test_counts_after_threshold_and_review(smear):
     # One is rejected, one is below the threshold, and one below it was accepted all the same.
     assert subject.counted_detections.counts() == {"RBC": 2, "WBC": 2}
     text = check_harmless(render_report(subject)).text
-    assert "4 objects above confidence 0.25, after review" in text
+    assert "4 objects above confidence 0.25; 4 of 5 reviewed" in text
+    assert "after review" not in text
     assert "4 of 5 reviewed." in text
     assert "Rejected by the reviewer (1)" in text
     other = ReportSubject("a.png", smear, d, confidence={"RBC": 0.75, "WBC": 0.95}, date=FIXED)
@@ -193,6 +195,32 @@ def test_candidates_are_known_and_do_not_count(smear):
     text = Reader(render_report(subject)).text
     assert "RBC: 30 candidates" in text
     assert "Nobody has reviewed these detections yet." in text
+
+
+def test_every_crop_says_its_class(smear):
+    d = found(["RBC", "WBC"], 12)
+    page = Reader(render_report(ReportSubject("a.png", smear, d, confidence=0.0, date=FIXED)))
+    crops = page.text.split("Examples")[1]
+    told = {
+        name: sorted(re.findall(rf"\b{name} ([0-9]+) %", crops), key=int, reverse=True)
+        for name in d.names
+    }
+    for label, name in enumerate(d.names):  # the rejected, too, among which are both classes
+        assert told[name] == [f"{100 * score:.0f}" for score in d.scores[d.labels == label]]
+    rejected = crops.split("Rejected by the reviewer")[1]
+    assert {name for name in d.names if re.search(rf"\b{name} [0-9]+ %", rejected)} == set(d.names)
+
+
+def test_cells_per_area_where_the_pixel_size_is_known(smear):
+    d = found(["RBC", "WBC"], 24, status=False, pixel_size=(0.5, 0.5))
+    text = Reader(render_report(ReportSubject("a", smear, d, confidence=0.0, date=FIXED))).text
+    area = 120 * 160 * 0.25 / 1e6
+    count = d.counts()["RBC"]
+    low, high = chi2.ppf(0.025, 2 * count) / 2, chi2.ppf(0.975, 2 * count + 2) / 2
+    assert f"{count / area:,.0f} ({low / area:,.0f} to {high / area:,.0f})" in text
+    assert f"RBC {count / area:,.0f} per mm²" in text
+    without = found(["RBC", "WBC"], 24, status=False)
+    assert "mm²" not in render_report(ReportSubject("a", smear, without, date=FIXED))
 
 
 def test_parasitaemia_where_it_applies(smear):
@@ -215,7 +243,7 @@ def test_measures_are_those_of_quality(smear):
         f"{len(v.true_positives)} true, {len(v.false_positives)} false, {len(v.missed)} missed"
         in text
     )
-    for score in [*v.per_class, v.mean]:
+    for score in [*v.per_class, v.mean, v.all_boxes]:
         numbers = (score.precision, score.recall, score.f1, score.ap50, score.ap)
         assert " ".join(f"{number:.3f}" for number in numbers) in text
     coco = subject.evaluation.average_precisions("coco").mean(axis=0)

@@ -3,7 +3,11 @@
 import numpy as np
 import pytest
 
-from reviews import some
+from napari_beerlanet.core.boxes.detections import Detections
+from napari_beerlanet.core.formats import write_yolo
+from napari_beerlanet.ui.common.session import get_project_store
+from napari_beerlanet.ui.viewer.layers import Role, role_metadata
+from reviews import annotate, some
 
 pytestmark = pytest.mark.window
 
@@ -137,3 +141,176 @@ def test_annotations_that_change_are_compared_again(compared_review, until):
     truth.selected_data = {truth.nshapes - 1}
     truth.remove_selected()
     until(lambda: len(panel.annotation_tab.metrics.matches.missed) == missed - 1)
+
+
+# --- annotations without names of classes ---------------------------------------------------------
+
+
+def as_yolo(folder, found, image="smear"):
+    """A label file of an image, without names of its classes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_yolo(folder / f"{image}.txt", found, confidence=False)
+    return folder / f"{image}.txt"
+
+
+def scores(panel):
+    """The table of scores by class: (annotated, detected, precision)."""
+    table = panel.annotation_tab.metrics.scores
+    texts = [[table.item(i, j).text() for j in range(4)] for i in range(table.rowCount())]
+    return {name: (annotated, detected, value) for name, annotated, detected, value in texts}
+
+
+def compared_with(viewer, panel, until, path):
+    """Open a file of boxes, and the tab; what is preselected is compared."""
+    viewer.open(str(path), plugin="napari-beerlanet")
+    panel.tabs.setCurrentIndex(3)
+    until(lambda: panel.annotation_tab.metrics.matches is not None)
+    return panel.annotation_tab.metrics
+
+
+def test_classes_that_a_yolo_file_only_numbers_are_those_of_the_model(open_review, until, tmp_path):
+    viewer, panel, _ = open_review()
+    metrics = compared_with(viewer, panel, until, as_yolo(tmp_path / "labels", some().above(0.25)))
+    assert metrics.annotation_choice.currentText() == "smear.txt", "the only one is preselected"
+    shown = {name: value for name, (_, _, value) in scores(panel).items()}
+    assert shown == {"all": "1.000", "RBC": "1.000", "WBC": "1.000"}
+    mapping = metrics.class_mapping
+    assert mapping.isVisibleTo(metrics)
+    assert mapping.mapping == {"0": "RBC", "1": "WBC"}
+    assert "order" in mapping.text.text()
+
+
+def test_a_class_that_was_named_once_is_known_for_all_files_of_the_folder(
+    open_review, until, tmp_path
+):
+    truth = some().above(0.25)
+    swapped = Detections(truth.xyxy, 1 - truth.labels, truth.scores, ["0", "1"], {}, (400, 600))
+    file = as_yolo(tmp_path / "labels", swapped)
+    viewer, panel, _ = open_review()
+    metrics = compared_with(viewer, panel, until, file)
+    assert len(metrics.matches.true_positives) == 0
+    assert "lie on" in metrics.notes.text(), "the boxes contradict the order"
+    metrics.class_mapping.choices["0"].setCurrentText("WBC")
+    metrics.class_mapping.choices["1"].setCurrentText("RBC")
+    until(lambda: len(metrics.matches.true_positives) == len(truth))
+    assert "lie on" not in metrics.notes.text()
+    viewer, panel, _ = open_review()
+    file = file.rename(file.with_name("smear of the same folder.txt"))
+    metrics = compared_with(viewer, panel, until, file)
+    assert len(metrics.matches.true_positives) == len(truth)
+    assert metrics.class_mapping.mapping == {"0": "WBC", "1": "RBC"}
+    assert not metrics.class_mapping.choices["0"].isVisibleTo(metrics), "it is not asked again"
+
+
+def test_a_fix_keeps_the_names_that_the_annotations_have(open_review, until, tmp_path):
+    viewer, panel, _ = open_review()
+    file = as_yolo(tmp_path / "labels", some()[np.arange(40) != 1].above(0.25))
+    metrics = compared_with(viewer, panel, until, file)
+    kinds = [error.kind for error in metrics._label_errors]
+    metrics.label_error_list.setCurrentRow(kinds.index("not annotated"))
+    panel.keys["F"]()
+    layer = viewer.layers["smear.txt"]
+    until(lambda: len(metrics.matches.false_positives) == 0)
+    assert set(layer.features["class"]) == {"0", "1"}
+
+
+def test_names_that_the_model_does_not_have_can_be_given_one(open_review, until):
+    viewer, panel, _ = open_review()
+    layer = annotate(viewer, some())
+    layer.features = {"class": np.where(layer.features["class"] == "RBC", "red cell", "wbc")}
+    panel.tabs.setCurrentIndex(3)
+    metrics = panel.annotation_tab.metrics
+    until(lambda: metrics.matches is not None)
+    assert list(metrics.class_mapping.choices) == ["red cell"], "WBC is known in any spelling"
+    assert metrics.class_mapping.mapping == {}
+    right = len(metrics.matches.true_positives)
+    metrics.class_mapping.choices["red cell"].setCurrentText("RBC")
+    until(lambda: len(metrics.matches.true_positives) > right)
+    assert scores(panel)["RBC"][2] == "1.000"
+
+
+# --- which layer is compared ----------------------------------------------------------------------
+
+
+def test_the_annotations_of_this_image_are_preselected(open_review, until):
+    viewer, panel, _ = open_review()
+    source = viewer.layers["smear"]
+    other = viewer.add_image(np.zeros((400, 600, 3), np.uint8), name="another image")
+    boxes = np.array([[5, 5], [5, 40], [40, 40], [40, 5]])
+    plain = viewer.add_shapes([boxes], name="plain")
+    theirs = viewer.add_shapes([boxes], metadata=role_metadata(Role.ANNOTATIONS, other), name="a")
+    mine = viewer.add_shapes([boxes], metadata=role_metadata(Role.ANNOTATIONS, source), name="m")
+    regions = viewer.add_shapes([boxes], metadata=role_metadata(Role.REGIONS, source), name="r")
+    saved = viewer.add_shapes([boxes], name="smear · annotated regions")  # opened from a CSV
+    panel.tabs.setCurrentIndex(3)
+    until(lambda: panel.annotation_tab.metrics.matches is not None)
+    metrics = panel.annotation_tab.metrics
+    choice = metrics.annotation_choice
+    offered = [choice.itemData(k) for k in range(1, choice.count())]
+    assert offered == [mine, plain]
+    assert metrics.annotation_layer is mine
+    choice = metrics.region_choice
+    offered = [choice.itemData(k) for k in range(1, choice.count())]
+    assert offered == [regions, plain, saved]
+    assert metrics.region_layer is regions
+    assert theirs in viewer.layers
+    metrics.annotation_choice.setCurrentText("none")
+    until(lambda: metrics.matches is None)
+    viewer.layers.remove(plain)
+    until(lambda: metrics.annotation_choice.count() == 2)
+    assert metrics.annotation_layer is None, "what the user has chosen stays"
+
+
+def test_a_long_name_is_readable(open_review, until):
+    viewer, panel, _ = open_review()
+    name = "02706fbf-6d7d-5dfb-8d60-bdcad7ac1339 of the second slide.txt"
+    annotate(viewer, some()).name = name
+    panel.tabs.setCurrentIndex(3)
+    metrics = panel.annotation_tab.metrics
+    until(lambda: metrics.matches is not None)
+    choice = metrics.annotation_choice
+    assert choice.currentText() == name
+    assert choice.full_tooltip().startswith(name)
+    shown = choice.elided_text(150)
+    assert shown.startswith("02706")
+    assert shown.endswith("slide.txt")
+    assert "…" in shown
+    choice.showPopup()
+    assert choice.view().width() >= choice.fontMetrics().horizontalAdvance(name)
+    choice.hidePopup()
+
+
+def test_the_row_of_all_counts_classes_that_the_annotations_do_not_have(open_review, until):
+    viewer, panel, _ = open_review()
+    found = some()
+    annotate(viewer, found[found.labels == 0])
+    panel.tabs.setCurrentIndex(3)
+    until(lambda: panel.annotation_tab.metrics.matches is not None)
+    shown = some().above(0.25)
+    right = int((shown.labels == 0).sum())
+    table = scores(panel)
+    assert table["RBC"][2] == "1.000"
+    assert table["all"][1] == str(len(shown)) == str(len(panel.rows))
+    assert table["all"][2] == f"{right / len(shown):.3f}", "the white cells are false ones"
+
+
+def test_a_class_named_for_a_project_is_known_in_that_project(open_review, until, tmp_path):
+    from napari_beerlanet.core.project.project import Project
+
+    for expected in ({}, {"red cell": "RBC"}):
+        viewer, panel, _ = open_review()
+        project = (
+            Project.open(tmp_path / "project")
+            if expected
+            else Project.create(tmp_path / "project", ["red cell", "WBC"])
+        )
+        get_project_store(viewer).put(project)
+        layer = annotate(viewer, some())
+        layer.metadata.update(role_metadata(Role.ANNOTATIONS, viewer.layers["smear"]))
+        layer.features = {"class": np.where(layer.features["class"] == "RBC", "red cell", "WBC")}
+        panel.tabs.setCurrentIndex(3)
+        metrics = panel.annotation_tab.metrics
+        until(lambda m=metrics: m.matches is not None)
+        assert metrics.class_mapping.mapping == expected
+        metrics.class_mapping.choices["red cell"].setCurrentText("RBC")
+        get_project_store(viewer).put(None)

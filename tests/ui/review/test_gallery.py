@@ -9,7 +9,7 @@ from napari_beerlanet.core.review.review import Review
 from napari_beerlanet.samples import blood_smear
 from napari_beerlanet.ui.common.tasks import Task
 from napari_beerlanet.ui.review.crops import IMAGE_COLOURS, CropLoader, CropStyles, crop_window
-from napari_beerlanet.ui.review.gallery import CropGallery
+from napari_beerlanet.ui.review.gallery import CAPTION_HEIGHT, CropGallery
 from napari_beerlanet.ui.viewer.planes import Plane
 
 LEFT, SHIFT, CTRL = (
@@ -83,6 +83,44 @@ def test_a_click_picks_ctrl_adds_and_shift_takes_all_between(made, qtbot):
     assert gallery.selected_rows.tolist() == [5]
     qtbot.mouseClick(gallery.viewport(), LEFT, SHIFT, pos=centre(gallery, 4))
     assert gallery.selected_rows.tolist() == [2, 3, 4]
+
+
+def test_a_crop_carries_its_class_in_name_and_colour(qtbot):
+    rng = np.random.default_rng(0)
+    low = rng.uniform(0, 400, (4, 2))
+    boxes = np.concatenate([low, low + 20], 1)
+    names = ["RBC", "WBC"]
+    review = Review(Detections(boxes, np.array([0, 1, 0, 1]), np.linspace(1, 0.4, 4), names))
+    task, gallery = Task(), CropGallery()
+    qtbot.addWidget(gallery)
+    loader = CropLoader(boxes, lambda box: np.full((20, 30, 3), 200, np.uint8), task, gallery)
+    gallery.set_review(review, loader, ["#ff0000", "#00ff00"])
+    gallery.resize(365, 300)
+    gallery.show()
+    gallery.show_rows(np.arange(4))
+
+    def swatches():
+        """Pixels of either colour in the line under each crop, and whether a word is beside."""
+        shown = gallery.viewport().grab().toImage()
+        found = []
+        for place in range(4):
+            cell = gallery.cell(place)
+            line = [
+                shown.pixelColor(x, y).getRgb()[:3]
+                for x in range(cell.left(), cell.right())
+                for y in range(cell.bottom() - CAPTION_HEIGHT, cell.bottom())
+            ]
+            red, green = line.count((255, 0, 0)), line.count((0, 255, 0))
+            found.append((red > 20, green > 20, len(set(line)) > 3))
+        return found
+
+    assert swatches() == [(True, False, True), (False, True, True)] * 2
+    assert [gallery.caption(k) for k in range(4)] == ["RBC", "WBC"] * 2
+    review.relabel(np.array([0]), "WBC")
+    gallery.update_cells()
+    assert gallery.caption(0) == "WBC"
+    assert swatches()[0] == (False, True, True)
+    task.close()
 
 
 def test_a_frame_selects_what_it_touches(made, qtbot):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from qtpy.QtCore import Qt
+from qtpy.QtWidgets import QAbstractScrollArea
 
 from napari_beerlanet.core.boxes.classes import class_colours
 from napari_beerlanet.core.boxes.detections import Detections
@@ -13,7 +14,7 @@ from napari_beerlanet.ui.common.session import get_session
 from napari_beerlanet.ui.detections.detection_layer import DetectionLayer
 from napari_beerlanet.ui.review.autosave import reviews_folder
 from napari_beerlanet.ui.review.widget import ReviewWidget
-from reviews import NAMES, PICTURE, some
+from reviews import NAMES, PICTURE, annotate, some
 
 pytestmark = pytest.mark.window
 
@@ -285,3 +286,26 @@ def test_each_plane_of_a_stack_has_its_own_review(make_napari_viewer, until):
     viewer.dims.set_point(0, 0)
     until(lambda: len(panel.rows) == 10 and panel.review.progress()[0] == 1)
     assert panel.review.state_of(0) == ACCEPTED
+
+
+def test_the_confusion_matrix_has_one_scroll_bar_around_it(open_review, until):
+    viewer, panel, _ = open_review()
+    viewer.window._qt_window.resize(1280, 720)
+    annotate(viewer, some(), drop=(1, 2), move=(4,))
+    panel.tabs.setCurrentIndex(3)
+    metrics = panel.annotation_tab.metrics
+    until(lambda: metrics.matches is not None)
+    metrics.section_bar.setCurrentIndex(1)
+    around, widget = [], metrics.confusion
+    assert widget.verticalScrollBar().maximum() == 0, "all its lines are shown"
+    while widget is not panel:
+        widget = widget.parentWidget()
+        around += [widget] if isinstance(widget, QAbstractScrollArea) else []
+    assert len(around) == 1
+    until(lambda: metrics.confusion.isVisible())
+    around[0].ensureWidgetVisible(metrics.confusion, 0, 0)
+    seen = metrics.confusion.visibleRegion().boundingRect()
+    assert seen.height() == metrics.confusion.height()
+    height = panel.tabs.minimumSizeHint().height()
+    panel.tabs.setCurrentIndex(0)
+    assert panel.tabs.minimumSizeHint().height() < height, "other tabs stay as low as they can be"

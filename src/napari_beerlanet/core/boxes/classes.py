@@ -97,6 +97,17 @@ def wilson_interval(part: int, whole: int) -> tuple[float, float]:
     return low, high
 
 
+def poisson_interval(count: int) -> tuple[float, float]:
+    """Garwood's exact 95 % interval of the mean of which a number of objects was counted.
+
+    What one counts in a field, if objects lie at random: the interval of cells per area.
+    """
+    from scipy.special import gammaincinv
+
+    low = float(gammaincinv(count, 0.025)) if count else 0.0
+    return low, float(gammaincinv(count + 1, 0.975))
+
+
 @dataclass(frozen=True)
 class Parasitaemia:
     """`infected` of `cells` red cells, and the 95 % interval of that share."""

@@ -7,13 +7,16 @@ Average precision is over all candidates, whatever the threshold.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from napari_beerlanet.core.boxes.annotations import Annotations
 from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.boxes.matching import (
     OverlapPairs,
@@ -50,6 +53,7 @@ MATCH_IOU = 0.5
 """Intersection over union from which a detection is an annotated object, unless said otherwise."""
 
 _DEFAULTS = DetectSettings()
+_NUMBERED_CLASS = re.compile(r"(?:class[ _-]?)?([0-9]{1,4})", re.IGNORECASE)
 
 
 class LabelledBoxes(Protocol):
@@ -278,6 +282,44 @@ def unify_classes(
         place = np.array([names.index(name) for name in mine], np.int64)
         labels.append(place[np.asarray(part.labels, np.int64)])
     return names, labels
+
+
+def classes_by_order(names: Sequence[str], model_names: Sequence[str]) -> dict[str, str]:
+    """What classes are that only have a number ("0", "class 1"), by the order of the model's.
+
+    {} unless every one of `names` is a number, as one name shows that numbers mean something else.
+    """
+    numbers = {name: _NUMBERED_CLASS.fullmatch(name.strip()) for name in names}
+    if not all(numbers.values()) or {*names} & {*model_names}:
+        return {}
+    places = {name: int(match[1]) for name, match in numbers.items() if match}
+    return {name: model_names[k] for name, k in places.items() if k < len(model_names)}
+
+
+def unknown_classes(names: Sequence[str], model_names: Sequence[str]) -> list[str]:
+    """Those that the model does not have, in any spelling."""
+    known = {name.casefold() for name in model_names}
+    return [name for name in names if name.casefold() not in known]
+
+
+def with_classes_renamed(annotations: Annotations, mapping: Mapping[str, str]) -> Annotations:
+    """With other names of classes, by their names; those that become the same are one class."""
+    renamed = [mapping.get(name, name) for name in annotations.names]
+    names = list(dict.fromkeys(renamed))
+    place = np.array([names.index(name) for name in renamed], np.int64)
+    return replace(annotations, labels=place[annotations.labels], names=names)
+
+
+def contradicted_classes(matches: MatchResult) -> dict[str, str]:
+    """Annotated classes most of whose matched boxes lie on detections of one other class."""
+    confusion = matches.confusion[:-1, :-1]
+    found = {}
+    for label in np.flatnonzero(confusion.sum(axis=0)).tolist():
+        column = confusion[:, label]
+        other = int(column.argmax())
+        if other != label and 2 * column[other] > column.sum():
+            found[matches.names[label]] = matches.names[other]
+    return found
 
 
 def _inside_regions(xyxy: npt.NDArray[Any], regions: Sequence[Region] | Mask) -> Mask:

@@ -8,7 +8,7 @@ Both usual average precisions are here, as papers and programs differ in them by
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -189,6 +189,21 @@ class MatchResult:
     true_labels: Indices = field(repr=False)
     per_class: list[ClassMetrics]
     mean: ClassMetrics
+
+    @property
+    def all_boxes(self) -> ClassMetrics:
+        """Of all boxes together, also those of classes that are not annotated.
+
+        Precision, recall and F1 count boxes; average precisions are means over annotated classes.
+        """
+        mean = self.mean
+        right, detected, annotated = mean.true_positives, mean.detected, mean.annotated
+        return replace(
+            mean,
+            precision=right / detected if detected else float("nan"),
+            recall=right / annotated if annotated else float("nan"),
+            f1=2 * right / (detected + annotated) if detected + annotated else float("nan"),
+        )
 
     @cached_property
     def confusion(self) -> Indices:

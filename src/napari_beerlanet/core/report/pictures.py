@@ -23,12 +23,17 @@ _CROP_CONTEXT = 0.5  # of a box's longer side, around it
 
 
 class EmbeddedImage(NamedTuple):
-    """An image as a data URI, with the text that says what is to be seen."""
+    """An image as a data URI, with the text that says what is to be seen.
+
+    A crop also has the name of its class, and that class's colour.
+    """
 
     address: str
     text: str
     width: int
     height: int
+    class_name: str = ""
+    colour: str = ""
 
 
 def embed_image(image: Image.Image, text: str, quality: int = 86) -> EmbeddedImage:
@@ -79,9 +84,24 @@ def crop_with_box(pixels: Pixels, box: npt.NDArray[Any], colour: str) -> Image.I
 
 
 def example_gallery(
-    pixels: Pixels, detections: Detections, rows: Indices, colour: str, count: int = 12
+    pixels: Pixels,
+    detections: Detections,
+    rows: Indices,
+    class_colours: Sequence[str],
+    frame: str | None = None,
+    count: int = 12,
 ) -> list[EmbeddedImage]:
-    """Crops of some of the detections `rows`, from the highest to the lowest score."""
+    """Crops of some of the detections `rows`, each with its class, by falling score.
+
+    The boxes are drawn in the class's colour, or that of the `frame`.
+    """
     chosen = rows[evenly_spaced(detections.scores[rows], count)]
+    labels = detections.labels[chosen].tolist()
+    shades = [class_colours[label] for label in labels]
     texts = [f"{100 * score:.0f} %" for score in detections.scores[chosen]]
-    return crop_gallery(pixels, detections.xyxy[chosen], [colour] * len(chosen), texts)
+    frames = shades if frame is None else [frame] * len(chosen)
+    crops = crop_gallery(pixels, detections.xyxy[chosen], frames, texts)
+    return [
+        crop._replace(class_name=detections.names[label], colour=shade)
+        for crop, label, shade in zip(crops, labels, shades, strict=True)
+    ]

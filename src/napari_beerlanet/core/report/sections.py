@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from napari_beerlanet.core.boxes.classes import parasitaemia
+from napari_beerlanet.core.boxes.classes import parasitaemia, poisson_interval
 from napari_beerlanet.core.common.messages import count_of, format_percent
 from napari_beerlanet.core.common.storage import pixel_hash
 from napari_beerlanet.core.evaluation.label_errors import likely_label_errors
@@ -88,7 +88,9 @@ def _summary(subject: ReportSubject) -> Content:
     """The main numbers as cards (value, label, note), and what a reader must know first."""
     counts = subject.counted_detections.counts()
     note = f"above confidence {subject.threshold_text()}"
-    note += ", after review" if subject.reviewed else ""
+    if subject.reviewed:
+        done, total = subject.review_progress
+        note += f"; {done:,} of {total:,} reviewed"
     cards = [(f"{sum(counts.values()):,}", "objects", note)]
     infected = parasitaemia(counts)
     if infected is not None:
@@ -98,8 +100,20 @@ def _summary(subject: ReportSubject) -> Content:
             f"{infected.infected:,} infected of {infected.cells:,} red cells"
         )
         cards.append((f"{100 * infected.share:.2f} %", "parasitaemia", note))
-    cards += [(f"{count:,}", name, "") for name, count in list(counts.items())[:_MAX_CLASS_CARDS]]
+    for name, count in list(counts.items())[:_MAX_CLASS_CARDS]:
+        cards.append((f"{count:,}", name, _per_mm2(count, subject.area_mm2)))
     return {"cards": cards, "notes": [str(note) for note in subject.notes]}
+
+
+def _per_mm2(count: int, area: float | None, interval: bool = False) -> str:
+    """Objects per square millimetre, perhaps with the 95 % interval; "" without an area."""
+    if not area:
+        return ""
+    text = f"{count / area:,.0f} per mm²"
+    if interval:
+        low, high = poisson_interval(count)
+        text = f"{count / area:,.0f} ({low / area:,.0f} to {high / area:,.0f})"
+    return text
 
 
 def _overview(subject: ReportSubject) -> EmbeddedImage:
@@ -121,8 +135,13 @@ def _counts(subject: ReportSubject) -> Content:
         cells = [f"{len(mine):,}", f"{len(mine) / total:.1%}", "–", "–"]
         if len(mine):
             cells[2:] = [f"{mine.scores.mean():.2f}", _typical_size(sides, subject)]
+        if subject.area_mm2:
+            cells.insert(1, _per_mm2(len(mine), subject.area_mm2, interval=True))
         rows.append([RowName(name, subject.class_shades[label]), *cells])
-    return {"rows": rows, "charts": _confidence_histograms(subject)}
+    head = ["class", "count", "share", "mean confidence", "typical size"]
+    if subject.area_mm2:
+        head.insert(2, "per mm² (95 % interval)")
+    return {"head": head, "rows": rows, "charts": _confidence_histograms(subject)}
 
 
 def _typical_size(sides: npt.NDArray[Any], subject: ReportSubject) -> str:
@@ -156,23 +175,24 @@ def _review(subject: ReportSubject) -> Content | None:
         rest = int(mine.sum()) - good - bad
         cells = [f"{good:,}", f"{bad:,}", f"{rest:,}"]
         rows.append([RowName(name, subject.class_shades[label]), *cells])
-    done = int((touched & (subject.accepted | subject.rejected)).sum())
-    return {"text": f"{done:,} of {int(touched.sum()):,} reviewed.", "rows": rows}
+    done, total = subject.review_progress
+    return {"text": f"{done:,} of {total:,} reviewed.", "rows": rows}
 
 
 def _examples(subject: ReportSubject) -> list[Content]:
     """Examples of each class, from the highest score to the lowest, and of what was rejected."""
     candidates, examples = subject.candidates, []
+    pixels, shades = subject.pixels, subject.class_shades
     for label, name in list(enumerate(candidates.names))[:_MAX_CLASSES]:
         rows = np.flatnonzero(subject.counted & (candidates.labels == label))
         if len(rows):
-            shade = subject.class_shades[label]
-            crops = example_gallery(subject.pixels, candidates, rows, shade, _MAX_EXAMPLES)
-            examples.append({"name": name, "colour": shade, "crops": crops})
+            crops = example_gallery(pixels, candidates, rows, shades, count=_MAX_EXAMPLES)
+            examples.append({"name": name, "colour": shades[label], "crops": crops})
     rejected = np.flatnonzero(subject.rejected)
     if len(rejected):
-        pixels, shade = subject.pixels, _REJECTED_COLOUR
-        crops = example_gallery(pixels, candidates, rejected, shade, _MAX_EXAMPLES)
+        crops = example_gallery(
+            pixels, candidates, rejected, shades, _REJECTED_COLOUR, _MAX_EXAMPLES
+        )
         name = f"Rejected by the reviewer ({len(rejected):,})"
         examples.append({"name": name, "colour": "", "crops": crops})
     return examples
@@ -192,7 +212,8 @@ def _metrics(subject: ReportSubject, evaluation: LiveEvaluation) -> Content:
         _metrics_row(RowName(scores.name, subject.colour_of(scores.name)), scores)
         for scores in matches.per_class
     ]
-    rows.append(_metrics_row(RowName("mean, or all", bold=True), matches.mean))
+    rows.append(_metrics_row(RowName("all boxes", bold=True), matches.all_boxes))
+    rows.append(_metrics_row(RowName("mean of classes", bold=True), matches.mean))
     note = _AP_NOTE
     if matches.mean.annotated:
         coco = np.nanmean(evaluation.average_precisions("coco"), axis=0)

@@ -114,6 +114,19 @@ class ReportSubject:
         """Whether anything was decided on."""
         return bool(self.accepted.any() or self.rejected.any())
 
+    @cached_property
+    def review_progress(self) -> tuple[int, int]:
+        """How many are decided on, of all above the threshold and all decided on."""
+        decided = self.accepted | self.rejected
+        return int(decided.sum()), int((self.above_threshold | decided).sum())
+
+    @property
+    def area_mm2(self) -> float | None:
+        """Of the whole image, None where its pixel size is not known."""
+        size = self.candidates.pixel_size
+        height, width = self.pixels.shape[:2]
+        return height * size[0] * width * size[1] / 1e6 if size else None
+
     def threshold_of(self, name: str) -> float | None:
         """The threshold of a class, None where it has none."""
         if isinstance(self.confidence, Mapping):

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from magicgui.widgets import create_widget
 from magicgui.widgets.bases import ValueWidget
-from qtpy.QtCore import Qt, Signal
-from qtpy.QtGui import QImage, QPixmap
+from qtpy.QtCore import QEvent, Qt, Signal
+from qtpy.QtGui import QHelpEvent, QImage, QPaintEvent, QPixmap
 from qtpy.QtWidgets import (
     QApplication,
     QComboBox,
@@ -22,7 +22,13 @@ from qtpy.QtWidgets import (
     QPushButton,
     QSizePolicy,
     QSlider,
+    QStackedWidget,
+    QStyle,
+    QStyleOptionComboBox,
+    QStylePainter,
+    QTabWidget,
     QToolButton,
+    QToolTip,
     QVBoxLayout,
     QWidget,
 )
@@ -34,6 +40,7 @@ if TYPE_CHECKING:
     from napari.layers import Layer
     from napari.viewer import Viewer
 
+_TEXT_MARGIN_PX = 4  # that a style leaves beside the text of a combo box
 _SMALLEST_STEP = 0.01  # of a number with a fraction, beside a bound that is excluded
 T = TypeVar("T")
 PLUGIN_NAME, BATCH_WIDGET_NAME = "napari-beerlanet", "Run on folder"
@@ -85,13 +92,82 @@ def form() -> QFormLayout:
     return layout
 
 
-def combo_box(tooltip: str, min_characters: int) -> QComboBox:
-    """A combo box that does not widen the dock with its longest item."""
-    box = QComboBox()
-    box.setToolTip(tooltip)
-    box.setMinimumContentsLength(min_characters)
-    box.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
+class ElidingComboBox(QComboBox):
+    """A combo box for long names: it does not widen the dock, and they stay readable.
+
+    The chosen name is cut in the middle, as names of files differ at their ends; the list is as
+    wide as its longest name, and the tooltip begins with the whole of the chosen one.
+    """
+
+    def __init__(self, tooltip: str, min_characters: int) -> None:
+        super().__init__()
+        self.setToolTip(tooltip)
+        self.setMinimumContentsLength(min_characters)
+        self.setSizeAdjustPolicy(self.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
+
+    def elided_text(self, width: int) -> str:
+        """The chosen name in so many pixels."""
+        return self.fontMetrics().elidedText(
+            self.currentText(), Qt.TextElideMode.ElideMiddle, width
+        )
+
+    def full_tooltip(self) -> str:
+        """The chosen name, and what the box is for."""
+        return "\n".join(filter(None, (self.currentText(), self.toolTip())))
+
+    def paintEvent(self, event: QPaintEvent | None) -> None:
+        """Qt's own name: as ever, with the name cut in the middle instead of at its end."""
+        option, style = QStyleOptionComboBox(), QStyle.ComplexControl.CC_ComboBox
+        self.initStyleOption(option)
+        painter = QStylePainter(self)
+        painter.drawComplexControl(style, option)
+        look, field = self.style(), QStyle.SubControl.SC_ComboBoxEditField
+        if look is not None:
+            place = look.subControlRect(style, option, field, self)
+            option.currentText = self.elided_text(place.width() - 2 * _TEXT_MARGIN_PX)
+        painter.drawControl(QStyle.ControlElement.CE_ComboBoxLabel, option)
+
+    def showPopup(self) -> None:
+        """Qt's own name: open the list, wide enough for its names."""
+        view, screen = self.view(), self.screen()
+        if view is not None and screen is not None:
+            view.setTextElideMode(Qt.TextElideMode.ElideMiddle)
+            bar = view.verticalScrollBar()
+            width = view.sizeHintForColumn(0) + (bar.sizeHint().width() if bar is not None else 0)
+            view.setMinimumWidth(min(width, screen.availableGeometry().width() * 9 // 10))
+        super().showPopup()
+
+    def event(self, event: QEvent | None) -> bool:
+        """Qt's own name: the tooltip has the whole name."""
+        if isinstance(event, QHelpEvent) and event.type() == QEvent.Type.ToolTip:
+            QToolTip.showText(event.globalPos(), self.full_tooltip(), self)
+            return True
+        return bool(super().event(event))
+
+
+def combo_box(tooltip: str, min_characters: int, expanding: bool = False) -> ElidingComboBox:
+    """A combo box that does not widen the dock; `expanding` takes the width that there is."""
+    box = ElidingComboBox(tooltip, min_characters)
+    if expanding:
+        box.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
     return box
+
+
+def size_to_current_page(pages: QTabWidget | QStackedWidget) -> None:
+    """Let the current page alone say how high it must be, not the highest of all pages."""
+
+    def update(current: int) -> None:
+        for k in range(pages.count()):
+            page = pages.widget(k)
+            if page is not None:
+                policy, counts = page.sizePolicy(), k == current
+                fixed = QSizePolicy.Policy.Preferred if counts else QSizePolicy.Policy.Ignored
+                policy.setVerticalPolicy(fixed)
+                page.setSizePolicy(policy)
+        pages.updateGeometry()
+
+    pages.currentChanged.connect(update)
+    update(pages.currentIndex())
 
 
 def rgb_pixmap(pixels: npt.NDArray[np.uint8]) -> QPixmap:

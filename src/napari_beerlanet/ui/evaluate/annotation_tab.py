@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import weakref
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 from napari.layers import Image, Shapes
 from qtpy.QtCore import QTimer, Signal
-from qtpy.QtWidgets import QFrame, QScrollArea
+from qtpy.QtWidgets import QVBoxLayout, QWidget
 from superqt.utils import qdebounced
 
 from napari_beerlanet.core.boxes.detections import Detections
@@ -20,14 +23,27 @@ from napari_beerlanet.core.evaluation.label_errors import (
     LabelError,
     evaluate_image,
 )
-from napari_beerlanet.core.evaluation.live import LiveEvaluation
+from napari_beerlanet.core.evaluation.live import (
+    LiveEvaluation,
+    contradicted_classes,
+    with_classes_renamed,
+)
+from napari_beerlanet.core.evaluation.metrics import MatchResult
 from napari_beerlanet.ui.common.notifications import notify_error
 from napari_beerlanet.ui.common.panel import Panel
 from napari_beerlanet.ui.detections.detection_layer import DetectionLayer
+from napari_beerlanet.ui.evaluate.class_mapping import (
+    ClassMapping,
+    mapping_place,
+    remember_classes,
+    remembered_classes,
+)
 from napari_beerlanet.ui.evaluate.metrics_panel import MAX_LABEL_ERRORS, MetricsPanel
 from napari_beerlanet.ui.evaluate.outcome_layer import (
     OutcomeLayer,
     annotation_layers,
+    preferred_annotations,
+    preferred_regions,
     region_layers,
 )
 from napari_beerlanet.ui.viewer.layer_data import (
@@ -60,7 +76,16 @@ class ComparisonTarget(Protocol):
         ...
 
 
-class AnnotationComparisonTab(QScrollArea):
+class Comparison(NamedTuple):
+    """The annotations that were read, with the model's names of classes, and what came out."""
+
+    annotations: LayerAnnotations
+    regions: list[Region]
+    mapping: ClassMapping
+    evaluation: ImageEvaluation
+
+
+class AnnotationComparisonTab(QWidget):
     """Keeps metrics, canvas and annotations in step while the tab is open.
 
     `threshold_selected` carries a confidence, `detections_selected` (n,) rows of the detections to
@@ -76,15 +101,19 @@ class AnnotationComparisonTab(QScrollArea):
         super().__init__()
         self.viewer = panel.viewer
         self.metrics = MetricsPanel()
-        self.setWidgetResizable(True)
-        self.setFrameShape(QFrame.Shape.NoFrame)
-        self.setWidget(self.metrics)
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(0, 0, 0, 0)
+        layout.addWidget(self.metrics)
         self.target: ComparisonTarget | None = None
         self.evaluation: LiveEvaluation | None = None
         self.annotations: LayerAnnotations | None = None
         self.outcome_layer: OutcomeLayer | None = None
         self.task = panel.task()
         self._regions: list[Region] = []
+        self._mapping = ClassMapping()
+        self._said: weakref.WeakKeyDictionary[Shapes, Mapping[str, str]] = (
+            weakref.WeakKeyDictionary()
+        )  # classes of layers that are of no file and no project
         self._up_to_date = False  # whether the annotations are as they were when they were read
         self._last_fixed: int | None = None  # the row of the label error that was fixed last
         self._active, self._threshold = False, DetectSettings.default("confidence")
@@ -92,6 +121,7 @@ class AnnotationComparisonTab(QScrollArea):
         self._offered_layers: list[list[Shapes]] = []
         self._compare_soon = qdebounced(self.compare, timeout=_DEBOUNCE_MS, parent=self)
         self.metrics.comparison_requested.connect(self.compare)
+        self.metrics.class_mapping.changed.connect(self._classes_chosen)
         self.metrics.visibility_changed.connect(self._draw)
         self.metrics.cell_selected.connect(self._show_cell)
         self.metrics.threshold_selected.connect(self.threshold_selected)
@@ -115,6 +145,8 @@ class AnnotationComparisonTab(QScrollArea):
     def set_target(self, target: ComparisonTarget | None) -> None:
         """Compare other detections."""
         self.clear()
+        if self.target is None or target is None or target.source is not self.target.source:
+            self.metrics.forget_choices()
         self.target = target
         if self._active:
             self.compare()
@@ -150,8 +182,7 @@ class AnnotationComparisonTab(QScrollArea):
         target = self.target
         if target is None or not self._active:
             return
-        self._offered_layers = self._candidate_layers(target)
-        self.metrics.set_layers(*self._offered_layers)
+        self._offer_layers(target)
         layer = self.metrics.annotation_layer
         self._follow_layer(layer)
         if layer is None:
@@ -163,37 +194,61 @@ class AnnotationComparisonTab(QScrollArea):
         shapes = ShapesSnapshot.of(layer)
         region_shapes = ShapesSnapshot.of(region_layer) if region_layer is not None else None
         index, shape, detections = target.plane.index, target.plane.shape, target.detections
+        place, said = mapping_place(self.viewer, layer), dict(self._said.get(layer, {}))
         self._up_to_date = True
 
-        def work(report: Report) -> tuple[LayerAnnotations, list[Region], ImageEvaluation]:
-            annotations = read_layer_annotations(shapes, index, shape)
+        def work(report: Report) -> Comparison:
+            read = read_layer_annotations(shapes, index, shape)
+            names = read.annotations.names
+            mapping = ClassMapping.resolve(
+                names, detections.names, said or remembered_classes(place)
+            )
+            annotations = with_classes_renamed(read.annotations, mapping.mapping)
             regions = read_layer_regions(region_shapes, index)
             evaluation = evaluate_image(
-                detections, annotations.annotations, regions, iou, MAX_LABEL_ERRORS, report
+                detections, annotations, regions, iou, MAX_LABEL_ERRORS, report
             )
-            return annotations, regions, evaluation
+            return Comparison(replace(read, annotations=annotations), regions, mapping, evaluation)
 
-        self.task.start(work, lambda done: self._show(target, layer, *done), self._on_failed)
+        self.task.start(work, lambda done: self._show(target, layer, done), self._on_failed)
+
+    def _offer_layers(self, target: ComparisonTarget) -> None:
+        """List the layers there are; those of the image are selected, unless the user chose."""
+        self._offered_layers = annotations, regions = self._candidate_layers(target)
+        self.metrics.set_layers(
+            annotations,
+            regions,
+            preferred_annotations(annotations, target.source),
+            preferred_regions(regions, target.source),
+        )
+
+    def _classes_chosen(self, chosen: dict[str, str]) -> None:
+        """The user has said which classes of the annotations are which of the model."""
+        layer = self.metrics.annotation_layer
+        if layer is None:
+            return
+        place = mapping_place(self.viewer, layer)
+        if place is None:
+            self._said[layer] = {**self._said.get(layer, {}), **chosen}
+        else:
+            remember_classes(place, chosen)
+        self.compare()
 
     def _on_failed(self, error: BaseException) -> None:
         self.evaluation = self.annotations = None
         self.metrics.clear(notify_error(error))
 
-    def _show(
-        self,
-        target: ComparisonTarget,
-        layer: Shapes,
-        annotations: LayerAnnotations,
-        regions: list[Region],
-        evaluation: ImageEvaluation,
-    ) -> None:
+    def _show(self, target: ComparisonTarget, layer: Shapes, comparison: Comparison) -> None:
         if target is not self.target or not self._active:
             return
-        self.annotations, self._regions = annotations, regions
-        self.evaluation = evaluation.live
+        annotations, evaluation = comparison.annotations, comparison.evaluation
+        self.annotations, self._regions = annotations, comparison.regions
+        self._mapping, self.evaluation = comparison.mapping, evaluation.live
         notes = list(annotations.notes)
         if not len(annotations.annotations):
             notes.insert(0, f"“{layer.name}” has no boxes on this plane.")
+        notes += _contradictions(evaluation.live.match_at(0.0, evaluation.iou), self._mapping)
+        self.metrics.class_mapping.show_mapping(self._mapping)
         self.metrics.set_evaluation(evaluation, target.colours, notes)
         QTimer.singleShot(0, lambda: self.set_threshold(self._threshold))
         row, self._last_fixed = self._last_fixed, None
@@ -280,7 +335,24 @@ class AnnotationComparisonTab(QScrollArea):
         if self.evaluation is None or self.annotations is None:
             return
         row = self.metrics.label_error_list.currentRow()
-        done = fix_label_error(layer, self.annotations, self.evaluation, error, target.plane.index)
+        done = fix_label_error(
+            layer,
+            self.annotations,
+            self.evaluation,
+            error,
+            target.plane.index,
+            self._mapping.own_names(),
+        )
         self.compare()
         self._last_fixed = row
         self.message.emit(f"Fixed: {done}.")
+
+
+def _contradictions(matches: MatchResult, mapping: ClassMapping) -> list[str]:
+    """Sentences on classes that are taken for one of the model, but whose boxes say otherwise."""
+    own_names = mapping.own_names()
+    return [
+        f"“{own_names[name]}” is taken for {name}, but most of its boxes lie on {other}."
+        for name, other in contradicted_classes(matches).items()
+        if name in own_names
+    ]

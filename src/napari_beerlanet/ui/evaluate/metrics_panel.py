@@ -17,10 +17,13 @@ from qtpy.QtCore import Qt, Signal
 from qtpy.QtGui import QColor
 from qtpy.QtWidgets import (
     QCheckBox,
+    QComboBox,
     QDoubleSpinBox,
     QFormLayout,
     QHeaderView,
     QListWidget,
+    QStackedWidget,
+    QTabBar,
     QTableWidget,
     QTableWidgetItem,
     QVBoxLayout,
@@ -34,11 +37,12 @@ from napari_beerlanet.ui.common.controls import (
     button,
     combo_box,
     form,
-    heading,
     hint,
     not_none,
     row,
+    size_to_current_page,
 )
+from napari_beerlanet.ui.evaluate.class_mapping import ClassMapping, ClassMappingForm
 from napari_beerlanet.ui.evaluate.outcome_layer import OUTCOMES
 
 MAX_LABEL_ERRORS = 500
@@ -48,6 +52,7 @@ _SCORE_COLUMNS = (
     *("class", "annotated", "detected", "precision", "recall", "F1", "mAP50", "mAP50-95"),
 )
 _MAX_CURVE_POINTS = 2000
+_TABLE_LINE_PX = 22
 _RIGHT_CLASS, _WRONG_CLASS = QColor(47, 191, 113, 70), QColor(229, 72, 77, 60)
 
 
@@ -73,44 +78,71 @@ class MetricsPanel(QWidget):
         self._best_threshold: float | None = None
         self._evaluation: ImageEvaluation | None = None
         self._label_errors: list[LabelError] = []
+        self._user_choices: set[QComboBox] = set()  # those in which the user has selected a layer
+        self.class_mapping, self.notes = ClassMappingForm(), hint()
         layout = QVBoxLayout(self)
         layout.setContentsMargins(0, 4, 0, 0)
         layout.addLayout(self._form_rows())
+        layout.addWidget(self.class_mapping)
         layout.addWidget(self._outcome_toggles())
-        self.notes = hint()
         layout.addWidget(self.notes)
+        self.section_bar, self.sections = QTabBar(), QStackedWidget()
+        self.section_bar.setDrawBase(False)
+        self.section_bar.setExpanding(False)
+        self.section_bar.currentChanged.connect(self.sections.setCurrentIndex)
+        for title, section in (
+            ("Scores", self._score_section()),
+            ("Confusion matrix", self._confusion_section()),
+            ("Curves", self._plot_section()),
+            ("Label errors", self._label_error_section()),
+        ):
+            self.sections.addWidget(section)
+            self.section_bar.addTab(title)
+        size_to_current_page(self.sections)
+        layout.addWidget(self.section_bar)
+        layout.addWidget(self.sections)
+        layout.addStretch(1)
+
+    def _score_section(self) -> QWidget:
         self.scores = _read_only_table(
-            "Precision, recall, F1 and mAP of each class, at this confidence."
+            "At this confidence: precision, recall, F1 and mAP of each class. In the row “all” "
+            "every box counts, also of a class that is not annotated; mAP is the mean over the "
+            "annotated classes."
         )
-        layout.addWidget(self.scores)
         self.use_best_button = button(
             "", "Set the confidence to the value with the highest F1.", self._select_best_threshold
         )
         self.use_best_button.hide()
-        layout.addWidget(self.use_best_button)
-        self._plot_place = QVBoxLayout()
-        layout.addLayout(self._plot_place)
-        layout.addWidget(heading("Confusion matrix"))
-        layout.addWidget(hint("Rows: detected as. Columns: annotated as."))
+        return _section(self.scores, self.use_best_button)
+
+    def _confusion_section(self) -> QWidget:
         self.confusion = _read_only_table("Click a number to show its boxes.")
         self.confusion.cellClicked.connect(self._select_cell)
-        layout.addWidget(self.confusion)
-        layout.addWidget(heading("Likely label errors"))
+        return _section(hint("Rows: detected as. Columns: annotated as."), self.confusion)
+
+    def _plot_section(self) -> QWidget:
+        section = QWidget()
+        self._plot_place = QVBoxLayout(section)
+        self._plot_place.setContentsMargins(0, 0, 0, 0)
+        return section
+
+    def _label_error_section(self) -> QWidget:
         self.label_error_list = QListWidget()
         self.label_error_list.setToolTip("The most likely first. Click one to go there.")
         self.label_error_list.setMinimumHeight(120)
         self.label_error_list.setMaximumHeight(240)
         self.label_error_list.currentRowChanged.connect(self._select_label_error)
-        layout.addWidget(self.label_error_list)
         self.fix_button = button(
             "Fix annotation (F)", "Apply the suggestion of the selected line.", self.request_fix
         )
-        layout.addWidget(self.fix_button)
+        return _section(self.label_error_list, self.fix_button)
 
     def _form_rows(self) -> QFormLayout:
-        self.annotation_choice = combo_box("The Shapes layer with your annotations.", 10)
+        self.annotation_choice = combo_box("The Shapes layer with your annotations.", 10, True)
         self.region_choice = combo_box(
-            "The Shapes layer with the annotated regions; detections elsewhere are ignored.", 10
+            "The Shapes layer with the annotated regions; detections elsewhere are ignored.",
+            10,
+            True,
         )
         self.iou_threshold = QDoubleSpinBox()
         self.iou_threshold.setRange(0.1, 0.95)
@@ -123,7 +155,7 @@ class MetricsPanel(QWidget):
         lines.addRow("Regions", self.region_choice)
         lines.addRow("Min. IoU", self.iou_threshold)
         for box in (self.annotation_choice, self.region_choice):
-            box.currentIndexChanged.connect(self.comparison_requested)
+            box.currentIndexChanged.connect(lambda *_, box=box: self._layer_chosen(box))
         return lines
 
     def _outcome_toggles(self) -> QWidget:
@@ -156,19 +188,36 @@ class MetricsPanel(QWidget):
 
     # --- choices ---
 
-    def set_layers(self, annotations: Sequence[Shapes], regions: Sequence[Shapes]) -> None:
-        """Offer these layers; the selection stays if it is among them."""
-        for box, layers, first in (
-            (self.annotation_choice, annotations, _NO_LAYER),
-            (self.region_choice, regions, _WHOLE_IMAGE),
+    def set_layers(
+        self,
+        annotations: Sequence[Shapes],
+        regions: Sequence[Shapes],
+        preferred_annotations: Shapes | None,
+        preferred_regions: Shapes | None,
+    ) -> None:
+        """Offer these layers, and select the preferred ones, unless the user has selected one."""
+        for box, layers, preferred, first in (
+            (self.annotation_choice, annotations, preferred_annotations, _NO_LAYER),
+            (self.region_choice, regions, preferred_regions, _WHOLE_IMAGE),
         ):
-            text = box.currentText()
+            selected = box.currentData()
+            if box not in self._user_choices or (selected is not None and selected not in layers):
+                selected = preferred
             with signals_blocked(box):
                 box.clear()
                 box.addItem(first)
                 for layer in layers:
                     box.addItem(layer.name, layer)
-                box.setCurrentIndex(max(box.findText(text), 0))
+                place = next((k for k, one in enumerate(layers, 1) if one is selected), 0)
+                box.setCurrentIndex(place)
+
+    def forget_choices(self) -> None:
+        """Prefer the layers of another image, whatever the user has selected for the last."""
+        self._user_choices.clear()
+
+    def _layer_chosen(self, box: QComboBox) -> None:
+        self._user_choices.add(box)
+        self.comparison_requested.emit()
 
     @property
     def annotation_layer(self) -> Shapes | None:
@@ -191,6 +240,7 @@ class MetricsPanel(QWidget):
         """Show no comparison, but a hint."""
         self.matches, self._best_threshold = None, None
         self.notes.setText(text or "Select the layer with your annotations.")
+        self.class_mapping.show_mapping(ClassMapping())
         for part in (self.scores, self.confusion):
             part.setRowCount(0)
         if "plot" in vars(self):
@@ -240,7 +290,7 @@ class MetricsPanel(QWidget):
         for (outcome, box), count in zip(self.outcome_boxes.items(), counts, strict=True):
             box.setText(f"{outcome} {count:,}")
         rows = [
-            matches.mean,
+            matches.all_boxes,
             *(score for score in matches.per_class if score.annotated or score.detected),
         ]
         _fill_table(self.scores, _SCORE_COLUMNS, [_score_texts(score) for score in rows])
@@ -295,15 +345,25 @@ def _score_texts(score: ClassMetrics) -> list[str]:
     return [" ".join(score.name.split()), f"{score.annotated:,}", f"{score.detected:,}", *texts]
 
 
+def _section(*widgets: QWidget) -> QWidget:
+    section = QWidget()
+    layout = QVBoxLayout(section)
+    layout.setContentsMargins(0, 0, 0, 0)
+    for widget in widgets:
+        layout.addWidget(widget)
+    layout.addStretch(1)
+    return section
+
+
 def _read_only_table(tooltip: str) -> QTableWidget:
     table = QTableWidget()
     table.setToolTip(tooltip)
     table.setEditTriggers(QTableWidget.EditTrigger.NoEditTriggers)
     lines = not_none(table.verticalHeader())
     lines.hide()
-    lines.setDefaultSectionSize(22)
-    table.setSizeAdjustPolicy(QTableWidget.SizeAdjustPolicy.AdjustToContents)
-    table.setMaximumHeight(220)
+    lines.setDefaultSectionSize(_TABLE_LINE_PX)
+    table.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+    table.setHorizontalScrollMode(QTableWidget.ScrollMode.ScrollPerPixel)
     return table
 
 
@@ -320,3 +380,13 @@ def _fill_table(table: QTableWidget, heads: Sequence[str], cells: list[list[str]
             table.setItem(i, j, item)
     header = not_none(table.horizontalHeader())
     header.setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)
+    _fit_height(table)
+
+
+def _fit_height(table: QTableWidget) -> None:
+    """Show all lines: the panel scrolls, and a table that scrolls inside of it hides its end."""
+    bar, header = not_none(table.horizontalScrollBar()), not_none(table.horizontalHeader())
+    lines = header.sizeHint().height() + table.rowCount() * _TABLE_LINE_PX
+    height = lines + bar.sizeHint().height() + 2 * table.frameWidth()
+    if table.height() != height or table.minimumHeight() != height:
+        table.setFixedHeight(height)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,10 +19,12 @@ from napari_beerlanet.ui.viewer.layers import (
     Role,
     add_unselected,
     boxes_removed,
+    own_metadata,
     role_metadata,
     role_of,
     step_back,
     transform_kwargs,
+    user_images,
 )
 from napari_beerlanet.ui.viewer.viewport import viewport_of
 
@@ -41,25 +44,59 @@ _REDRAW_INTERVAL_MS = 60  # while the camera moves
 
 
 def annotation_layers(viewer: Viewer, source: Image) -> list[Shapes]:
-    """Shapes layers that may be annotations of an image: not our detections or regions."""
-    return [
+    """Shapes layers that may be annotations of an image, its own first.
+
+    Neither our detections or regions, nor layers of another image.
+    """
+    layers = [
         layer
-        for layer in viewer.layers
-        if isinstance(layer, Shapes)
-        and layer.ndim == source.ndim
-        and role_of(layer) not in {Role.DETECTIONS, Role.REGIONS} | DISPLAY_ONLY
+        for layer in _shapes_layers(viewer, source)
+        if role_of(layer) not in (Role.DETECTIONS, Role.REGIONS)
+        and not layer.name.endswith(str(Role.REGIONS))  # a layer that was saved loses its role
     ]
+    return sorted(layers, key=lambda layer: not _is_of(layer, source))
 
 
 def region_layers(viewer: Viewer, source: Image) -> list[Shapes]:
-    """Shapes layers that may outline the annotated regions of an image."""
+    """Shapes layers that may outline the annotated regions of an image, its own first."""
+    boxes = (Role.DETECTIONS, Role.ANNOTATIONS, Role.BOXES)
+    layers = [layer for layer in _shapes_layers(viewer, source) if role_of(layer) not in boxes]
+    return sorted(layers, key=lambda layer: not _is_of(layer, source))
+
+
+def preferred_annotations(layers: Sequence[Shapes], source: Image) -> Shapes | None:
+    """The annotations of an image: drawn on it, opened onto it, or else the only ones there are."""
+    # Boxes from a file that are reviewed are the detections, and match themselves.
+    layers = [layer for layer in layers if not own_metadata(layer.metadata).get("reviewed")]
+    for role in (Role.ANNOTATIONS, Role.BOXES):
+        mine = [layer for layer in layers if role_of(layer) == role and _is_of(layer, source)]
+        if mine:
+            return mine[-1]
+    with_classes = [layer for layer in layers if "class" in layer.features and layer.nshapes]
+    return with_classes[0] if len(with_classes) == 1 else None
+
+
+def preferred_regions(layers: Sequence[Shapes], source: Image) -> Shapes | None:
+    """The regions in which an image is annotated, None for the whole image."""
+    mine = (one for one in layers if role_of(one) == Role.REGIONS and _is_of(one, source))
+    return next((layer for layer in mine if layer.nshapes), None)
+
+
+def _shapes_layers(viewer: Viewer, source: Image) -> list[Shapes]:
+    """Shapes layers of the same axes that hold something of the user's, of no other image."""
+    others = {image.name for image in user_images(viewer)} - {source.name}
     return [
         layer
         for layer in viewer.layers
         if isinstance(layer, Shapes)
         and layer.ndim == source.ndim
         and role_of(layer) not in DISPLAY_ONLY
+        and own_metadata(layer.metadata).get("source") not in others
     ]
+
+
+def _is_of(layer: Shapes, source: Image) -> bool:
+    return own_metadata(layer.metadata).get("source") == source.name
 
 
 class OutcomeLayer:

@@ -7,6 +7,7 @@ one size, so that positions are computed, and only what is visible is painted.
 from __future__ import annotations
 
 import html
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -30,10 +31,14 @@ from napari_beerlanet.ui.common.controls import form, not_none
 from napari_beerlanet.ui.common.panel import Panel
 from napari_beerlanet.ui.review.crops import CROP_SIDE, IMAGE_COLOURS, CropLoader, CropStyles
 
-CELL_SIZE = CROP_SIDE + 8  # pixels from one crop to the next
+CELL_WIDTH = CROP_SIDE + 8
+"""Pixels from one crop to the next."""
+CAPTION_HEIGHT = 15  # pixels of the line with the class
+CELL_HEIGHT = CELL_WIDTH + CAPTION_HEIGHT
 NO_ROWS = np.empty(0, np.int64)
 _STATE_COLOURS = {ACCEPTED: QColor(60, 190, 100), REJECTED: QColor(220, 70, 60)}
 _PLACEHOLDER_COLOUR = QColor(128, 128, 128, 40)
+_SWATCH_PIXELS = 7  # the square in the class's colour, before its name
 _MIN_DRAG_PIXELS = 6  # shorter drags of the mouse are clicks
 
 
@@ -55,17 +60,21 @@ class CropGallery(QAbstractScrollArea):
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self._bar = not_none(self.verticalScrollBar())
         self._canvas = not_none(self.viewport())
-        self._bar.setSingleStep(CELL_SIZE // 4)
+        self._bar.setSingleStep(CELL_HEIGHT // 4)
         self.rows: RowIndices = NO_ROWS
         self._review: Review | None = None
+        self._colours: list[QColor] = []
         self._loader: CropLoader | None = None
         self._selected = np.zeros(0, bool)
         self._current = self._anchor = -1
         self._rubber_band: QRect | None = None  # in pixels of the whole grid
         self._selected_before_drag = np.zeros(0, bool)
 
-    def set_review(self, review: Review | None, loader: CropLoader | None) -> None:
-        """Show another review."""
+    def set_review(
+        self, review: Review | None, loader: CropLoader | None, colours: Sequence[str] = ()
+    ) -> None:
+        """Show another review; `colours` are "#rrggbb" by class."""
+        self._colours = [QColor(colour) for colour in colours]
         if self._loader is not None:
             self._loader.ready.disconnect(self.update_cells)
         self._review, self._loader = review, loader
@@ -95,22 +104,22 @@ class CropGallery(QAbstractScrollArea):
     @property
     def columns(self) -> int:
         """The number of thumbnails side by side."""
-        return max(self._canvas.width() // CELL_SIZE, 1)
+        return max(self._canvas.width() // CELL_WIDTH, 1)
 
     def cell(self, place: int) -> QRect:
         """The rectangle of a thumbnail on the viewport."""
         line, column = divmod(place, self.columns)
         return QRect(
-            column * CELL_SIZE,
-            line * CELL_SIZE - self._bar.value(),
-            CELL_SIZE,
-            CELL_SIZE,
+            column * CELL_WIDTH,
+            line * CELL_HEIGHT - self._bar.value(),
+            CELL_WIDTH,
+            CELL_HEIGHT,
         )
 
     def place_at(self, point: QPoint) -> int:
         """The place at a point of the viewport, -1 for none."""
-        column = point.x() // CELL_SIZE
-        line = (point.y() + self._bar.value()) // CELL_SIZE
+        column = point.x() // CELL_WIDTH
+        line = (point.y() + self._bar.value()) // CELL_HEIGHT
         place = line * self.columns + column
         inside = 0 <= column < self.columns and 0 <= place < len(self.rows)
         return int(place) if inside else -1
@@ -118,9 +127,9 @@ class CropGallery(QAbstractScrollArea):
     def visible_places(self) -> range:
         """The places within the viewport."""
         top, height = self._bar.value(), self._canvas.height()
-        first = top // CELL_SIZE * self.columns
+        first = top // CELL_HEIGHT * self.columns
         return range(
-            first, min((top + height) // CELL_SIZE * self.columns + self.columns, self._count)
+            first, min((top + height) // CELL_HEIGHT * self.columns + self.columns, self._count)
         )
 
     @property
@@ -129,16 +138,16 @@ class CropGallery(QAbstractScrollArea):
 
     def _update_scroll_range(self) -> None:
         lines, height = -(-self._count // self.columns), self._canvas.height()
-        self._bar.setRange(0, max(lines * CELL_SIZE - height, 0))
+        self._bar.setRange(0, max(lines * CELL_HEIGHT - height, 0))
         self._bar.setPageStep(height)
 
     def resizeEvent(self, event: QResizeEvent | None) -> None:
         """Qt's own name: lay out again, and keep what was at the top visible."""
         old, new = not_none(event).oldSize().width(), not_none(event).size().width()
-        top = self._bar.value() // CELL_SIZE * max(old // CELL_SIZE, 1)
+        top = self._bar.value() // CELL_HEIGHT * max(old // CELL_WIDTH, 1)
         self._update_scroll_range()
         if old != new:
-            self._bar.setValue(top // self.columns * CELL_SIZE)
+            self._bar.setValue(top // self.columns * CELL_HEIGHT)
 
     def scrollContentsBy(self, dx: int, dy: int) -> None:
         """Qt's own name: paint again, which requests thumbnails that have become visible."""
@@ -163,13 +172,15 @@ class CropGallery(QAbstractScrollArea):
         if self._selected[place]:
             painter.fillRect(cell, highlight)
         picture = self._loader.picture(row) if self._loader is not None else None
-        inner = cell.adjusted(4, 4, -4, -4)
+        inner = cell.adjusted(4, 4, -4, -4 - CAPTION_HEIGHT)
         if picture is None:
             painter.fillRect(inner, _PLACEHOLDER_COLOUR)
         else:
+            centre = inner.center()
             inner.setSize(picture.size())
-            inner.moveCenter(cell.center())
+            inner.moveCenter(centre)
             painter.drawPixmap(inner.topLeft(), picture)
+        self._paint_caption(painter, place, bool(self._selected[place]))
         colour = _STATE_COLOURS.get(STATES[self._review.status[row]]) if self._review else None
         if colour is not None:
             painter.setPen(QPen(colour, 3))
@@ -177,6 +188,28 @@ class CropGallery(QAbstractScrollArea):
         if place == self._current:
             painter.setPen(QPen(self.palette().color(QPalette.ColorRole.Text), 1))
             painter.drawRect(cell.adjusted(1, 1, -2, -2))
+
+    def _paint_caption(self, painter: QPainter, place: int, selected: bool) -> None:
+        """The class's colour and name under the crop."""
+        caption, cell = self.caption(place), self.cell(place)
+        if not caption or self._review is None:
+            return
+        line = QRect(
+            cell.left() + 4, cell.bottom() - CAPTION_HEIGHT, cell.width() - 8, CAPTION_HEIGHT
+        )
+        label = int(self._review.labels[int(self.rows[place])])
+        if label < len(self._colours):
+            top = line.center().y() - _SWATCH_PIXELS // 2
+            painter.fillRect(line.left(), top, _SWATCH_PIXELS, _SWATCH_PIXELS, self._colours[label])
+        line.setLeft(line.left() + _SWATCH_PIXELS + 4)
+        role = QPalette.ColorRole.HighlightedText if selected else QPalette.ColorRole.Text
+        painter.setPen(self.palette().color(role))
+        text = painter.fontMetrics().elidedText(caption, Qt.TextElideMode.ElideRight, line.width())
+        painter.drawText(line, Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft, text)
+
+    def caption(self, place: int) -> str:
+        """The class of a detection, as the reviewer has it."""
+        return "" if self._review is None else self._review.class_of(int(self.rows[place]))
 
     def viewportEvent(self, event: QEvent | None) -> bool:
         """Qt's own name: a tooltip with class, confidence and state."""
@@ -223,8 +256,8 @@ class CropGallery(QAbstractScrollArea):
         self._reveal(place)
 
     def _reveal(self, place: int) -> None:
-        bar, top = self._bar, place // self.columns * CELL_SIZE
-        low = top + CELL_SIZE - self._canvas.height()
+        bar, top = self._bar, place // self.columns * CELL_HEIGHT
+        low = top + CELL_HEIGHT - self._canvas.height()
         bar.setValue(min(max(bar.value(), low), top))
         self._canvas.update()
 
@@ -287,14 +320,16 @@ class CropGallery(QAbstractScrollArea):
         """(m,) which thumbnails an area of the whole grid touches."""
         places = np.arange(self._count)
         lines, columns = places // self.columns, places % self.columns
-        across = (columns >= area.left() // CELL_SIZE) & (columns <= area.right() // CELL_SIZE)
-        return across & (lines >= area.top() // CELL_SIZE) & (lines <= area.bottom() // CELL_SIZE)
+        across = (columns >= area.left() // CELL_WIDTH) & (columns <= area.right() // CELL_WIDTH)
+        return (
+            across & (lines >= area.top() // CELL_HEIGHT) & (lines <= area.bottom() // CELL_HEIGHT)
+        )
 
     def keyPressEvent(self, event: QKeyEvent | None) -> None:
         """Arrows, Home, End and pages go through the thumbnails; Ctrl+A selects all."""
         event = not_none(event)
         control = bool(event.modifiers() & Qt.KeyboardModifier.ControlModifier)
-        page = max(self._canvas.height() // CELL_SIZE, 1) * self.columns
+        page = max(self._canvas.height() // CELL_HEIGHT, 1) * self.columns
         steps = {
             Qt.Key.Key_Left: -1,
             Qt.Key.Key_Right: 1,
@@ -337,8 +372,10 @@ class GalleryTab(QWidget):
         layout.addLayout(lines)
         layout.addWidget(self.gallery, 1)
 
-    def set_review(self, review: Review | None, styles: CropStyles | None) -> None:
-        """Show other detections; the style stays, if they have it."""
+    def set_review(
+        self, review: Review | None, styles: CropStyles | None, colours: Sequence[str] = ()
+    ) -> None:
+        """Show other detections; the style stays, if they have it. `colours` by class."""
         old, wanted = self._loader, self.style_choice.currentText()
         self._styles, self._loader = styles, None
         names = styles.names if styles is not None else [IMAGE_COLOURS]
@@ -349,7 +386,7 @@ class GalleryTab(QWidget):
         if review is not None and styles is not None:
             read_crop = styles.crop_reader(self.style_choice.currentText())
             self._loader = CropLoader(review.detections.xyxy, read_crop, self._task, self)
-        self.gallery.set_review(review, self._loader)
+        self.gallery.set_review(review, self._loader, colours)
         if old is not None:
             old.deleteLater()
 

@@ -13,7 +13,6 @@ import numpy.typing as npt
 from qtpy.QtCore import Qt, QTimer
 from qtpy.QtGui import QKeySequence
 from qtpy.QtWidgets import (
-    QComboBox,
     QLabel,
     QProgressBar,
     QShortcut,
@@ -24,7 +23,15 @@ from qtpy.QtWidgets import (
 from superqt.utils import qdebounced, signals_blocked
 
 from napari_beerlanet.core.review.review import Review, RowIndices
-from napari_beerlanet.ui.common.controls import button, form, hint, not_none, row
+from napari_beerlanet.ui.common.controls import (
+    button,
+    combo_box,
+    form,
+    hint,
+    not_none,
+    row,
+    size_to_current_page,
+)
 from napari_beerlanet.ui.common.notifications import notify_error
 from napari_beerlanet.ui.common.panel import Panel
 from napari_beerlanet.ui.common.progress_bar import TaskProgressBar
@@ -90,8 +97,9 @@ class ReviewWidget(Panel):
         self._update_targets()
 
     def _build(self) -> None:
-        self.target_choice = QComboBox()
-        self.target_choice.setToolTip("The detection layer, or layer of opened boxes, to review.")
+        self.target_choice = combo_box(
+            "The detection layer, or layer of opened boxes, to review.", 12, expanding=True
+        )
         self.target_choice.currentIndexChanged.connect(self._select_target)
         self.empty = hint(_NO_DETECTIONS_HINT)
         self.filter = FilterForm()
@@ -134,6 +142,7 @@ class ReviewWidget(Panel):
         ):
             tabs.addTab(widget, title)
         tabs.setMinimumHeight(260)
+        size_to_current_page(tabs)
         tabs.currentChanged.connect(self._tab_changed)
         return tabs
 
@@ -232,7 +241,7 @@ class ReviewWidget(Panel):
         if len(review) > _MIN_ROWS_TO_PREPARE:
             self._prepare_task.start(lambda report: review.precompute_orders())
         self.table.set_review_model(ReviewTableModel(review, self.table))
-        self.gallery_tab.set_review(review, target.crop_styles())
+        self.gallery_tab.set_review(review, target.crop_styles(), target.colours)
         if "histogram" in vars(self):
             self.histogram.set_review(review, target.colours)
         self._bind_target(target)

@@ -251,10 +251,15 @@ def fix_label_error(
     evaluation: LiveEvaluation,
     error: LabelError,
     index: PlaneIndex,
+    own_names: Mapping[str, str] | None = None,
 ) -> str:
-    """Fix a likely label error in the annotations; returns what was done, in a few words."""
+    """Fix a likely label error in the annotations; returns what was done, in a few words.
+
+    `own_names`: what the annotations call a class of the evaluation, where that is another name.
+    """
     detections = evaluation.detections[0]
     name = evaluation.names[evaluation.labels[error.detection]] if error.detection >= 0 else ""
+    name = (own_names or {}).get(name, name)
     place = int(truth.shape_indices[error.annotation]) if error.annotation >= 0 else -1
     if error.kind == "not annotated":
         _add_annotation(layer, detections.xyxy[error.detection], name, index)
