@@ -291,6 +291,7 @@ def test_each_plane_of_a_stack_has_its_own_review(make_napari_viewer, until):
 def test_the_confusion_matrix_has_one_scroll_bar_around_it(open_review, until):
     viewer, panel, _ = open_review()
     viewer.window._qt_window.resize(1280, 720)
+    viewer.window.show()
     annotate(viewer, some(), drop=(1, 2), move=(4,))
     panel.tabs.setCurrentIndex(3)
     metrics = panel.annotation_tab.metrics

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from napari.layers import Shapes
-from qtpy.QtCore import Signal
+from qtpy.QtCore import Qt, Signal
 from qtpy.QtWidgets import QGridLayout, QLabel, QVBoxLayout, QWidget
 from superqt.utils import signals_blocked
 
@@ -102,7 +102,7 @@ class ClassMappingForm(QWidget):
         self._layout.setSpacing(4)
         self._layout.addWidget(row(self.text, self.change, stretch=0))
         self._layout.addWidget(self._grid)
-        self._layout.addWidget(self.confirm)
+        self._layout.addWidget(self.confirm, alignment=Qt.AlignmentFlag.AlignLeft)
         self.hide()
 
     @property
