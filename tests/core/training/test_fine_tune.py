@@ -21,6 +21,7 @@ from napari_beerlanet.core.checkpoints.checkpoint import (
     save_checkpoint,
 )
 from napari_beerlanet.core.checkpoints.serialize import describe_network
+from napari_beerlanet.core.common.events import RunState
 from napari_beerlanet.core.common.locking import read_owner
 from napari_beerlanet.core.common.progress import Cancelled
 from napari_beerlanet.core.common.storage import DataError, FileError
@@ -31,8 +32,8 @@ from napari_beerlanet.core.detection.stain_statistics import AnnotatedSample
 from napari_beerlanet.core.formats.dataset import dataset_hash, read_dataset
 from napari_beerlanet.core.training import distributed
 from napari_beerlanet.core.training.fine_tune import fine_tune
-from napari_beerlanet.core.training.monitor import describe_training_domain
-from napari_beerlanet.core.training.runs import RunFolder
+from napari_beerlanet.core.training.monitor import describe_training_domain, explain_divergence
+from napari_beerlanet.core.training.runs import RunFolder, TrainingDiverged, inspect_run
 from napari_beerlanet.core.training.settings import (
     TrainingSchedule,
     TrainSettings,
@@ -40,10 +41,11 @@ from napari_beerlanet.core.training.settings import (
     early_stopping_patience,
 )
 from napari_beerlanet.core.training.setup import resolve_defaults, training_sample
+from napari_beerlanet.core.training.trainer.deterministic import DeterministicTrainer
 from tinydata import MODEL, NAMES, write_smears
 
 QUICK = {"epochs": 2, "batch": 2, "device": "cpu"}
-LASTS = {"end", "failed", "cancelled"}
+LASTS = {"end", "failed", "cancelled", "diverged"}
 FILES = {"run.json", "progress.jsonl", "results.csv", "state.pt"}
 FILES |= {"best.safetensors", "last.safetensors", ".lock"}
 
@@ -332,6 +334,102 @@ def test_any_other_exception_is_one_failure(start, data, tmp_path):
     assert last["event"] == "failed"
     assert last["message"].startswith("Not enough memory")
     assert kinds(tmp_path / "run").count("batch") == 1
+
+
+@pytest.fixture(scope="module")
+def diverged(start, data, tmp_path_factory):
+    """The folder of a run whose steps are far too large, and how it ended."""
+    folder = tmp_path_factory.mktemp("runs") / "diverged"
+    with pytest.raises(TrainingDiverged) as raised:
+        fine_tune(start, data, folder, **{**QUICK, "epochs": 8}, learning_rate=0.3)
+    return folder, str(raised.value)
+
+
+def test_a_run_that_diverges_is_stopped_and_says_so(diverged):
+    folder, message = diverged
+    run = json.loads((folder / "run.json").read_text())
+    assert run["state"] == "diverged"
+    assert run["epoch"] < 8
+    assert run["message"] == message
+    assert [kind for kind in kinds(folder) if kind in LASTS] == ["diverged"]
+    assert events(folder)[-1]["message"] == message
+    assert message.startswith(f"Training diverged in epoch {run['epoch']} of 8: the loss rose from")
+    assert f"the model of epoch {run['best_epoch']} is kept" in message
+    assert "\n" not in message
+
+
+def test_the_best_model_before_a_divergence_stays(diverged):
+    folder, _ = diverged
+    run = json.loads((folder / "run.json").read_text())
+    for name in ("best", "last"):
+        kept = load_checkpoint(folder / f"{name}.safetensors", device="cpu")
+        assert kept.info["training"]["epochs"] < run["epoch"] == len(results(folder))
+        assert all(bool(w.isfinite().all()) for w in kept.network.state_dict().values())
+        assert kept.info["training"]["epochs"] == run["best_epoch"] or name == "last"
+
+
+def test_a_run_that_diverged_is_not_resumed(diverged):
+    folder, _ = diverged
+    found = inspect_run(folder)
+    assert found.state is RunState.DIVERGED
+    assert not found.can_resume
+    with pytest.raises(ValueError, match="diverged and cannot be resumed"):
+        fine_tune(None, None, folder, resume=True)
+    assert inspect_run(folder).state is RunState.DIVERGED
+
+
+LOSSES = ("train/box_loss", "train/cls_loss")
+
+
+@pytest.mark.parametrize(
+    ("losses", "scores", "words"),
+    [
+        ([2, 2.5, 35], [0.99, 0.98, 0.5], ["from 2.0 to 35.0"]),  # at once
+        ([2, 9, 9], [0.99, 0.98, 0.9], ["from 2.0 to 9.0"]),  # twice
+        ([2, 9], [0.99, 0.01], ["from 2.0 to 9.0", "from 99.0 % to 1.0 %"]),  # with the score
+        ([2, 2, 2], [0.9, 0.05, 0.0], ["mAP50", "from 90.0 % to 0.0 %"]),  # the score twice
+        ([2, float("nan")], [0.9, 0.9], ["not a finite number"]),
+        ([float("inf")], [0.9], ["not a finite number"]),
+        ([2, 9, 2.5], [0.99, 0.98, 0.9], []),  # one odd epoch of few images
+        ([2, 2, 2, 2], [0.9, 0.0, 0.9, 0.0], []),
+        ([12, 8, 6, 5], [0.0, 0.1, 0.0, 0.0], []),  # as from scratch
+        ([2, 3], [0.99, 0.3], []),
+        ([0.5, 0.3, 1.4, 1.4], [0.0, 0.0, 0.0, 0.0], []),  # hardly any boxes
+        ([3], [0.0], []),
+    ],
+)
+def test_what_counts_as_divergence(losses, scores, words):
+    rows = [
+        {"epoch": k + 1, LOSSES[0]: loss / 4, LOSSES[1]: 3 * loss / 4, "metrics/mAP50(B)": score}
+        for k, (loss, score) in enumerate(zip(losses, scores, strict=True))
+    ]
+    reason = explain_divergence(rows)
+    assert bool(reason) == bool(words)
+    assert all(word in reason for word in words), reason
+
+
+def test_an_early_stop_is_said_as_such(start, data, tmp_path, monkeypatch):
+    fitness = iter([0.9, 0.2, 0.1, 0.1, 0.1, 0.1])
+    validate = DeterministicTrainer.validate
+
+    def as_told(self):
+        before, value = self.best_fitness, next(fitness)
+        metrics = validate(self)[0]
+        self.best_fitness = value if before is None else max(before, value)
+        return metrics, value
+
+    monkeypatch.setattr(DeterministicTrainer, "validate", as_told)
+    folder = tmp_path / "run"
+    fine_tune(start, data, folder, **{**QUICK, "epochs": 6}, patience=3)
+    run = json.loads((folder / "run.json").read_text())
+    assert (run["state"], run["epoch"], run["best_epoch"]) == ("finished", 4, 1)
+    sentence = "Stopped early at epoch 4 of 6: no improvement for 3 epochs."
+    assert run["message"] == events(folder)[-1]["message"] == sentence
+
+
+def test_a_run_to_its_last_epoch_has_not_stopped_early(whole):
+    run = json.loads((whole[0] / "run.json").read_text())
+    assert (run["message"], run.get("early_stop")) == ("", None)
 
 
 def test_going_on_equals_never_having_stopped(whole, start, data, tmp_path):

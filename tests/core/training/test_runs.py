@@ -65,6 +65,7 @@ def test_runs_are_listed_with_their_state_the_newest_first(project):
         ("finished", RunState.FINISHED),
         ("cancelled", RunState.STOPPED),
         ("failed", RunState.FAILED),
+        ("diverged", RunState.DIVERGED),
         ("running", RunState.INTERRUPTED),
         ("asleep", RunState.INTERRUPTED),
     ],
@@ -73,6 +74,37 @@ def test_the_state_follows_from_the_record(project, record, state):
     path = new_run(project.path, SETTINGS.model_dump())
     RunFolder(path, locked=False).write_run(state=record)
     assert inspect_run(path).state == state
+
+
+@pytest.mark.parametrize(
+    ("record", "epoch", "status"),
+    [
+        ("new", 0, "not started"),
+        ("finished", 3, "finished after epoch 3 of 3"),
+        ("finished", 2, "stopped early after epoch 2 of 3"),
+        ("cancelled", 2, "stopped after epoch 2 of 3"),
+        ("cancelled", 0, "stopped in its first epoch"),
+        ("failed", 1, "failed after epoch 1 of 3"),
+        ("diverged", 2, "diverged in epoch 2 of 3"),
+        ("running", 1, "interrupted after epoch 1 of 3"),
+    ],
+)
+def test_what_is_said_of_a_run_is_true(project, record, epoch, status):
+    path = new_run(project.path, SETTINGS.model_dump())
+    RunFolder(path, locked=False).write_run(state=record, epoch=epoch)
+    assert inspect_run(path).status == status
+
+
+def test_an_active_run_says_which_epoch_it_is_in(project):
+    path = new_run(project.path, SETTINGS.model_dump())
+    with RunFolder(path) as folder:
+        folder.append_event({"event": "cancelled", "epoch": 1})  # of an earlier attempt
+        folder.write_run(state="running", process=os.getpid(), epoch=1)
+        assert inspect_run(path).status == "running, loading"
+        folder.append_event({"event": "batch", "epoch": 2, "batch": 1})
+        folder.append_event({"event": "warning", "message": "odd"})
+        run = inspect_run(path)
+        assert (run.status, run.epoch) == ("running, epoch 2 of 3", 1)
 
 
 def test_a_run_in_another_process_is_active_until_that_is_killed(project):

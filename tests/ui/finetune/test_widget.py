@@ -1,6 +1,8 @@
 """The fine-tune panel in a real window: train, watch, compare, keep; what goes wrong is told."""
 
 import os
+import re
+import threading
 
 import numpy as np
 import psutil
@@ -15,8 +17,10 @@ from napari_beerlanet.core.checkpoints.checkpoint import (
 )
 from napari_beerlanet.core.checkpoints.serialize import describe_network
 from napari_beerlanet.core.common.events import RunState
+from napari_beerlanet.core.common.progress import report_progress
 from napari_beerlanet.core.detection.detector import Detector
 from napari_beerlanet.core.detection.network import StainDetectionModel
+from napari_beerlanet.core.training import comparison
 from napari_beerlanet.core.training.runs import RunFolder, inspect_run, new_run, read_run
 from napari_beerlanet.core.training.settings import TrainSettings
 from napari_beerlanet.ui.common.recent import add_recent_project, recent_projects
@@ -24,7 +28,7 @@ from napari_beerlanet.ui.common.session import get_session
 from napari_beerlanet.ui.detections.comparison_layer import comparison_layer
 from napari_beerlanet.ui.finetune import run_view
 from napari_beerlanet.ui.finetune.form import SCOPES
-from napari_beerlanet.ui.finetune.start import rounded_duration
+from napari_beerlanet.ui.finetune.start import create_run, rounded_duration
 from napari_beerlanet.ui.finetune.widget import FineTuneWidget
 from tinydata import MODEL, NAMES, write_smears
 
@@ -162,6 +166,8 @@ def test_closing_the_viewer_and_finding_the_run_again(panel, project, until, qtb
     until(lambda: again.run_view.running)  # the last project is opened, and its run found
     assert again.run_view.folder == folder
     until(lambda: "Epoch" in again.run_view.bar.format())
+    running = re.compile(r" · running, epoch \d+ of 2000$")
+    until(lambda: bool(running.search(again.run_list.list.item(0).text())))
     again.run_view.pause_button.click()
     until(lambda: inspect_run(folder).state is RunState.PAUSED)  # a process that writes stops later
     assert again.run_view.pause_button.text() == "Resume"
@@ -171,7 +177,93 @@ def test_closing_the_viewer_and_finding_the_run_again(panel, project, until, qtb
     again.close_confirmation.eventFilter(window, QCloseEvent())
     until(lambda: not again.run_view.running)
     assert inspect_run(folder).state is RunState.STOPPED
+    stopped = re.compile(r"stopped after epoch \d+ of 2000", re.IGNORECASE)
+    assert stopped.search(again.run_list.list.item(0).text())
+    assert stopped.fullmatch(again.run_view.bar.format())
+    button = again.run_view.resume_button
+    assert button.isVisibleTo(again)
+    assert not again.run_view.stop_button.isVisibleTo(again)
+    button.click()
+    assert "starting" in again.run_list.list.item(0).text()
+    assert not button.isVisibleTo(again)
+    until(lambda: inspect_run(folder).state is RunState.RUNNING)
+    again.run_view.process.kill()
+    until(lambda: not again.run_view.running)
+    assert button.isVisibleTo(again)  # after a kill, too
     again.shut_down()
+
+
+def test_keep_does_not_wait_for_the_comparison(panel, project, tiny, until, monkeypatch):
+    path = create_run(project, tiny, {})
+    save_checkpoint(tiny, path / "best.safetensors")
+    RunFolder(path, locked=False).write_run(state="finished", epoch=1)
+    gate, compare_models = threading.Event(), comparison.compare_models
+
+    def later(*args):
+        gate.wait(120)
+        return compare_models(*args)
+
+    monkeypatch.setattr(comparison, "compare_models", later)
+    shown = panel.comparison
+    shown.evaluate_run(path, reference_images=1)
+    panel._update_controls()
+    assert panel.settings.isHidden()
+    shown.name.setText("at once")
+    assert shown.keep_button.isEnabled()
+    shown.keep_button.click()
+    kept = project / "models" / "at-once.safetensors"
+    session = get_session(panel.viewer)
+    until(lambda: session.model_key == str(kept))
+    assert shown.evaluate_task.running
+    assert not panel.settings.isHidden()  # the next run can be set up
+    assert "The comparison continues" in panel.start_bar.text
+    assert not shown.keep_button.isVisibleTo(panel)
+    assert "compared" not in load_checkpoint(kept, device="cpu").info["training"]
+    gate.set()
+    until(lambda: "compared" in session.model.info["training"])
+    assert load_checkpoint(kept, device="cpu").info == session.model.info
+    assert len(shown.rows()) > 2
+    assert shown.isVisibleTo(panel)
+    shown.close_button.click()
+    assert not shown.isVisibleTo(panel)
+
+
+def test_discarding_ends_the_comparison(panel, project, tiny, until, monkeypatch):
+    path = create_run(project, tiny, {})
+    save_checkpoint(tiny, path / "best.safetensors")
+    reached, gate = threading.Event(), threading.Event()
+
+    def later(folder, report, fields):
+        reached.set()
+        gate.wait(120)
+        report_progress(report, 0, 1)
+
+    monkeypatch.setattr(comparison, "compare_models", later)
+    panel.comparison.evaluate_run(path)
+    until(reached.is_set)
+    panel.comparison.discard_button.click()
+    assert not panel.settings.isHidden()
+    gate.set()
+    until(lambda: not panel.comparison.evaluate_task.running)
+    assert not panel.comparison.isVisibleTo(panel)
+    assert not list((project / "models").glob("my*"))
+
+
+@pytest.mark.slow
+def test_a_run_that_diverges_says_so_and_its_best_model_is_offered(panel, project, until):
+    choose_tiny(panel, project)
+    until(ready(panel))
+    panel.form.epochs.value = 20
+    panel.form.learning_rate.value = 0.3
+    panel.start()
+    until(lambda: panel.run_view.running)
+    until(lambda: not panel.run_view.running)
+    assert panel.run_view.process.end.state is RunState.DIVERGED
+    assert panel.start_bar.text.startswith("Training diverged in epoch ")
+    assert re.search(r"diverged in epoch \d+ of 20$", panel.run_list.list.item(0).text())
+    assert not panel.run_view.resume_button.isVisibleTo(panel)
+    assert panel.comparison.pending
+    assert panel.comparison.keep_button.isEnabled()
 
 
 @pytest.mark.slow

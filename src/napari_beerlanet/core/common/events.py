@@ -17,14 +17,18 @@ Event = dict[str, Any]
 
 EventCallback = Callable[[Event], None]
 
-FINAL_EVENTS = frozenset({"end", "failed", "cancelled"})
+FINAL_EVENTS = frozenset({"end", "failed", "cancelled", "diverged"})
 """Events that nothing follows."""
 
 _READ_CHUNK_BYTES = 1 << 18  # bytes of events that are read at a time
 
 
 class RunState(StrEnum):
-    """State of a run. `INTERRUPTED`: its process was killed; `DAMAGED`: run.json is unreadable."""
+    """State of a run.
+
+    `DIVERGED`: training was stopped because it made the model worse; `INTERRUPTED`: its process was
+    killed; `DAMAGED`: run.json is unreadable.
+    """
 
     NEW = "not started"
     RUNNING = "running"
@@ -32,6 +36,7 @@ class RunState(StrEnum):
     FINISHED = "finished"
     STOPPED = "stopped"
     FAILED = "failed"
+    DIVERGED = "diverged"
     INTERRUPTED = "interrupted"
     DAMAGED = "damaged"
 

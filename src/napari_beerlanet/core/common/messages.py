@@ -58,6 +58,11 @@ def format_percent(fraction: float) -> str:
     return "<1 %" if 0 < fraction < 0.005 else f"{100 * fraction:.0f} %"
 
 
+def format_score(fraction: float) -> str:
+    """A score from 0 to 1 as people read it, everywhere: "95.7 %"."""
+    return f"{100 * fraction:.1f} %"
+
+
 def slug(name: str) -> str:
     """A name's letters and digits in plain ASCII, at most 40 of them."""
     plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore")

@@ -130,13 +130,22 @@ def save_best_model(
     folder = Path(run)
     model = load_checkpoint(folder / "best.safetensors", device="cpu")
     path = unused_model_path(folder.parents[1], name)
-    training = {**model.info.get("training", {}), "run": folder.name}
+    training = {**(model.info.get("training") or {}), "run": folder.name}
     if comparison is not None:
         training["compared"] = comparison.to_dict()
     save_checkpoint(
         Detector(model.network, {**model.info, "name": path.stem, "training": training}), path
     )
     return path
+
+
+def record_comparison(path: Path, comparison: ModelComparison) -> dict[str, Any]:
+    """Add a comparison to a model that was saved before it was done; returns the new `info`."""
+    model = load_checkpoint(path, device="cpu")
+    training = {**(model.info.get("training") or {}), "compared": comparison.to_dict()}
+    info = {**model.info, "training": training}
+    save_checkpoint(Detector(model.network, info), path)
+    return info
 
 
 def _main_metrics(metrics: Mapping[str, Any]) -> Metrics:

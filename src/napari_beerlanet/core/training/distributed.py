@@ -24,7 +24,12 @@ from napari_beerlanet.core.common.events import (
 )
 from napari_beerlanet.core.common.messages import error_message
 from napari_beerlanet.core.common.progress import Cancelled, Report, report_progress
-from napari_beerlanet.core.training.runs import MEMORY_ADVICE, RunFolder, read_run
+from napari_beerlanet.core.training.runs import (
+    MEMORY_ADVICE,
+    RunFolder,
+    TrainingDiverged,
+    read_run,
+)
 from napari_beerlanet.core.training.settings import TrainSettings
 
 _MAX_LOG_LINES = 12  # of what the processes print last, for the message of a failure
@@ -52,7 +57,7 @@ def train_multi_gpu(
             event = parse_event(line)
             if event is None:
                 log.append(line.strip())
-            elif event["event"] in ("failed", "cancelled"):
+            elif event["event"] in ("failed", "cancelled", "diverged"):
                 ending = ending or event
             else:
                 try:
@@ -64,6 +69,8 @@ def train_multi_gpu(
         raise errors[0]
     if ending.get("event") == "cancelled":
         raise Cancelled("stopped as asked")
+    if ending.get("event") == "diverged":
+        raise TrainingDiverged(ending["message"])
     if process.returncode or ending:
         raise ValueError(ending.get("message") or f"Training failed: {' '.join(log)}")
 
@@ -114,6 +121,9 @@ def main(run_file: str) -> int:
         train_in_process(folder, settings, folder.read_state(), emit)
     except Cancelled:
         print_event({"event": "cancelled"})
+    except TrainingDiverged as error:
+        print_event({"event": "diverged", "message": str(error)})
+        return 1
     except Exception as error:
         print_event(
             {"event": "failed", "message": error_message(error, memory_advice=MEMORY_ADVICE)}

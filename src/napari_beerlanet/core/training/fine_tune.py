@@ -3,8 +3,8 @@
     python -m napari_beerlanet.core.training.fine_tune --config RUN/run.json [--resume]
 
 prints one JSON object per line: `start`, then `batch` and `epoch` over and over, now and then a
-`warning`, and one of `end`, `failed`, `cancelled` as the last. A file `stop` in the run's folder,
-Ctrl-C or SIGTERM end it after the batch.
+`warning`, and one of `end`, `diverged`, `failed`, `cancelled` as the last. A file `stop` in the
+run's folder, Ctrl-C or SIGTERM end it after the batch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,12 @@ from napari_beerlanet.core.checkpoints.info import to_json_types
 from napari_beerlanet.core.common.events import Event, EventCallback, loaded, run_process
 from napari_beerlanet.core.common.messages import error_message
 from napari_beerlanet.core.common.progress import Cancelled, Progress, Report
-from napari_beerlanet.core.training.runs import MEMORY_ADVICE, RunFolder, read_run
+from napari_beerlanet.core.training.runs import (
+    MEMORY_ADVICE,
+    RunFolder,
+    TrainingDiverged,
+    read_run,
+)
 from napari_beerlanet.core.training.settings import Length, Scope, TrainSettings
 
 # Loaded where needed: wrong settings are refused before torch and Ultralytics have loaded.
@@ -96,6 +101,12 @@ def fine_tune(
         See `StainTrainer`; None is what the number of images asks for.
     advanced
         Ultralytics' own training arguments, for instance `mosaic=0.5`.
+
+    Raises
+    ------
+    TrainingDiverged
+        A `ValueError`: the loss is not finite or far above its lowest, or the metrics collapsed.
+        The folder's best.safetensors, of the best epoch before, stays.
     """
     start = model if is_detector(model) else None
     settings = TrainSettings(
@@ -136,6 +147,10 @@ class _TrainingRun:
             for note in requested.differences(settings) if resume else ():
                 self.emit({"event": "warning", "message": note})
             detector = self._train(settings)
+        except TrainingDiverged as error:
+            diverged = TrainingDiverged(f"{error}; {self._advice_after_divergence()}")
+            self._end("diverged", str(diverged))
+            raise diverged from error
         except Exception as error:
             cancelled = isinstance(error, Cancelled)
             self._end(
@@ -146,8 +161,14 @@ class _TrainingRun:
         except BaseException as error:
             self._end("cancelled", type(error).__name__)
             raise
-        self._end("end", "", metrics=detector.info["training"]["metrics"])
+        early = str((self.folder.read_run() or {}).get("early_stop") or "")
+        self._end("end", early, metrics=detector.info["training"]["metrics"])
         return detector
+
+    def _advice_after_divergence(self) -> str:
+        best = (self.folder.read_run() or {}).get("best_epoch")
+        kept = f"the model of epoch {best} is kept" if best else "there is no usable model"
+        return f"{kept}. Annotate more images, or set a lower learning rate."
 
     def _start(
         self, requested: TrainSettings, start: Detector | None, resume: bool
@@ -155,6 +176,11 @@ class _TrainingRun:
         """The settings that hold: as requested or, for a resumed run, as it was started with."""
         earlier = self.folder.read_run()
         if resume and earlier is not None:
+            if earlier.get("state") == "diverged":  # the same numbers lead to the same end
+                raise ValueError(
+                    f"{self.folder.path}: this run diverged and cannot be resumed; start a new "
+                    "one with more images or a lower learning rate."
+                )
             self.folder.trim_events()
             settings = TrainSettings(**earlier["settings"]).replace(device=requested.device)
         else:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,6 +20,7 @@ from napari_beerlanet._version import __version__
 from napari_beerlanet.core.checkpoints.checkpoint import save_checkpoint
 from napari_beerlanet.core.common.device import describe_device
 from napari_beerlanet.core.common.events import Event, EventCallback
+from napari_beerlanet.core.common.messages import count_of, format_score
 from napari_beerlanet.core.common.progress import Cancelled, EtaEstimator, Report, report_progress
 from napari_beerlanet.core.detection import ultralytics_api
 from napari_beerlanet.core.detection.detector import Detector
@@ -31,8 +33,13 @@ from napari_beerlanet.core.detection.stain_statistics import (
     measure_boxes,
 )
 from napari_beerlanet.core.formats.dataset import Dataset
-from napari_beerlanet.core.training.runs import RunFolder
+from napari_beerlanet.core.training.runs import RunFolder, TrainingDiverged
 from napari_beerlanet.core.training.trainer.trainer import StainTrainer
+
+_FAR_ABOVE, _VERY_FAR_ABOVE = 4.0, 10.0  # times the lowest loss of an epoch so far
+_USUAL_LOSS = 2.0  # of a trained model; of hardly any boxes it may be much lower by chance
+_MIN_KNOWN_SCORE = 0.2  # mAP50 below which there is nothing to collapse
+_COLLAPSED = 0.1  # of the highest mAP50 so far
 
 
 class TrainingMonitor:
@@ -105,7 +112,18 @@ class TrainingMonitor:
         metrics = _validation_metrics(trainer)
         row = {"epoch": trainer.epoch + 1, **trainer.epoch_metrics}
         self.rows = [*self.rows, row]
-        best = trainer.best_fitness == trainer.fitness
+        reason = explain_divergence(self.rows)
+        best = trainer.best_fitness == trainer.fitness and not reason
+        if not reason:  # else the checkpoints stay those of the epochs before
+            self._save(trainer, metrics, best)
+        self.folder.write_results(self.rows)
+        self._record_epoch(trainer, best)
+        self._emit_epoch(trainer, metrics, best)
+        if reason:
+            place = f"epoch {trainer.epoch + 1} of {trainer.epochs}"
+            raise TrainingDiverged(f"Training diverged in {place}: {reason}")
+
+    def _save(self, trainer: StainTrainer, metrics: dict[str, Any], best: bool) -> None:
         detector = self._detector(trainer, metrics)
         for path in [self.folder.best] * best + [self.folder.last]:
             save_checkpoint(detector, path)
@@ -118,8 +136,21 @@ class TrainingMonitor:
                 "data_hash": self.info["training"]["data_hash"],
             }
         )
-        self.folder.write_results(self.rows)
-        self.folder.write_run(epoch=trainer.epoch + 1)
+
+    def _record_epoch(self, trainer: StainTrainer, best: bool) -> None:
+        """How far the run is, and why it ends before its last epoch if it does."""
+        changes: dict[str, Any] = {"epoch": trainer.epoch + 1}
+        if best:
+            changes["best_epoch"] = trainer.epoch + 1
+        if trainer.stop and trainer.epoch + 1 < trainer.epochs:
+            waited = count_of(int(trainer.stopper.patience), "epoch")
+            changes["early_stop"] = (
+                f"Stopped early at epoch {trainer.epoch + 1} of {trainer.epochs}: no improvement "
+                f"for {waited}."
+            )
+        self.folder.write_run(**changes)
+
+    def _emit_epoch(self, trainer: StainTrainer, metrics: dict[str, Any], best: bool) -> None:
         now = time.monotonic()
         seconds, self.epoch_started = now - self.epoch_started, now
         rates = {k: v for k, v in trainer.epoch_metrics.items() if k.startswith("lr/")}
@@ -163,6 +194,37 @@ class TrainingMonitor:
             "training": training,
         }
         return Detector(network, info, trainer.device)
+
+
+def explain_divergence(rows: Sequence[Mapping[str, float]]) -> str:
+    """Why the last of these epochs (rows of results.csv) shows divergence, "" where it does not.
+
+    Few images give noisy numbers, so a loss has to be very far above the lowest one so far, or far
+    above it twice in a row or together with a score that has collapsed; a score alone twice.
+    """
+    losses = [_total_loss(row) for row in rows]
+    scores = [float(row.get("metrics/mAP50(B)") or 0.0) for row in rows]
+    if not all(math.isfinite(loss) for loss in losses[-1:]):
+        return "the loss is not a finite number"
+    if len(rows) < 2:
+        return ""
+    lowest, highest = min(losses[:-1]), max(scores[:-1])
+    level = max(lowest, _USUAL_LOSS)
+    risen = [loss > _FAR_ABOVE * level for loss in losses[-2:]]
+    known = highest >= _MIN_KNOWN_SCORE
+    collapsed = [known and score < _COLLAPSED * highest for score in scores[-2:]]
+    reasons = []
+    if risen[-1] and (losses[-1] > _VERY_FAR_ABOVE * level or all(risen) or collapsed[-1]):
+        reasons.append(f"the loss rose from {lowest:.1f} to {losses[-1]:.1f}")
+    if collapsed[-1] and (reasons or all(collapsed)):
+        before, now = format_score(highest), format_score(scores[-1])
+        reasons.append(f"mAP50 on the validation images fell from {before} to {now}")
+    return " and ".join(reasons)
+
+
+def _total_loss(row: Mapping[str, float]) -> float:
+    """The training loss of an epoch: box, class and distribution focal loss."""
+    return sum(value for key, value in row.items() if key.startswith("train/"))
 
 
 def training_object_sizes(dataset: Dataset, image_size: int) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from typing import Any
 
 import psutil
 
-from napari_beerlanet.core.common.events import RunState
+from napari_beerlanet.core.common.events import FINAL_EVENTS, EventTail, RunState
 from napari_beerlanet.core.common.locking import FolderLock
 from napari_beerlanet.core.common.messages import slug, system_reason
 from napari_beerlanet.core.common.storage import FileError, atomic_path, remove_path
@@ -38,6 +38,7 @@ MEMORY_ADVICE = "use a smaller batch or smaller images"
 _GRACE_PERIOD_S = 10.0  # for what a killed run has left running to end, too
 _CLOCK_TOLERANCE_S = 2.0  # by which the times of files and of processes may differ
 _MAX_SAME_NAME = 1000
+_LAST_EVENTS_BYTES = 4096  # of progress.jsonl, in which a live run says where it is
 
 _STATE_BY_RECORD = {
     "new": RunState.NEW,
@@ -45,7 +46,12 @@ _STATE_BY_RECORD = {
     "finished": RunState.FINISHED,
     "cancelled": RunState.STOPPED,
     "failed": RunState.FAILED,
+    "diverged": RunState.DIVERGED,
 }
+
+
+class TrainingDiverged(ValueError):
+    """Training made the model worse instead of better and was stopped; the message says so."""
 
 
 class RunFolder:
@@ -208,7 +214,10 @@ def read_run(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Run:
-    """A run as it is now; `settings` are a `TrainSettings`'s, `process` is the id of a live one."""
+    """A run as it is now; `settings` are a `TrainSettings`'s, `process` is the id of a live one.
+
+    `epoch` are finished epochs, `current_epoch` is the one that a live process is in.
+    """
 
     path: Path
     state: RunState
@@ -218,6 +227,25 @@ class Run:
     settings: dict[str, Any] = field(default_factory=dict)
     updated: str = ""
     process: int | None = None
+    best_epoch: int | None = None
+    current_epoch: int | None = None
+
+    @property
+    def status(self) -> str:
+        """In a few words: "running, epoch 5 of 6", "stopped after epoch 4 of 6"."""
+        total = f" of {self.epochs}" if self.epochs else ""
+        place = f"after epoch {self.epoch}{total}" if self.epoch else "in its first epoch"
+        if self.is_active:
+            place = f"epoch {self.current_epoch}{total}" if self.current_epoch else "loading"
+            return f"{self.state}, {place}"
+        if self.state is RunState.FINISHED:
+            early = self.epochs is not None and self.epoch < self.epochs
+            return f"stopped early {place}" if early else f"{self.state} {place}"
+        if self.state is RunState.DIVERGED:
+            return f"{self.state} in epoch {self.epoch}{total}"
+        if self.state in (RunState.NEW, RunState.DAMAGED):
+            return str(self.state)
+        return f"{self.state} {place}"
 
     @property
     def name(self) -> str:
@@ -262,6 +290,8 @@ def inspect_run(path: str | os.PathLike[str]) -> Run:
         settings,
         str(content.get("updated") or ""),
         None if process is None else int(process.pid),
+        _as_int(content.get("best_epoch")),
+        None if process is None else _current_epoch(folder),
     )
 
 
@@ -332,6 +362,16 @@ def _live_process(folder: Path, content: Mapping[str, Any]) -> Any:
         return process if ours and process.status() != psutil.STATUS_ZOMBIE else None
     except (psutil.Error, OSError):
         return None
+
+
+def _current_epoch(folder: Path) -> int | None:
+    """The epoch that a live process is in, None while it loads."""
+    for event in reversed(EventTail(folder, latest=_LAST_EVENTS_BYTES).read()):
+        if event["event"] in ("start", "batch", "epoch"):
+            return _as_int(event.get("epoch"))
+        if event["event"] in FINAL_EVENTS:  # of an earlier attempt
+            return None
+    return None
 
 
 def _is_suspended(process: Any) -> bool:

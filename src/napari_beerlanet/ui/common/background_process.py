@@ -37,6 +37,7 @@ _STATE_OF_EVENT = {
     "end": RunState.FINISHED,
     "cancelled": RunState.STOPPED,
     "failed": RunState.FAILED,
+    "diverged": RunState.DIVERGED,
 }
 
 _children: dict[int, subprocess.Popen[bytes]] = {}  # ours, whose exit codes we can read
@@ -44,7 +45,7 @@ _children: dict[int, subprocess.Popen[bytes]] = {}  # ours, whose exit codes we 
 
 @dataclass(frozen=True)
 class RunEnd:
-    """How a run ended: FINISHED, STOPPED, FAILED or INTERRUPTED, and a message for the user."""
+    """How a run ended: FINISHED, STOPPED, DIVERGED, FAILED or INTERRUPTED; a message for people."""
 
     state: RunState
     message: str = ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from qtpy.QtCore import Qt, Signal
 from qtpy.QtWidgets import QGridLayout, QLabel, QLineEdit, QVBoxLayout, QWidget
@@ -35,10 +35,15 @@ if TYPE_CHECKING:  # what takes long to load is loaded in worker threads
 
 _MAX_COMPARED_PIXELS = 16e6  # larger images are not compared
 _HEADER = ("", "before", "after", "")
+_TITLE = "Model comparison: before and after"
 
 
 class ModelComparisonPanel(QWidget):
-    """The result of a run. `kept` carries the new model's file, `discarded` the run's folder."""
+    """The result of a run. `kept` carries the new model's file, `discarded` the run's folder.
+
+    The model can be kept or discarded at any time: a comparison that is not done yet continues
+    after *Keep*, and its result is added to the record of the kept model.
+    """
 
     kept = Signal(object)
     discarded = Signal(object)
@@ -48,15 +53,15 @@ class ModelComparisonPanel(QWidget):
         self._panel, self._viewer = panel, panel.viewer
         self.comparison: ModelComparison | None = None
         self.folder: Path | None = None
+        self.kept_path: Path | None = None
         self.evaluate_task, self.compare_task, self.keep_task = (panel.task() for _ in range(3))
-        self.evaluate_task.ended.connect(lambda _: self._set_enabled(self.folder is not None))
         self.evaluate_bar = TaskProgressBar(self.evaluate_task)
         self.compare_bar = TaskProgressBar(self.compare_task)
         self.keep_bar = TaskProgressBar(self.keep_task, quiet=True)
         layout = QVBoxLayout(self)
         layout.setContentsMargins(0, 0, 0, 0)
         layout.setSpacing(4)
-        self.title = heading("Model comparison: before and after")
+        self.title = heading(_TITLE)
         layout.addWidget(self.title)
         layout.addWidget(self.evaluate_bar)
         self.table = MetricsTable()
@@ -74,7 +79,8 @@ class ModelComparisonPanel(QWidget):
             "Show where the detections of the new model differ on this image.",
             self.compare_image,
         )
-        layout.addWidget(row(self.image_choice, self.compare_button, stretch=0))
+        self.image_row = row(self.image_choice, self.compare_button, stretch=0)
+        layout.addWidget(self.image_row)
         layout.addWidget(self.compare_bar)
         self.toggles = ChangeToggles(self._viewer)
         layout.addWidget(self.toggles)
@@ -94,9 +100,17 @@ class ModelComparisonPanel(QWidget):
             "Keep using the previous model. The run's folder stays until you delete it.",
             self.discard,
         )
+        self.close_button = button("Close", "Close this comparison; the model is kept.", self.clear)
+        self.decision = row(self.keep_button, self.discard_button)
         layout.addWidget(self.name)
-        layout.addWidget(row(self.keep_button, self.discard_button))
+        layout.addWidget(self.decision)
+        layout.addWidget(row(self.close_button))
         layout.addWidget(self.keep_bar)
+
+    @property
+    def pending(self) -> bool:
+        """Whether a new model waits for being kept or discarded."""
+        return self.folder is not None and self.kept_path is None
 
     # --- metrics ---------------------------------------------------------------------------------
 
@@ -108,6 +122,7 @@ class ModelComparisonPanel(QWidget):
         self.clear()
         self.folder = folder
         self.name.setText(_default_model_name(folder))
+        self._update_controls()
         self.show()
 
         def work(report: Report) -> ModelComparison:
@@ -123,13 +138,14 @@ class ModelComparisonPanel(QWidget):
         for task in (self.evaluate_task, self.compare_task):
             task.cancel()
         remove_comparison(self._viewer)
-        self.comparison = self.folder = None
+        self.comparison = self.folder = self.kept_path = None
+        self.title.setText(_TITLE)
         self.table.clear()
         self.notes.hide()
         self.toggles.hide()
         for bar in (self.evaluate_bar, self.compare_bar, self.keep_bar):
             bar.set_message("")
-        self._set_enabled(False)
+        self._update_controls()
         self.hide()
 
     def _show_metrics(self, comparison: ModelComparison) -> None:
@@ -137,8 +153,10 @@ class ModelComparisonPanel(QWidget):
         self.table.set_rows(comparison.rows())
         self.notes.setText("\n".join(comparison.notes))
         self.notes.setVisible(bool(comparison.notes))
-        self._set_enabled(True)
-        if self.image_choice.layer is not None:
+        self._update_controls()
+        if self.kept_path is not None:
+            self._record_comparison(self.kept_path, comparison)
+        elif self.image_choice.layer is not None:
             self.compare_image()
 
     def rows(self) -> list[list[str]]:
@@ -179,17 +197,41 @@ class ModelComparisonPanel(QWidget):
         if not name:
             self.keep_bar.set_message("Enter a name for the new model first.")
             return
-        self._set_enabled(False)
         self.keep_task.start(
             lambda report: keep_and_load_model(folder, name, comparison),
-            lambda saved: self._use_saved_model(*saved),
-            lambda error: self._set_enabled(True),
+            lambda saved: self._use_saved_model(*saved, with_comparison=comparison is not None),
+            lambda error: self._update_controls(),
         )
+        self._update_controls()
 
-    def _use_saved_model(self, path: Path, model: Detector) -> None:
+    def _use_saved_model(self, path: Path, model: Detector, with_comparison: bool) -> None:
         get_session(self._viewer).set_model(model, str(path))
-        self.clear()
+        if with_comparison or not (self.comparison or self.evaluate_task.running):
+            self.clear()
+        else:
+            self.kept_path = path
+            self.title.setText(f"{path.stem}: before and after")
+            self.compare_task.cancel()
+            self._update_controls()
+            if self.comparison is not None:  # it was done while the model was saved
+                self._record_comparison(path, self.comparison)
         self.kept.emit(path)
+
+    def _record_comparison(self, path: Path, comparison: ModelComparison) -> None:
+        """Add the comparison to the record of a model that was kept before it was done."""
+
+        def work(report: Report) -> dict[str, Any]:
+            from napari_beerlanet.core.training.comparison import record_comparison
+
+            return record_comparison(path, comparison)
+
+        def done(info: dict[str, Any]) -> None:
+            session = get_session(self._viewer)
+            if session.model_key == str(path):
+                session.model.info = info
+                session.set_model(session.model, str(path))  # panels describe it anew
+
+        self.keep_task.start(work, done)
 
     def discard(self) -> None:
         """Keep using the previous model; the run's folder stays."""
@@ -197,10 +239,14 @@ class ModelComparisonPanel(QWidget):
         self.clear()
         self.discarded.emit(folder)
 
-    def _set_enabled(self, enabled: bool) -> None:
-        for widget in (self.keep_button, self.name):
-            widget.setEnabled(enabled)
-        self.compare_button.setEnabled(enabled and self.comparison is not None)
+    def _update_controls(self) -> None:
+        """Keep and Discard from the start, and Close once the model is kept."""
+        for widget in (self.keep_button, self.discard_button, self.name):
+            widget.setEnabled(self.pending and not self.keep_task.running)
+        for widget in (self.name, self.decision, self.image_row):
+            widget.setVisible(self.pending)
+        self.compare_button.setEnabled(self.pending and self.comparison is not None)
+        self.close_button.setVisible(self.kept_path is not None)
 
 
 class MetricsTable(QWidget):

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from qtpy.QtCore import Qt, Signal
+from qtpy.QtCore import Qt, QTimer, Signal
 from qtpy.QtWidgets import QListWidget, QListWidgetItem, QMessageBox
 
 from napari_beerlanet.core.common.events import RunState
@@ -15,6 +15,7 @@ from napari_beerlanet.ui.common.controls import CollapsibleGroup, button, row
 from napari_beerlanet.ui.common.notifications import notify_error
 
 _VISIBLE_ROWS = 5
+_UPDATE_INTERVAL_MS = 1000
 _TITLE = "Training runs of this project"
 
 
@@ -29,6 +30,12 @@ class RunList(CollapsibleGroup):
     def __init__(self) -> None:
         super().__init__(_TITLE)
         self.project: Path | None = None
+        self._starting: Path | None = None
+        self._unfinished: set[str] = set()
+        self._timer = QTimer(self)
+        self._timer.setInterval(_UPDATE_INTERVAL_MS)
+        self._timer.timeout.connect(self._update_unfinished)
+        self._timer.start()
         self.confirm_delete: Callable[[Run], bool] = self._confirm_delete
         self.list = QListWidget()
         self.list.setToolTip("All training runs of this project, the newest first.")
@@ -54,9 +61,9 @@ class RunList(CollapsibleGroup):
         runs = [] if self.project is None else list_runs(self.project)
         self.list.clear()
         for run in runs:
-            item = QListWidgetItem(describe_run(run))
+            item = QListWidgetItem()
             item.setData(Qt.ItemDataRole.UserRole, str(run.path))
-            item.setToolTip(run.message or str(run.path))
+            self._describe(item, run)
             self.list.addItem(item)
             if selected is not None and run.path == selected.path:
                 self.list.setCurrentItem(item)
@@ -65,6 +72,36 @@ class RunList(CollapsibleGroup):
         self.header.setText(f"{_TITLE} ({len(runs)})")
         self._update_buttons()
         return runs
+
+    def set_starting(self, path: Path | None) -> None:
+        """A run whose process has been launched and has not written anything yet."""
+        self._starting = path
+        if path is not None:
+            self._unfinished.add(str(path))
+        self._update_unfinished()
+
+    def _update_unfinished(self) -> None:
+        """Say what is true now of runs that have not ended, whichever process trains them."""
+        changed = False
+        for item in map(self.list.item, range(self.list.count())):
+            path = item.data(Qt.ItemDataRole.UserRole)
+            if path in self._unfinished:
+                changed = self._describe(item, inspect_run(path)) or changed
+        if changed:
+            self._update_buttons()
+
+    def _describe(self, item: QListWidgetItem, run: Run) -> bool:
+        """Update the text of a row; whether it has changed."""
+        if run.path == self._starting and run.is_active:
+            self._starting = None
+        starting = run.path == self._starting
+        text = describe_run(run, starting)
+        unfinished = starting or run.is_active or run.state is RunState.NEW
+        (self._unfinished.add if unfinished else self._unfinished.discard)(str(run.path))
+        changed = item.text() != text
+        item.setText(text)
+        item.setToolTip(run.message or str(run.path))
+        return changed
 
     @property
     def selected(self) -> Run | None:
@@ -112,10 +149,6 @@ class RunList(CollapsibleGroup):
         return answer == QMessageBox.StandardButton.Yes
 
 
-def describe_run(run: Run) -> str:
-    """A run in one line: its name (the time), state and epoch."""
-    name_and_state = f"{run.name} · {run.state}"
-    if run.state is RunState.DAMAGED:
-        return name_and_state
-    total = f" of {run.epochs}" if run.epochs else ""
-    return f"{name_and_state} · epoch {run.epoch}{total}"
+def describe_run(run: Run, starting: bool = False) -> str:
+    """A run in one line: its name (the time), and what is true of it now."""
+    return f"{run.name} · {'starting' if starting else run.status}"

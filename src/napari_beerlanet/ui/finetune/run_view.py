@@ -30,12 +30,13 @@ _PAUSE_TOOLTIP = "Suspend the training process where it is."
 
 
 class RunView(QWidget):
-    """Shows one `TrainingProcess` at a time; `ended` carries its `RunEnd`.
+    """Shows one `TrainingProcess` at a time; `ended` carries its `RunEnd`, `resume` the `Run`.
 
     `details`, the curves and the preview, is a widget of its own, which the panel places.
     """
 
     ended = Signal(object)
+    resume = Signal(object)
 
     def __init__(self, preview_task: Task, theme: str) -> None:
         super().__init__()
@@ -46,14 +47,18 @@ class RunView(QWidget):
         self.bar.setToolTip("Progress of the training, and the estimated time left.")
         self.pause_button = button("Pause", _PAUSE_TOOLTIP, self._pause_or_resume)
         self.stop_button = button("Stop", "Stop the training; the best model is kept.", self._stop)
+        self.resume_button = button(
+            "Resume", "Resume after the last completed epoch.", self._resume_stopped
+        )
+        self.end_line = wrapping_label()
         self.resources_line, self.warnings_line = wrapping_label(), hint()
         self.curves = TrainingCurves(theme)
         self.preview = PredictionPreview(preview_task)
         layout = QVBoxLayout(self)
         layout.setContentsMargins(0, 0, 0, 0)
         layout.setSpacing(4)
-        self.buttons = row(self.pause_button, self.stop_button)
-        lines = (self.resources_line, self.warnings_line)
+        self.buttons = row(self.pause_button, self.stop_button, self.resume_button)
+        lines = (self.end_line, self.resources_line, self.warnings_line)
         for part in (self.title, self.bar, self.buttons, *lines):
             layout.addWidget(part)
         self.details = QWidget()
@@ -80,6 +85,7 @@ class RunView(QWidget):
         self.bar.setValue(0)
         self.bar.setFormat("Loading …")
         self.resources_line.setText("")
+        self._set_end_line("")
         self._set_warnings([])
         self.curves.clear()
         self.curves.read_epochs(process.folder)
@@ -150,17 +156,31 @@ class RunView(QWidget):
             self.bar.setFormat("Stopping after this step …")
 
     def _on_ended(self, end: RunEnd) -> None:
-        self._show_buttons(False)
-        self.bar.setFormat(str(end.state).capitalize())
+        run = None if self.process is None else inspect_run(self.process.folder)
+        known = run is not None and run.state is end.state
+        self.bar.setFormat((run.status if run and known else str(end.state)).capitalize())
+        self._show_buttons(False, can_resume=run is not None and run.can_resume)
+        self._set_end_line(end.message if end.state is RunState.FINISHED else "")
         if self.process is not None:
             self.curves.read_epochs(self.process.folder)
         self.ended.emit(end)
 
-    def _show_buttons(self, running: bool) -> None:
+    def _set_end_line(self, text: str) -> None:
+        self.end_line.setText(text)
+        self.end_line.setVisible(bool(text))
+
+    def _show_buttons(self, running: bool, can_resume: bool = False) -> None:
+        """Pause and Stop while it runs, then Resume in their place if that is possible."""
         for control in (self.pause_button, self.stop_button):
             control.setEnabled(running)
-        self.buttons.setVisible(running)
+            control.setVisible(running)
+        self.resume_button.setVisible(can_resume)
+        self.buttons.setVisible(running or can_resume)
         self._on_paused_changed(self.process is not None and self.process.paused)
+
+    def _resume_stopped(self) -> None:
+        if self.process is not None and not self.process.running:
+            self.resume.emit(inspect_run(self.process.folder))
 
     @property
     def folder(self) -> Path | None:
@@ -185,7 +205,8 @@ class TrainingProcess(BackgroundProcess):
 
     def _recorded_end(self) -> RunEnd | None:
         run = inspect_run(self.folder)
-        ended = run.state in (RunState.FINISHED, RunState.STOPPED, RunState.FAILED)
+        ends = (RunState.FINISHED, RunState.STOPPED, RunState.FAILED, RunState.DIVERGED)
+        ended = run.state in ends
         return RunEnd(run.state, run.message) if ended else None
 
     def _explain_exit(self, code: int | None = None, error: BaseException | None = None) -> str:

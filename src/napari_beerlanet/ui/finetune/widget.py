@@ -103,6 +103,7 @@ class FineTuneWidget(Panel):
         self.model_choice.changed.connect(self.estimate.update_soon)
         self.form.changed.connect(self.estimate.update_soon)
         self.run_view.ended.connect(self._on_run_ended)
+        self.run_view.resume.connect(self.resume)
         self.run_list.resume.connect(self.resume)
         self.run_list.follow.connect(self.follow)
         self.run_list.show_result.connect(self._show_result)
@@ -131,7 +132,7 @@ class FineTuneWidget(Panel):
     def _project_updated(self) -> None:
         """Another panel has added images: inspect the data again."""
         project = get_project_store(self.viewer).project
-        if project is not None and not self.run_view.running and self.comparison.folder is None:
+        if project is not None and not self.run_view.running and not self.comparison.pending:
             self.project_choice.choose(project.path)
 
     def open_project(self, folder: Path) -> None:
@@ -213,6 +214,7 @@ class FineTuneWidget(Panel):
         process.start()
         self._update_controls()
         self.run_list.refresh()
+        self.run_list.set_starting(path)
 
     def follow(self, run: Run) -> None:
         """Follow a run that is already active in its process."""
@@ -236,8 +238,9 @@ class FineTuneWidget(Panel):
     def _on_run_ended(self, end: RunEnd) -> None:
         folder = self.run_view.folder
         self._update_models()
+        self.run_list.set_starting(None)
         self.run_list.refresh()
-        if end.state in (RunState.FAILED, RunState.INTERRUPTED):
+        if end.state in (RunState.FAILED, RunState.INTERRUPTED, RunState.DIVERGED):
             self.start_bar.show_error(ValueError(end.message or "The training failed."))
         if end.state is RunState.INTERRUPTED:
             self.run_list.header.setChecked(True)
@@ -256,7 +259,8 @@ class FineTuneWidget(Panel):
 
     def _on_model_kept(self, path: Path) -> None:
         self._show_settings()
-        self.start_bar.set_message(f"Saved as {path.stem} and loaded for detection.")
+        later = " The comparison continues." if self.comparison.evaluate_task.running else ""
+        self.start_bar.set_message(f"Saved as {path.stem} and loaded for detection.{later}")
         self._update_models()
 
     def _on_model_discarded(self, folder: Path) -> None:
@@ -283,7 +287,7 @@ class FineTuneWidget(Panel):
 
     def _update_controls(self) -> None:
         running = self.run_view.running
-        self.settings.setVisible(not running and self.comparison.folder is None)
+        self.settings.setVisible(not running and not self.comparison.pending)
         self.project_choice.setEnabled(not running)
         self.start_button.setEnabled(self.summary is not None and not running)
 

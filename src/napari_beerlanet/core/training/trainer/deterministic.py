@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from napari_beerlanet.core.detection.ultralytics_api import DetectionTrainer, DetectionValidator
+from napari_beerlanet.core.training.runs import TrainingDiverged
 
 _RANK = int(os.environ.get("RANK", "-1"))  # of this process in multi-GPU training, -1 without it
 
@@ -78,8 +79,10 @@ class DeterministicTrainer(DetectionTrainer):  # type: ignore[misc]
         elif event == "on_train_batch_start":
             self.batch_number += 1
             self._batches_since_step += 1
-        elif event == "on_train_batch_end" and self.callback is not None:
-            self.callback.on_batch_end(self)
+        elif event == "on_train_batch_end":
+            self._check_loss()
+            if self.callback is not None:
+                self.callback.on_batch_end(self)
 
     def get_validator(self) -> Any:
         """Ultralytics' validator, without its callbacks."""
@@ -107,13 +110,15 @@ class DeterministicTrainer(DetectionTrainer):  # type: ignore[misc]
     def final_eval(self) -> None:
         """Nothing: Ultralytics would unpickle its best checkpoint to validate it once more."""
 
-    def _handle_nan_recovery(self, epoch: int) -> bool:
-        """Stop: the same random numbers would lead to the same end."""
+    def _check_loss(self) -> None:
         if self.loss is not None and not bool(self.loss.isfinite()):
-            raise ValueError(
-                f"Training diverged: the loss of epoch {epoch + 1} is no number; "
-                "a smaller learning rate may help."
+            raise TrainingDiverged(
+                f"Training diverged in epoch {self.epoch + 1} of {self.epochs}: the loss is not a "
+                "finite number"
             )
+
+    def _handle_nan_recovery(self, epoch: int) -> bool:
+        """Never: the same random numbers would lead to the same end, see `_check_loss`."""
         return False
 
     # --- an epoch depends on nothing but the state before it -------------------------------------
