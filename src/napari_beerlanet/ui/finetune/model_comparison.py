@@ -199,7 +199,7 @@ class ModelComparisonPanel(QWidget):
             return
         self.keep_task.start(
             lambda report: keep_and_load_model(folder, name, comparison),
-            lambda saved: self._use_saved_model(*saved, with_comparison=comparison is not None),
+            lambda saved: self._use_saved_model(saved[0], saved[1], comparison is not None),
             lambda error: self._update_controls(),
         )
         self._update_controls()
@@ -227,7 +227,7 @@ class ModelComparisonPanel(QWidget):
 
         def done(info: dict[str, Any]) -> None:
             session = get_session(self._viewer)
-            if session.model_key == str(path):
+            if session.model is not None and session.model_key == str(path):
                 session.model.info = info
                 session.set_model(session.model, str(path))  # panels describe it anew
 
@@ -241,10 +241,10 @@ class ModelComparisonPanel(QWidget):
 
     def _update_controls(self) -> None:
         """Keep and Discard from the start, and Close once the model is kept."""
-        for widget in (self.keep_button, self.discard_button, self.name):
-            widget.setEnabled(self.pending and not self.keep_task.running)
-        for widget in (self.name, self.decision, self.image_row):
-            widget.setVisible(self.pending)
+        for control in (self.keep_button, self.discard_button, self.name):
+            control.setEnabled(self.pending and not self.keep_task.running)
+        for part in (self.name, self.decision, self.image_row):
+            part.setVisible(self.pending)
         self.compare_button.setEnabled(self.pending and self.comparison is not None)
         self.close_button.setVisible(self.kept_path is not None)
 

@@ -84,8 +84,8 @@ class RunList(CollapsibleGroup):
         """Say what is true now of runs that have not ended, whichever process trains them."""
         changed = False
         for item in map(self.list.item, range(self.list.count())):
-            path = item.data(Qt.ItemDataRole.UserRole)
-            if path in self._unfinished:
+            path = "" if item is None else item.data(Qt.ItemDataRole.UserRole)
+            if item is not None and path in self._unfinished:
                 changed = self._describe(item, inspect_run(path)) or changed
         if changed:
             self._update_buttons()
