@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: help demo test lint benchmark docs clean
+.PHONY: help demo test lint kernels benchmark docs clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | expand -t 12
@@ -13,7 +13,8 @@ help:  ## list the targets
 demo: $(VENV)/.ready  ## decompose a sample smear into stains; the pictures go to demo/
 	$(BIN)/napari-beerlanet demo --out demo
 
-test: lint  ## lint, types, manifest, then the tests
+test: $(VENV)/.ready  ## lint, types, manifest, then the tests
+	@$(MAKE) --no-print-directory -j2 lint kernels
 	PYTHONDONTWRITEBYTECODE= sh scripts/with-display.sh $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --durations 50
 
 lint: $(VENV)/.ready  ## ruff, import contracts, mypy, npe2 validate
@@ -22,6 +23,10 @@ lint: $(VENV)/.ready  ## ruff, import contracts, mypy, npe2 validate
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 	$(BIN)/npe2 validate --imports src/napari_beerlanet/napari.yaml
+
+# What fails here, a test tells better.
+kernels: $(VENV)/.ready
+	-@PYTHONDONTWRITEBYTECODE= $(BIN)/python tests/compile_kernels.py
 
 benchmark: $(VENV)/.benchmark-ready  ## speed and memory against the dense version
 	$(BIN)/python benchmarks/decompose.py
