@@ -61,6 +61,20 @@ def test_boxes_outside_and_without_area_are_left_out_and_told():
     ]
 
 
+def test_boxes_of_a_few_pixels_are_left_out_and_told():
+    given = some([[5, 5, 8.9, 30], [5, 5, 9, 9], [-9, 5, 3, 30], [97, 70, 120, 90]], [0, 0, 1, 1])
+    used, notes = given.trainable()
+    np.testing.assert_array_equal(used.xyxy, [[5, 5, 9, 9]])
+    assert notes == ["3 boxes have a side of less than 4 pixels and are left out."]
+    assert some([], []).trainable()[1] == []
+
+
+def test_only_copies_are_not_reviewed():
+    boxes = [[0, 0, 9, 9], [20, 0, 29, 9], [40, 0, 49, 9], [60, 0, 69, 9]]
+    given = replace(some(boxes, [0, 0, 0, 1]), status=["copied", "drawn", "corrected", "confirmed"])
+    assert given.reviewed.tolist() == [False, True, True, True]
+
+
 def test_copied_detections_go_by_the_name_of_their_class():
     found = Detections(
         np.array([[70, 0, 79, 9], [65, 25, 80, 40]], np.float32),

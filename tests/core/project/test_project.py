@@ -15,6 +15,7 @@ from napari_beerlanet.core.common.progress import Cancelled
 from napari_beerlanet.core.common.storage import DataError
 from napari_beerlanet.core.formats.dataset import check_dataset, read_dataset
 from napari_beerlanet.core.images.files import read_image
+from napari_beerlanet.core.images.rgb import PADDING_GREY
 from napari_beerlanet.core.project.files import ProjectError
 from napari_beerlanet.core.project.image_source import ImageSource
 from napari_beerlanet.core.project.project import Project
@@ -377,6 +378,46 @@ def test_odd_boxes_are_told(project):
     assert added.boxes == 1
     assert "1 box has no area and is left out." in added.notes
     assert "1 box has no part in the image and is left out." in added.notes
+
+
+def test_what_was_not_reviewed_is_neither_object_nor_background(project):
+    source, rgb, annotations = smear(1)
+    copies = replace(annotations, status=["copied", *["drawn"] * (len(annotations) - 1)])
+    whole = project.add_image(source, rgb, copies, 128)
+    assert (whole.used, whole.unused) == (len(annotations), {})
+    added = project.add_image(source, rgb, copies, 128, reviewed_only=True)
+    assert added.used == len(annotations) - 1
+    assert added.unused == {"copied from detections and not reviewed": 1}
+    (crop,) = [crop for crop in project.crops if crop.source == added.id]
+    pixels = np.asarray(Image.open(project.path / crop.image()))
+    x1, y1, x2, y2 = annotations.xyxy[0].round().astype(int)
+    others = np.zeros(pixels.shape[:2], bool)
+    for a1, b1, a2, b2 in annotations.xyxy[1:].round().astype(int):
+        others[b1:b2, a1:a2] = True
+    hidden = np.zeros_like(others)
+    hidden[max(y1, 0) : y2, max(x1, 0) : x2] = True
+    assert (pixels[hidden & ~others] == PADDING_GREY).all()
+    assert crop.boxes == len(annotations) - 1
+    assert len(project.load_annotations(source)) == len(annotations)  # saved are all of them
+
+
+def test_stray_boxes_are_counted_by_reason(project):
+    source, rgb, annotations = smear(1)
+    stray = np.array([[500, 500, 510, 510], [30, 30, 32, 60]], float)
+    n = len(annotations)
+    given = replace(
+        annotations,
+        xyxy=np.concatenate([annotations.xyxy, stray]),
+        labels=np.append(annotations.labels, [0, 0]),
+        ids=np.arange(n + 2),
+        status=["drawn"] * (n + 2),
+    )
+    added = project.add_image(source, rgb, given, 128)
+    assert added.used == n
+    assert added.unused == {
+        "with no part in the image": 1,
+        "with a side of less than 4 pixels": 1,
+    }
 
 
 def test_boxes_that_nothing_is_learned_from_are_told(project):

@@ -330,6 +330,53 @@ def test_an_image_goes_into_the_project_as_crops(drawing, until, tmp_path):
     assert "Only one image" in drawing.split.text()
 
 
+def copied_and_confirmed(drawing, until, folder):
+    """Three copied boxes, one of them confirmed, and a project to add them to."""
+    drawing.project.create_project(folder)
+    until(lambda: drawing.store.project is not None)
+    show_detections(drawing).set_filter(0.0)
+    drawing.copy.click()
+    boxes(drawing).layer.selected_data = {0}
+    boxes(drawing).confirm()
+
+
+def test_copies_that_nobody_has_reviewed_are_asked_about(drawing, until, tmp_path):
+    copied_and_confirmed(drawing, until, tmp_path / "my cells")
+    sentence = "2 of 3 boxes were copied from detections and not reviewed."
+    assert drawing.unreviewed.text() == sentence
+    question = drawing.add_question
+    drawing.add.click()
+    assert not drawing.annotation_actions.project_task.running
+    assert question.isVisibleTo(drawing)
+    assert question.text.text() == sentence
+    assert [b.text() for b in question.buttons] == ["Add all", "Only reviewed", "Cancel"]
+    assert question.buttons[0].isDefault()
+    question.buttons[2].click()
+    assert not question.isVisibleTo(drawing)
+    assert drawing.store.project.summary()["images"] == 0
+
+    drawing.add.click()
+    question.buttons[1].click()
+    until(lambda: not drawing.annotation_actions.project_task.running)
+    told = drawing.message.text().splitlines()[0]
+    assert told.startswith("Added for training: 1 of 3 boxes in 1 crop of up to ")
+    assert told.endswith("; not used: 2 copied from detections and not reviewed.")
+    assert sum(crop.boxes for crop in drawing.store.project.crops) == 1
+
+    drawing.add.click()
+    assert question.buttons[1].isDefault()  # the last answer is offered
+    question.buttons[0].click()
+    until(lambda: not drawing.annotation_actions.project_task.running)
+    assert "Added for training: 3 boxes in" in drawing.message.text()
+
+    boxes(drawing).layer.selected_data = {0, 1, 2}
+    boxes(drawing).confirm()
+    assert not drawing.unreviewed.isVisibleTo(drawing)
+    drawing.add.click()  # nothing to ask any more
+    assert drawing.annotation_actions.project_task.running
+    until(lambda: not drawing.annotation_actions.project_task.running)
+
+
 def test_the_window_answers_while_an_image_is_added(
     make_napari_viewer, until, tmp_path, stalls, record_property
 ):

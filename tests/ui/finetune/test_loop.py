@@ -88,7 +88,7 @@ def test_the_loop(make_napari_viewer, qtbot, until, tmp_path):
             (n, int((truths[name].labels == k).sum())) for k, n in enumerate(truths[name].names)
         )
         annotate.annotation_actions.mark_whole_image()
-        annotate.annotation_actions.add_to_project()
+        annotate.annotation_actions.add_to_project("use")  # as corrected
         until(lambda: not annotate.annotation_actions.project_task.running)
     assert len(list((tmp_path / "our laboratory" / "images").glob("*/*.png"))) >= 2
 

@@ -23,6 +23,9 @@ DRAWN, COPIED, CORRECTED, CONFIRMED = "drawn", "copied", "corrected", "confirmed
 STATUSES = (DRAWN, COPIED, CORRECTED, CONFIRMED)
 """By hand; from detections and not looked at yet; from detections and changed; looked at."""
 
+MIN_TRAINABLE_SIDE = 4.0
+"""Pixels of a box's shorter side in the image; what is smaller was hardly meant."""
+
 
 @dataclass(frozen=True, eq=False)
 class Annotations:
@@ -135,18 +138,29 @@ class Annotations:
         shape = self.image_shape if min(self.image_shape) > 0 else None
         return Detections(boxes, self.labels, ones, self.names, columns, image_shape=shape)
 
+    @property
+    def reviewed(self) -> npt.NDArray[np.bool_]:
+        """(n,) whether each was drawn, changed or confirmed, and not just copied."""
+        return np.array([status != COPIED for status in self.status], bool)
+
+    def unusable(self) -> dict[str, npt.NDArray[np.bool_]]:
+        """What a box has that cannot be learned from, and which (n,) have it, each counted once."""
+        inside = clip(self.xyxy, self.image_shape)
+        empty, outside = area(self.xyxy) <= 0, area(inside) <= 0
+        tiny = (inside[:, 2:] - inside[:, :2]).min(axis=1, initial=np.inf) < MIN_TRAINABLE_SIDE
+        return {
+            "no area": empty,
+            "no part in the image": outside & ~empty,
+            f"a side of less than {MIN_TRAINABLE_SIDE:.0f} pixels": tiny & ~outside & ~empty,
+        }
+
     def trainable(self) -> tuple[Annotations, list[str]]:
         """Those that can be learned from, cut off at the image's border, and what is left out."""
+        unusable = self.unusable()
+        notes = [_left_out(int(which.sum()), has) for has, which in unusable.items() if which.any()]
         boxes = clip(self.xyxy, self.image_shape).astype(np.float64)
-        empty, outside = area(self.xyxy) <= 0, area(boxes) <= 0
-        notes = []
-        for wrong, reason in (
-            (empty, "no area"),
-            (outside & ~empty, "no part in the image"),
-        ):
-            if wrong.any():
-                notes.append(_left_out(int(wrong.sum()), reason))
-        return replace(self, xyxy=boxes)[~outside], notes
+        usable = ~np.logical_or.reduce(list(unusable.values()))
+        return replace(self, xyxy=boxes)[usable], notes
 
     def to_json(self) -> dict[str, Any]:
         """As JSON has it; classes by name, so that their order may change."""

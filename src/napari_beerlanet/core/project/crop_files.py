@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image
 
 from napari_beerlanet.core.boxes.annotations import Annotations
@@ -38,13 +39,19 @@ _PNG_COMPRESS_LEVEL = 4  # half the time of the usual 6 for hardly larger files
 
 @dataclass(frozen=True)
 class AddedImage:
-    """What adding an image did: its id, its split ("train", "val"), and sentences for people."""
+    """What adding an image did: its id, its split ("train", "val"), and sentences for people.
+
+    `used` boxes of the annotations are learned from; `unused` says how many others there are, by
+    the words that complete "12 boxes …".
+    """
 
     id: str
     split: str
     crops: int
     boxes: int
     notes: list[str] = field(default_factory=list)
+    used: int = 0
+    unused: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -79,13 +86,17 @@ def stage_crops(
     crop_size: int,
     grey: int,
     existing: Mapping[str, CropRecord],
+    hidden: npt.NDArray[np.float64] | None = None,
     report: Report | None = None,
 ) -> list[StagedCrop]:
-    """Cut out and write the planned crops of an image, except for those that exist."""
+    """Cut out and write the planned crops of an image, except for those that exist.
+
+    `hidden` (k, 4) are boxes that are neither learned from nor taught as background.
+    """
     crops = []
     for number, plan in enumerate(planned):
         report_progress(report, number, len(planned), "cutting crops")
-        crop = cut_crop(rgb, annotations, plan.window, crop_size, grey)
+        crop = cut_crop(rgb, annotations, plan.window, crop_size, grey, hidden)
         if crop.empty:
             continue
         ids = frozenset(crop.ids.tolist())
@@ -179,12 +190,16 @@ def _overlap_groups(records: Sequence[CropRecord]) -> list[int]:
     return [number[k] for k in range(len(records))]
 
 
-def describe_unused_boxes(annotations: Annotations, crops: Sequence[StagedCrop]) -> list[str]:
-    """A sentence on objects that no crop holds, whole or mostly."""
-    unused = set(annotations.object_ids.tolist()).difference(*(crop.ids for crop in crops))
+def count_unused_boxes(annotations: Annotations, crops: Sequence[StagedCrop]) -> int:
+    """How many objects no crop holds, whole or mostly."""
+    return len(set(annotations.object_ids.tolist()).difference(*(crop.ids for crop in crops)))
+
+
+def describe_unused_boxes(unused: int) -> list[str]:
+    """A sentence on `count_unused_boxes`."""
     if not unused:
         return []
-    boxes = count_of(len(unused), "box is", "boxes are")
+    boxes = count_of(unused, "box is", "boxes are")
     return [
         f"{boxes} not used for training: most of each lies outside of the annotated regions, or it "
         "is larger than a crop."

@@ -132,12 +132,17 @@ def split_for_validation(
 
 
 def cut_crop(
-    rgb: Any, annotations: Annotations, window: Rectangle, crop_size: int, grey: int = PADDING_GREY
+    rgb: Any,
+    annotations: Annotations,
+    window: Rectangle,
+    crop_size: int,
+    grey: int = PADDING_GREY,
+    hide: npt.NDArray[np.float64] | None = None,
 ) -> Crop:
     """A crop of an image (H, W, 3 or 4), of which only the window is read.
 
     A box is kept, clipped, where most of it lies in regions and in the window; what is visible of
-    others is hidden.
+    others is hidden, and so are the boxes `hide` (k, 4).
     """
     x1, y1, x2, y2 = window.corners
     annotations = annotations[_meets_window(annotations.xyxy, window)]
@@ -150,7 +155,8 @@ def cut_crop(
     boxes = np.array([parts[k] for k in valid], np.float64).reshape(-1, 4)
     boxes = np.asarray(translate(boxes, -x1, -y1), np.float64)
     cut_off = np.flatnonzero((fraction > 0) & (fraction < MIN_FRACTION_INSIDE - 1e-9))
-    hidden = _box_mask(translate(annotations.xyxy[cut_off], -x1, -y1), covered.shape)
+    others = np.concatenate([annotations.xyxy[cut_off], np.empty((0, 4)) if hide is None else hide])
+    hidden = _box_mask(translate(others, -x1, -y1), covered.shape)
     visible = covered & ~(hidden & ~_box_mask(boxes, covered.shape))
     if pixels.shape[2] == 4:
         visible &= pixels[..., 3] > 0

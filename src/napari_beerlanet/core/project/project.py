@@ -30,6 +30,7 @@ from napari_beerlanet.core.images.rgb import PADDING_GREY
 from napari_beerlanet.core.project.crop_files import (
     AddedImage,
     CropUpdate,
+    count_unused_boxes,
     describe_unused_boxes,
     split_group,
     split_group_of_crop,
@@ -318,13 +319,15 @@ class Project:
         *,
         crop_size: int | None = None,
         grey: int = PADDING_GREY,
+        reviewed_only: bool = False,
         report: Report | None = None,
     ) -> AddedImage:
         """Cut the annotated regions of an image (H, W, 3 or 4) into training crops.
 
         `crop_size` image pixels become `training_size` in training, see `choose_crop_size`; as many
-        by default. An image that was added before is brought up to date. Whatever happens
-        meanwhile, the project has either the crops it had or the new ones.
+        by default. `reviewed_only` hides boxes that were copied and not reviewed: they are neither
+        objects nor background. An image that was added before is brought up to date. Whatever
+        happens meanwhile, the project has either the crops it had or the new ones.
         """
         self.save_annotations(source, annotations)
         doing = "add the image"
@@ -332,8 +335,12 @@ class Project:
             self._prepare_change(doing)
             if tuple(rgb.shape[:2]) != source.shape:
                 raise ProjectError(f"{source.name}: not the image that was annotated, by its size.")
-            used, notes = replace(annotations, image_shape=source.shape).trainable()
+            annotations = replace(annotations, image_shape=source.shape)
+            unused = {f"with {has}": int(n.sum()) for has, n in annotations.unusable().items()}
+            used, notes = annotations.trainable()
             used = self._with_project_classes(used)
+            hidden = used[~used.reviewed].xyxy if reviewed_only else np.empty((0, 4))
+            used = used[used.reviewed] if reviewed_only else used
             name = self.id_of(source)
             old, others = self._crops_of(name)
             crop_size = crop_size or training_size
@@ -357,6 +364,7 @@ class Project:
                     crop_size=crop_size,
                     grey=grey,
                     existing={crop.file: crop for crop in old},
+                    hidden=hidden,
                     report=subprogress(report, 0.0, 0.95),
                 )
                 if not new:
@@ -367,12 +375,17 @@ class Project:
                 update = stage_update(change, manifest, others, old, new)
             self._apply(update)
         report_progress(report, 1, 1, "done")
+        outside = count_unused_boxes(used, new)
+        unused |= {"copied from detections and not reviewed": len(hidden)}
+        unused |= {"mostly outside of the annotated regions or larger than a crop": outside}
         return AddedImage(
             name,
             self._manifest.split[name],
             len(new),
             sum(crop.record.boxes for crop in new),
-            [*notes, *describe_unused_boxes(used, new), *update.notes, *self.split_notes()],
+            [*notes, *describe_unused_boxes(outside), *update.notes, *self.split_notes()],
+            len(used) - outside,
+            {reason: count for reason, count in unused.items() if count},
         )
 
     def remove_image(self, name: str) -> None:

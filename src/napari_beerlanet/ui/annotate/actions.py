@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from napari.layers import Image, Layer
@@ -16,6 +18,7 @@ from napari_beerlanet.core.boxes.annotations import CONFIRMED, Annotations
 from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.common.messages import count_of
 from napari_beerlanet.core.common.progress import Report
+from napari_beerlanet.core.common.storage import atomic_path
 from napari_beerlanet.core.images.files import ImageFile
 from napari_beerlanet.core.project.crop_files import AddedImage
 from napari_beerlanet.core.project.crops import choose_crop_size, padding_grey
@@ -39,6 +42,7 @@ from napari_beerlanet.ui.annotate.store import (
 )
 from napari_beerlanet.ui.common.notifications import notify_error
 from napari_beerlanet.ui.common.panel import Panel
+from napari_beerlanet.ui.common.recent import user_data_folder
 from napari_beerlanet.ui.common.session import get_session
 from napari_beerlanet.ui.common.tasks import TaskOutcome
 from napari_beerlanet.ui.detections.image_detections import (
@@ -54,6 +58,9 @@ DEFAULT_TRAINING_SIZE = 640
 _SAME_BOX_IOU = 0.5  # from which a new box counts as annotated already
 _MAX_NOTES = 6  # of an import
 _SPLIT_NAMES = {TRAIN: "training", VAL: "validation"}
+
+Unreviewed = Literal["ask", "use", "hide"]
+"""What to do with boxes that were copied from detections and not reviewed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,12 +81,14 @@ class AnnotationActions(QObject):
     """The steps of annotating; `image` is the chosen layer.
 
     `message` carries the result of a step in a sentence. `started` is emitted when an image has its
-    layers, `file_changed` when there is a decision to make about `changed_file`.
+    layers, `file_changed` when there is a decision to make about `changed_file`, `unreviewed_found`
+    when there is one about copies that nobody has reviewed: their number, and that of all boxes.
     """
 
     message = Signal(str)
     started = Signal()
     file_changed = Signal()
+    unreviewed_found = Signal(int, int)
 
     def __init__(self, panel: Panel) -> None:
         super().__init__(panel)
@@ -297,8 +306,11 @@ class AnnotationActions(QObject):
 
     # --- project ----------------------------------------------------------------------------------
 
-    def add_to_project(self) -> None:
-        """Cut the annotated regions into training crops, off the GUI thread."""
+    def add_to_project(self, unreviewed: Unreviewed = "ask") -> None:
+        """Cut the annotated regions into training crops, off the GUI thread.
+
+        Boxes that were copied and not reviewed are used, hidden, or asked about first.
+        """
         annotated = self.annotated
         if annotated is None or self.image is None:
             self._report_problem("There are no annotations of this image yet; press Annotate.")
@@ -308,6 +320,12 @@ class AnnotationActions(QObject):
             return
         plane = self.plane
         source, annotations = annotated.sources[plane], annotated.annotations(plane)
+        copies = int((~annotations.reviewed).sum())
+        if unreviewed == "ask" and copies:
+            self.unreviewed_found.emit(copies, len(annotations))
+            return
+        if unreviewed != "ask":
+            save_unreviewed_answer(unreviewed)
         info, scale = self._model_info(), detection_scale(self.viewer, self.image)
         self.importing = False
 
@@ -318,7 +336,9 @@ class AnnotationActions(QObject):
             self.message.emit("\n".join([*addition.sentences(), *notes]))
 
         self.project_task.start(
-            lambda report: add_image_to_project(source, annotations, project, info, scale, report),
+            lambda report: add_image_to_project(
+                source, annotations, project, info, scale, report, unreviewed == "hide"
+            ),
             done,
         )
 
@@ -366,7 +386,7 @@ class AnnotationActions(QObject):
 
 @dataclass(frozen=True)
 class ProjectAddition:
-    """The result of adding an image with `boxes`, and the size of its crops and its reason.
+    """The result of adding an image with `boxes`; the size of its crops, and why that size.
 
     `project_notes` are about the whole project and shown elsewhere.
     """
@@ -380,15 +400,20 @@ class ProjectAddition:
 
     def sentences(self) -> list[str]:
         """The result for people."""
-        split = _SPLIT_NAMES.get(self.added.split, self.added.split)
-        overlapping = "overlapping " * (self.added.crops > 1)
-        crops = count_of(self.added.crops, f"{overlapping}crop")
+        added = self.added
+        split = _SPLIT_NAMES.get(added.split, added.split)
+        all_of = f"{added.used} of " if added.unused else ""
+        boxes = f"{all_of}{count_of(self.boxes, 'box', 'boxes')}"
+        crops = count_of(added.crops, f"{'overlapping ' * (added.crops > 1)}crop")
         size = f"{self.crop_size} pixels ({self.crop_size_reason})"
-        boxes = count_of(self.boxes, "box", "boxes")
-        sentences = [f"Added for {split}: {boxes} in {crops} of up to {size}."]
+        unused = ", ".join(f"{count} {reason}" for reason, count in added.unused.items())
+        rest = f"; not used: {unused}" if unused else ""
+        sentences = [f"Added for {split}: {boxes} in {crops} of up to {size}{rest}."]
         if self.new_classes:
             sentences.append(f"New in the project: {', '.join(self.new_classes)}.")
-        return [*sentences, *(n for n in self.added.notes if n not in self.project_notes)]
+        said = ("left out", "not used for training")
+        notes = [note for note in added.notes if not any(words in note for words in said)]
+        return [*sentences, *(note for note in notes if note not in self.project_notes)]
 
 
 def add_image_to_project(
@@ -398,6 +423,7 @@ def add_image_to_project(
     info: Mapping[str, Any],
     scale: float | None,
     report: Report,
+    reviewed_only: bool = False,
 ) -> ProjectAddition:
     """Cut the annotated regions of an image into training crops."""
     used = [name for name, count in annotations.counts().items() if count]
@@ -413,6 +439,7 @@ def add_image_to_project(
         training_size,
         crop_size=crop_size,
         grey=padding_grey(info),
+        reviewed_only=reviewed_only,
         report=report,
     )
     return ProjectAddition(
@@ -444,6 +471,27 @@ def import_into_project(
     notes = [note for note in imported.notes if note not in project.split_notes()]
     more = len(notes) - _MAX_NOTES
     return [*summary, *notes[:_MAX_NOTES], *([f"… and {more} more."] if more > 0 else [])]
+
+
+def unreviewed_answer() -> Unreviewed:
+    """What the user has last decided about copies that were not reviewed."""
+    try:
+        answer = json.loads(_answer_file().read_text(encoding="utf-8"))["unreviewed"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return "ask"
+    return "hide" if answer == "hide" else "use"
+
+
+def save_unreviewed_answer(answer: Unreviewed) -> None:
+    """Remember it as the default; ignored where the user's folder cannot be written to."""
+    with suppress(OSError):
+        _answer_file().parent.mkdir(parents=True, exist_ok=True)
+        with atomic_path(_answer_file()) as unfinished:
+            unfinished.write_text(json.dumps({"unreviewed": answer}), encoding="utf-8")
+
+
+def _answer_file() -> Path:
+    return user_data_folder() / "annotate.json"
 
 
 def _training_size(info: Mapping[str, Any], project: Project) -> int:

@@ -102,6 +102,10 @@ class AnnotationLayer:
         """How many boxes there are of each class, as of the last change."""
         return self._last.counts()
 
+    def unreviewed(self) -> int:
+        """How many boxes are copies that nobody has reviewed, as of the last change."""
+        return int((~self._last.reviewed).sum())
+
     # --- editing: keys and buttons ----------------------------------------------------------------
 
     def set_class(self, name: str) -> None:

@@ -17,7 +17,7 @@ from qtpy.QtWidgets import (
 )
 
 from napari_beerlanet.core.common.messages import count_of
-from napari_beerlanet.ui.annotate.actions import AnnotationActions
+from napari_beerlanet.ui.annotate.actions import AnnotationActions, unreviewed_answer
 from napari_beerlanet.ui.annotate.annotated_image import (
     MAX_WHOLE_IMAGE_PIXELS,
     WHOLE_IMAGE,
@@ -136,8 +136,10 @@ class AnnotateWidget(Panel):
         self.add = button(
             "Add image to project",
             "Cut the annotated regions into training crops; adding again updates them.",
-            self.annotation_actions.add_to_project,
+            lambda: self.annotation_actions.add_to_project(),
         )
+        self.unreviewed = hint()
+        self.add_question = QuestionFrame()
         self.import_dataset = QPushButton("Import annotations …")
         self.import_dataset.setToolTip(
             "Import images that were annotated elsewhere into the project: a YOLO dataset "
@@ -155,7 +157,8 @@ class AnnotateWidget(Panel):
         self.split = hint()
         self.saved = hint()
         buttons = row(self.add, self.import_dataset)
-        return [heading("Training data"), buttons, self.bar, self.message, self.split, self.saved]
+        question = (self.unreviewed, buttons, self.add_question)
+        return [heading("Training data"), *question, self.bar, self.message, self.split, self.saved]
 
     def _connect(self) -> None:
         actions = self.annotation_actions
@@ -163,6 +166,7 @@ class AnnotateWidget(Panel):
         actions.message.connect(self.message.setText)
         actions.started.connect(self.refresh)
         actions.file_changed.connect(self.refresh)
+        actions.unreviewed_found.connect(self._ask_unreviewed)
         actions.project_task.started.connect(self.refresh)
         actions.project_task.ended.connect(self._project_task_ended)
         self.store.changed.connect(self.refresh)
@@ -179,6 +183,7 @@ class AnnotateWidget(Panel):
 
     def _choose_image(self, layer: Image | None) -> None:
         self.annotation_actions.image = layer
+        self.add_question.dismiss()
         self.refresh()
 
     def refresh(self, event: Any = None) -> None:
@@ -202,6 +207,7 @@ class AnnotateWidget(Panel):
         self.add.setEnabled(annotated is not None and not busy)
         self.import_dataset.setEnabled(project is not None and not project.read_only and not busy)
         self._ask()
+        self._show_unreviewed()
         self._show_coverage()
         self.split.setText("\n".join(project.split_notes()) if project else "")
         self._show_saved()
@@ -213,6 +219,21 @@ class AnnotateWidget(Panel):
                 "Import cancelled; the images imported so far stay in the project."
             )
         self.refresh()
+
+    def _show_unreviewed(self) -> None:
+        annotated = self.annotation_actions.annotated
+        copies = 0 if annotated is None else annotated.boxes.unreviewed()
+        total = 0 if annotated is None else sum(annotated.boxes.counts().values())
+        self.unreviewed.setText(describe_unreviewed(copies, total) if copies else "")
+        self.unreviewed.setVisible(bool(copies))
+        if not copies:
+            self.add_question.dismiss()
+
+    def _ask_unreviewed(self, copies: int, total: int) -> None:
+        add = self.annotation_actions.add_to_project
+        self.add_question.ask_unreviewed(
+            copies, total, lambda: add("use"), lambda: add("hide"), unreviewed_answer()
+        )
 
     def _show_saved(self, text: str = "") -> None:
         """Muted unless saving fails."""
@@ -389,6 +410,31 @@ class QuestionFrame(QFrame):
             ("In regions I draw", regions.toolTip(), regions.click),
         )
 
+    def ask_unreviewed(
+        self,
+        copies: int,
+        total: int,
+        use: AnswerCallback,
+        hide: AnswerCallback,
+        last_answer: str,
+    ) -> None:
+        """Whether copies that nobody has reviewed are training data; the last answer is offered."""
+        self.ask(
+            "unreviewed",
+            describe_unreviewed(copies, total),
+            ("Add all", "Use the copies as they are: they count as right.", use),
+            (
+                "Only reviewed",
+                "Hide what was not reviewed: it is taught neither as a cell nor as background.",
+                hide,
+            ),
+            ("Cancel", "Add nothing; review the copies first (Tab, then C to confirm).", _nothing),
+        )
+        self.buttons[1].setEnabled(copies < total)
+        chosen = self.buttons[1 if last_answer == "hide" and copies < total else 0]
+        chosen.setDefault(True)
+        chosen.setFocus()
+
     def dismiss(self) -> None:
         """Hide the question."""
         self.about = None
@@ -400,3 +446,13 @@ class QuestionFrame(QFrame):
             act()
 
         return answer
+
+
+def describe_unreviewed(copies: int, total: int) -> str:
+    """How many boxes nobody has looked at."""
+    of_all = f"{copies} of {count_of(total, 'box', 'boxes')}"
+    return f"{of_all} {'was' if copies == 1 else 'were'} copied from detections and not reviewed."
+
+
+def _nothing() -> None:
+    """The answer that changes nothing."""
