@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from napari_beerlanet.core.stains.decomposition import Decomposition
     from napari_beerlanet.core.stains.layer import BeerLaNet
     from napari_beerlanet.core.stains.palette import Palette
+    from napari_beerlanet.core.stains.presets import StainPreset, load_preset
     from napari_beerlanet.core.stains.slide import decompose_slide
     from napari_beerlanet.core.training.fine_tune import fine_tune
 
@@ -32,6 +33,7 @@ __all__ = [
     "Detections",
     "Detector",
     "Palette",
+    "StainPreset",
     "__version__",
     "decompose",
     "decompose_slide",
@@ -39,6 +41,7 @@ __all__ = [
     "evaluate",
     "fine_tune",
     "load_checkpoint",
+    "load_preset",
     "open_slide",
     "run_study",
     "save_checkpoint",
@@ -50,12 +53,14 @@ _HOME = {
     "Detections": "core.boxes.detections",
     "Detector": "core.detection.detector",
     "Palette": "core.stains.palette",
+    "StainPreset": "core.stains.presets",
     "decompose": "core.stains.decompose",
     "decompose_slide": "core.stains.slide",
     "detect_slide": "core.detection.slide_detector",
     "evaluate": "core.evaluation.dataset",
     "fine_tune": "core.training.fine_tune",
     "load_checkpoint": "core.checkpoints.checkpoint",
+    "load_preset": "core.stains.presets",
     "open_slide": "core.images.slide",
     "run_study": "core.batch.study",
     "save_checkpoint": "core.checkpoints.checkpoint",

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import tifffile
 from PIL import Image
@@ -20,6 +21,7 @@ from napari_beerlanet.cli.main import main
 from napari_beerlanet.core.batch import outputs
 from napari_beerlanet.core.batch.inputs import find_images, name_jobs
 from napari_beerlanet.core.images.files import read_image
+from napari_beerlanet.core.stains.presets import NamedSpectrum, write_preset
 
 FAST = ["--iterations", "2", "--lam", "0.01", "--gamma", "0.1", "--no-preview"]
 FIELD = samples.he_field((96, 96), seed=1).image
@@ -119,7 +121,8 @@ def test_demo(out, capsys, monkeypatch):
     printed = capsys.readouterr().out
     assert "stained with haematoxylin and eosin" in printed
     assert str(out / "blood-smear.preview.png") in printed
-    assert "OD " in printed
+    assert "Stain 1" in printed
+    assert "OD " not in printed
     assert record(out / "blood-smear.spectra.json")["pixel_size_um"] is not None
 
 
@@ -445,3 +448,84 @@ def test_as_a_module(module):
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 0
     assert done.stdout == f"napari-beerlanet {nb.__version__}\n"
+
+
+# --- given spectra -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def picture(tmp_path) -> Path:
+    return save(tmp_path / "section.png", size=64)
+
+
+def test_a_preset_is_kept_and_names_the_stains(tmp_path, picture):
+    out = tmp_path / "out"
+    assert run("decompose", picture, "--out", out, "--preset", "h-dab") == 0
+    content = record(out / f"{picture.stem}.spectra.json")
+    expected = nb.decompose(
+        np.asarray(Image.open(picture)), spectra=nb.load_preset("H-DAB"), fixed_spectra=True
+    )
+    assert content["fixed_spectra"] is True
+    assert [c["stain"] for c in content["components"]] == ["haematoxylin", "DAB"]
+    np.testing.assert_allclose([c["spectrum"] for c in content["components"]], expected.spectra.T)
+    np.testing.assert_allclose(content["background"]["x0"], expected.background)
+    with tifffile.TiffFile(out / f"{picture.stem}.densities.ome.tiff") as file:
+        assert 'Name="haematoxylin' in file.ome_metadata
+        np.testing.assert_array_equal(file.asarray(), expected.densities)
+
+
+def test_spectra_of_a_result_or_a_preset_file_can_be_kept(tmp_path, picture):
+    mine = nb.StainPreset("mine", (NamedSpectrum("red", (0.1, 0.9, 0.4)),))
+    write_preset(tmp_path / "mine.json", mine)
+    for options, fixed in ((["--fixed-spectra"], True), ([], False)):
+        out = tmp_path / f"out {fixed}"
+        given = ["--spectra", tmp_path / "mine.json", *options]
+        assert run("decompose", picture, "--out", out, *given) == 0
+        content = record(out / f"{picture.stem}.spectra.json")
+        assert content["fixed_spectra"] is fixed
+        (component,) = content["components"]
+        assert np.allclose(component["spectrum"], mine.spectra[:, 0]) == fixed
+    again = ["--spectra", tmp_path / "out True" / f"{picture.stem}.spectra.json"]
+    assert run("decompose", picture, "--out", tmp_path / "b", *again, "--fixed-spectra") == 0
+    (component,) = record(tmp_path / "b" / f"{picture.stem}.spectra.json")["components"]
+    assert component["stain"] == "red"
+    np.testing.assert_allclose(component["spectrum"], mine.spectra[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--preset", "Wright"], "no such preset"),
+        (["--preset", "gone.json"], "gone.json"),
+        (["--fixed-spectra"], "fixed_spectra needs spectra"),
+        (["--preset", "H&E", "--spectra", "a.json"], "not allowed with"),
+    ],
+)
+def test_wrong_presets_are_one_line(tmp_path, picture, options, reason, capsys):
+    assert run("decompose", picture, "--out", tmp_path / "out", *options) == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_a_study_file_names_a_preset(tmp_path, picture):
+    (tmp_path / "study.yaml").write_text(f"images: {picture}\nout: out\npreset: H&E\n")
+    assert run("batch", tmp_path / "study.yaml", "--quiet") == 0
+    (row,) = pd.read_csv(tmp_path / "out" / "summary.csv").to_dict("records")
+    assert row["haematoxylin share"] + row["eosin share"] == pytest.approx(1)
+    assert "Stain 1 share" not in row
+    write_preset(tmp_path / "b.json", nb.StainPreset("b", (NamedSpectrum("1", (0.6, 0.7, 0.3)),)))
+    assert run("batch", tmp_path / "study.yaml", "--preset", tmp_path / "b.json", "--quiet") == 0
+    (row,) = pd.read_csv(tmp_path / "out" / "summary.csv").to_dict("records")
+    assert row["1 share"] == pytest.approx(1)
+    assert run("batch", tmp_path / "study.yaml", "--out", tmp_path / "c", "--quiet") == 0
+
+
+def test_a_study_numbers_stains_by_share_and_says_what_they_resemble(tmp_path, picture):
+    assert run("batch", picture, "--out", tmp_path / "out", "--quiet") == 0
+    (row,) = pd.read_csv(tmp_path / "out" / "summary.csv").to_dict("records")
+    d = nb.decompose(np.asarray(Image.open(picture)), iterations="converge")
+    for k, i in enumerate(d.order):
+        assert row[f"Stain {k + 1} share"] == pytest.approx(d.share[i])
+        if i in d.suggestions():
+            name, angle, _ = d.suggestions()[i]
+            assert row[f"Stain {k + 1} resembles"] == f"{name} ({angle:.0f}°)"
+    assert f"Stain {len(d.order) + 1} share" not in row

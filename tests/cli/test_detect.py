@@ -51,7 +51,8 @@ def test_all_formats_hold_the_same_boxes(done, smear):
     shape = smear.image.shape[:2]
     table = pd.read_csv(out / "smear one.detections.csv")
     assert len(table) > 5
-    assert {"class", "confidence", "x1", "OD 1 mean", "OD 8 sum"} <= set(table.columns)
+    channels = {"Model channel 1 mean", "Model channel 8 sum"}
+    assert {"class", "confidence", "x1", *channels} <= set(table.columns)
     geo = read_detections(out / "smear one.detections.geojson")
     text = read_detections(
         out / "yolo" / "smear one.txt", image_shape=shape, names=["RBC", "WBC", "Platelets"]

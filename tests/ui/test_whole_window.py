@@ -24,7 +24,7 @@ def click(qtbot, button):
 
 
 def densities(viewer):
-    return [layer for layer in viewer.layers if layer.name.startswith("OD ")]
+    return [layer for layer in viewer.layers if layer.name.startswith("Stain ")]
 
 
 def test_open_decompose_slide_detect_filter_cancel(make_napari_viewer, qtbot, until):

@@ -12,6 +12,7 @@ from napari_beerlanet.cli.common import (
     given_settings,
     whole_number,
 )
+from napari_beerlanet.cli.decompose import add_spectra_options, given_spectra
 
 HELP = "decompose many images or whole slides and detect their cells"
 DESCRIPTION = (
@@ -87,13 +88,7 @@ def _add_processing_options(command: argparse.ArgumentParser) -> None:
         OFF_SWITCHES["unit_spectra"],
         help="do not scale spectra to unit length",
     )
-    solver.add_argument(
-        "--spectra",
-        type=Path,
-        default=argparse.SUPPRESS,
-        metavar="FILE.json",
-        help="start from the spectra of a result",
-    )
+    add_spectra_options(solver)
     add_setting(
         solver,
         StudySettings,
@@ -144,18 +139,23 @@ def read_study(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, A
             raise UsageError(f"{first}: name one study file alone; it lists the images.")
         content = _read_config(first)
     given = given_settings(options, StudySettings)
-    if "spectra" in given:
-        from napari_beerlanet.cli.decompose import read_start_spectra
-
-        given |= {"spectra": read_start_spectra(given["spectra"])["spectra"]}
+    given |= _without_count(given_spectra(vars(options)))
     if "densities" in given:  # by its name in the file
         given["measure"] = given.pop("densities")
     where = {name: v for name, v in vars(options).items() if name in _RUN_OPTIONS[1:]}
     content |= where | given
+    preset = content.pop("preset", None)
+    if preset is not None and "spectra" not in given:
+        content |= _without_count(given_spectra({"preset": preset}))
     return (
         {name: content.pop(name) for name in _RUN_OPTIONS if name in content},
         content,
     )
+
+
+def _without_count(settings: dict[str, Any]) -> dict[str, Any]:
+    """Spectra say how many components there are; studies do not repeat it."""
+    return {name: value for name, value in settings.items() if name != "components"}
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -174,7 +174,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     if not isinstance(listed, list) or not all(isinstance(one, str) for one in listed):
         raise UsageError(f"{path}: `images` is a list of files, folders or patterns.")
     content["images"] = [str(path.parent / one) for one in listed]
-    for name in ("out", "model"):
+    for name in ("out", "model", "preset"):
         beside = path.parent / str(content.get(name, ""))
         if content.get(name) and (name == "out" or beside.exists()):
             content[name] = str(beside)

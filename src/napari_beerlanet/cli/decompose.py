@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from napari_beerlanet.cli.common import (
+    Options,
     UsageError,
     add_device_option,
     add_input_options,
@@ -32,9 +35,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
     solver = command.add_argument_group("solver")
     for name in ("components", "iterations", "lam", "gamma", "domain", "method"):
         add_setting(solver, DecomposeSettings, name)
-    solver.add_argument(
-        "--spectra", type=Path, metavar="FILE.json", help="start from the spectra of a result"
-    )
+    add_spectra_options(solver)
     add_device_option(solver)
 
 
@@ -47,17 +48,50 @@ def run(options: argparse.Namespace) -> int:
     settings = DECOMPOSE_PRESET | given_settings(options, DecomposeSettings)
     settings |= {"density_maps": options.format, "previews": not options.no_preview}
     settings["device"] = options.device
-    if options.spectra is not None:
-        settings |= read_start_spectra(options.spectra)
-    return run_preset(options, settings)
+    return run_preset(options, settings | given_spectra(vars(options)))
 
 
-def read_start_spectra(path: Path) -> dict[str, object]:
-    """The settings `spectra` and `components` from a file of a result."""
-    from napari_beerlanet.core.stains.files import read_spectra
+def add_spectra_options(options: Options) -> None:
+    """Add the arguments that give spectra to start from, or to keep."""
+    from napari_beerlanet.core.stains.settings import DecomposeSettings
+
+    given = options.add_mutually_exclusive_group()
+    given.add_argument(
+        "--spectra",
+        default=argparse.SUPPRESS,
+        metavar="FILE.json",
+        help="start from the spectra of a result or of a stain preset",
+    )
+    given.add_argument(
+        "--preset",
+        default=argparse.SUPPRESS,
+        metavar="NAME|FILE.json",
+        help="decompose with the fixed spectra of a stain preset: H&E, H-DAB, H&E-DAB, Giemsa, or "
+        "a file",
+    )
+    add_setting(options, DecomposeSettings, "fixed_spectra")
+
+
+def given_spectra(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings `spectra`, `stain_names` and others for the options --spectra and --preset.
+
+    Also for the entries `spectra` (a path) and `preset` of a study file; {} without either.
+    """
+    from napari_beerlanet.core.stains.presets import load_preset, read_start
 
     try:
-        spectra = read_spectra(path)
+        if "preset" in options:
+            preset = load_preset(options["preset"])
+            return {
+                "spectra": preset.spectra.tolist(),
+                "components": len(preset.stains),
+                "stain_names": preset.names,
+                "fixed_spectra": True,
+            }
+        if isinstance(options.get("spectra"), (str, Path)):
+            spectra, names = read_start(options["spectra"])
+            count = spectra.shape[1]
+            return {"spectra": spectra.tolist(), "components": count, "stain_names": names}
     except ValueError as error:
         raise UsageError(str(error)) from error
-    return {"spectra": spectra.tolist(), "components": spectra.shape[1]}
+    return {}

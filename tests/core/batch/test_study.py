@@ -96,7 +96,7 @@ def test_objects_are_found_and_measured(tmp_path):
     assert row["mm2"] == pytest.approx(300 * 400 * smear.pixel_size**2 / 1e6)
     table = pd.read_csv(tmp_path / "out" / "smear.detections.csv")
     assert len(table) == row["objects"]
-    assert "OD 1 mean" in table
+    assert "Model channel 1 mean" in table
     for ending in ("detections.geojson", "overlay.png", "preview.png", "spectra.json"):
         assert (tmp_path / "out" / f"smear.{ending}").is_file()
     report = (tmp_path / "out" / "smear.report.html").read_text()
@@ -124,7 +124,7 @@ def test_only_what_is_asked_for(tmp_path):
     (row,) = done.rows
     assert row["objects"] > 3
     assert "stains" not in row
-    assert "OD 1 mean" not in pd.read_csv(tmp_path / "out" / "smear.detections.csv")
+    assert "Model channel 1 mean" not in pd.read_csv(tmp_path / "out" / "smear.detections.csv")
     assert sorted(p.name for p in (tmp_path / "out").glob("smear*")) == [
         "smear.detections.csv",
         "smear.detections.geojson",

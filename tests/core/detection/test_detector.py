@@ -112,8 +112,8 @@ def test_densities_do_not_depend_on_the_tiles(detector, field):
     for k in range(len(tiled)):
         x1, y1, x2, y2 = np.ceil(tiled.xyxy[k] - 0.5).astype(int)
         inside = planes[:, y1:y2, x1:x2]
-        mean = [tiled.columns[f"OD {c + 1} mean"][k] for c in range(len(planes))]
-        total = [tiled.columns[f"OD {c + 1} sum"][k] for c in range(len(planes))]
+        mean = [tiled.columns[f"Model channel {c + 1} mean"][k] for c in range(len(planes))]
+        total = [tiled.columns[f"Model channel {c + 1} sum"][k] for c in range(len(planes))]
         np.testing.assert_allclose(mean, inside.mean((1, 2)), rtol=1e-3, atol=1e-5)
         np.testing.assert_allclose(total, inside.sum((1, 2), dtype=float), rtol=1e-3, atol=0.02)
 
@@ -125,7 +125,7 @@ def test_densities_can_be_left_out(detector, field):
 def test_discs_are_denser_than_the_field(detector, field):
     image, _ = field
     result = detector.detect(image, object_size=50)
-    mean = sum(result.columns[f"OD {k + 1} mean"] for k in range(8))
+    mean = sum(result.columns[f"Model channel {k + 1} mean"] for k in range(8))
     background = detector.decompose(image).densities.sum(0)[(image[..., 1] > 200)].mean()
     assert (mean > 4 * background).all()
 
@@ -149,7 +149,7 @@ def test_types_of_images_give_the_same_boxes(detector, field, kind):
     }[kind]
     expected, result = detector.detect(image), detector.detect(other)
     np.testing.assert_allclose(by_place(result), by_place(expected), atol=0.01)
-    for name in ("OD 1 mean", "OD 2 sum"):
+    for name in ("Model channel 1 mean", "Model channel 2 sum"):
         np.testing.assert_allclose(
             np.sort(result.columns[name]), np.sort(expected.columns[name]), rtol=0.02, atol=1e-3
         )
@@ -214,7 +214,7 @@ def test_moving_the_threshold_equals_detecting_again():
     moved = low.above(0.7)
     assert 0 < len(moved) < len(low)
     assert np.array_equal(moved.xyxy, high.xyxy)
-    assert np.array_equal(moved.columns["OD 1 sum"], high.columns["OD 1 sum"])
+    assert np.array_equal(moved.columns["Model channel 1 sum"], high.columns["Model channel 1 sum"])
     assert np.array_equal(high.above(0.05).xyxy, low.xyxy)
 
 

@@ -199,10 +199,10 @@ def test_density_layers_on_demand(panel, find, viewer, until, model, smear):
     active = int(model.decompose(smear).active.sum())
     until(lambda: len(viewer.layers) == 2 + active)
     names = [layer.name for layer in viewer.layers]
-    assert sum(name.startswith("OD ") for name in names) == active
+    assert sum(name.startswith("Model channel ") for name in names) == active
     seen = [layer.name for layer in viewer.layers if layer.visible]
     assert seen == ["smear", "smear · detections"], "the stains do not cover the image"
-    shown = next(layer for layer in viewer.layers if layer.name.startswith("OD "))
+    shown = next(layer for layer in viewer.layers if layer.name.startswith("Model channel "))
     shown.visible = True
     assert shown.visible, "but the user may look at them"
 

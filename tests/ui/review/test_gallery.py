@@ -6,6 +6,7 @@ from qtpy.QtCore import QPoint, Qt
 
 from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.review.review import Review
+from napari_beerlanet.core.stains.decompose import decompose
 from napari_beerlanet.samples import blood_smear
 from napari_beerlanet.ui.common.tasks import Task
 from napari_beerlanet.ui.review.crops import IMAGE_COLOURS, CropLoader, CropStyles, crop_window
@@ -212,17 +213,31 @@ def test_a_crop_is_never_empty(box):
     assert 0 <= columns.start < columns.stop <= 400
 
 
-def test_one_stain_is_shown_as_the_model_sees_it():
+def test_the_stains_of_a_decomposition_are_shown_by_name_and_are_its_own():
+    smear = blood_smear((240, 320), cell_diameter=50)
+    box, plane = smear.boxes[0], Plane("smear", (smear.image,))
+    d = decompose(smear.image, iterations="converge")
+    _, second = d.order
+    d = d.with_names({second: "azure"})
+    styles = CropStyles(plane, Detections.empty(["RBC"]), model=object(), decomposition=d)
+    assert styles.names == [IMAGE_COLOURS, "Stain 1", "azure"]
+    shown = styles.crop_reader("azure")(box)
+    strong = d.densities_of(plane.read(crop_window(box, plane.shape)))[second]
+    assert np.corrcoef(strong.ravel(), 255 - shown.astype(float).mean(axis=2).ravel())[0, 1] > 0.95
+
+
+@pytest.mark.parametrize("channel", ["Model channel", "OD"], ids=["", "of an earlier version"])
+def test_one_stain_is_shown_as_the_model_sees_it(channel):
     smear = blood_smear((240, 320), cell_diameter=50)
     box = smear.boxes[0]
     plane = Plane("smear", (smear.image,))
     none = Detections.empty(["RBC"])
-    columns = {"OD 1 mean": np.array([0.4]), "OD 2 mean": np.array([0.0])}
+    columns = {f"{channel} 1 mean": np.array([0.4]), f"{channel} 2 mean": np.array([0.0])}
     found = Detections(np.array([box]), np.array([0]), np.array([0.9]), ["RBC"], columns)
     assert CropStyles(plane, none).names == [IMAGE_COLOURS]
     styles = CropStyles(plane, found)
-    assert styles.names == [IMAGE_COLOURS, "OD 1"]
-    rgb, stain = styles.crop_reader()(box), styles.crop_reader("OD 1")(box)
+    assert styles.names == [IMAGE_COLOURS, f"{channel} 1"]
+    rgb, stain = styles.crop_reader()(box), styles.crop_reader(f"{channel} 1")(box)
     assert rgb.shape == stain.shape
     assert (rgb == plane.read(crop_window(box, plane.shape))).all()
     d = styles._fit()

@@ -8,11 +8,11 @@ from qtpy.QtCore import QObject
 
 from napari_beerlanet.core.stains.decompose import decompose
 from napari_beerlanet.core.stains.settings import DecomposeSettings
-from napari_beerlanet.ui.stains.arrays import density_data
 from napari_beerlanet.ui.stains.density_layers import DensityLayers
 from napari_beerlanet.ui.stains.fitting import (
     FitResult,
     FitTarget,
+    density_data,
     shared_contrast_limit,
 )
 from napari_beerlanet.ui.viewer.layers import role_of
@@ -67,10 +67,11 @@ def test_only_active_components_become_layers_directly_above_the_source(viewer, 
     d = decompose(smear, iterations="converge")
     assert 0 < d.active.sum() < len(d.active)
     assert set(shown.layers) == set(np.flatnonzero(d.active))
-    mine = [shown.layers[i].name for i in sorted(shown.layers, reverse=True)]
+    mine = [shown.layers[i].name for i in reversed(d.order)]
     assert names(viewer) == ["below", "smear", *mine, "above"]
-    for i, layer in shown.layers.items():
-        assert layer.name == f"OD {i + 1} · {100 * d.share[i]:.0f} %"
+    for k, i in enumerate(d.order):
+        layer = shown.layers[i]
+        assert layer.name == f"Stain {k + 1} · {100 * d.share[i]:.0f} %"
         np.testing.assert_array_equal(layer.data, d.densities[i])
         assert role_of(layer) == "density"
 
@@ -136,7 +137,7 @@ def test_what_nobody_touched_follows_the_fit(shown, smear):
     limits = {i: tuple(layer.contrast_limits) for i, layer in shown.layers.items()}
     d = again(shown, (255 * (smear / 255.0) ** 2).astype(np.uint8))
     for i, layer in shown.layers.items():
-        assert layer.name.startswith(f"OD {i + 1} · {100 * d.share[i]:.0f} %")
+        assert layer.name == f"Stain {1 + d.order.index(i)} · {100 * d.share[i]:.0f} %"
         assert tuple(layer.contrast_limits) != limits[i]
         seen = 255 * layer.colormap.colors[-1, :3]
         np.testing.assert_allclose(seen, d.colours[i], atol=2.01)

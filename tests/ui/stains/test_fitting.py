@@ -12,12 +12,14 @@ from napari_beerlanet.core.stains.palette import palette_of
 from napari_beerlanet.core.stains.settings import DecomposeSettings
 from napari_beerlanet.core.stains.slide import decompose_slide
 from napari_beerlanet.ui.stains import fitting
-from napari_beerlanet.ui.stains.arrays import density_data, reconstruction_data, residual_data
 from napari_beerlanet.ui.stains.fitting import (
     FitTarget,
     SlideFitOptions,
     StainFitter,
+    density_data,
     describe_fit,
+    reconstruction_data,
+    residual_data,
     rough_settings,
 )
 from napari_beerlanet.ui.viewer import planes

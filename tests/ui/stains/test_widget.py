@@ -99,15 +99,14 @@ def test_one_press_gives_layers_and_swatches(panel, viewer, smear):
     d = decompose(smear, iterations="converge")
     active = np.flatnonzero(d.active)
     assert {layer.name for layer in densities(viewer)} == {
-        f"OD {i + 1} · {100 * d.share[i]:.0f} %" for i in active
+        f"Stain {k + 1} · {100 * d.share[i]:.0f} %" for k, i in enumerate(d.order)
     }
     for i, row in enumerate(panel.result_panel.rows):
         assert row.swatch.isHidden() != d.active[i]
         if d.active[i]:
             assert row.swatch.rgb == tuple(d.colours[i])
             assert row.bar.fraction == pytest.approx(d.share[i])
-    inactive = ", ".join(str(i + 1) for i in np.flatnonzero(~d.active))
-    assert panel.result_panel.inactive.text() == f"Inactive: OD {inactive}"
+    assert panel.result_panel.inactive.text() == "6 components not needed"
     assert panel.result_panel.background.rgb == tuple(np.rint(255 * d.light).astype(int))
     np.testing.assert_array_equal(panel.result_panel.curve.values, d.objective)
     assert panel.bar.text == f"{len(active)} stains"
@@ -197,7 +196,7 @@ def test_reconstruct_from_the_ticked_ones(panel, viewer):
     panel.settle()
     (layer,) = [layer for layer in viewer.layers if role_of(layer) == "reconstruction"]
     assert layer.rgb
-    assert layer.name == f"Reconstruction: OD {keep + 1}"
+    assert layer.name == f"Reconstruction: {panel.fitted.decomposition.labels[keep]}"
     np.testing.assert_array_equal(layer.data, panel.fitted.decomposition.reconstruct([keep]))
     panel.form.lam.slider.setValue(panel.form.lam.slider.value() + 60)
     panel.settle()
@@ -464,7 +463,7 @@ def test_the_snippet_makes_the_same_layers(panel, viewer, what, until):
         until(lambda: form.start.spectra is not None)
     panel.settle()
     panel.copy_snippet()
-    ours = [panel.layers.layers[i] for i in np.flatnonzero(panel.fitted.decomposition.active)]
+    ours = [panel.layers.layers[i] for i in panel.fitted.decomposition.order]
     for made, layer in zip(run_snippet(panel, viewer), ours, strict=True):
         np.testing.assert_array_equal(made.data, layer.data)
         assert made.name.split(" [")[0] == layer.name.split(" [")[0]
@@ -478,7 +477,7 @@ def test_the_snippet_of_a_stack(viewer, opened, stack, one_fit):
     panel.form.stack.value = one_fit
     panel.run()
     panel.settle()
-    ours = [panel.layers.layers[i] for i in np.flatnonzero(panel.fitted.decomposition.active)]
+    ours = [panel.layers.layers[i] for i in panel.fitted.decomposition.order]
     for made, layer in zip(run_snippet(panel, viewer), ours, strict=True):
         np.testing.assert_array_equal(made.data, np.asarray(layer.data))
 
@@ -487,7 +486,7 @@ def test_the_snippet_of_a_slide(viewer, opened, slide):
     panel = opened(viewer)
     panel.run()
     panel.settle()
-    ours = [panel.layers.layers[i] for i in np.flatnonzero(panel.fitted.decomposition.active)]
+    ours = [panel.layers.layers[i] for i in panel.fitted.decomposition.order]
     for made, layer in zip(run_snippet(panel, viewer), ours, strict=True):
         assert made.multiscale
         for mine, its in zip(made.data, layer.data, strict=True):

@@ -168,7 +168,10 @@ class FileRecords:
             return {**values, "model": chosen.model_sha256}
         values = {name: getattr(chosen, name) for name in _RECORDED_DECOMPOSE_SETTINGS}
         spectra = None if chosen.spectra is None else [list(row) for row in chosen.spectra]
-        return {**values, "spectra": spectra}
+        # Only where they are given, so that records of earlier versions stay valid.
+        more: Record = {"fixed_spectra": True} if chosen.fixed_spectra else {}
+        more |= {"stain_names": list(chosen.stain_names)} if chosen.stain_names else {}
+        return {**values, "spectra": spectra, **more}
 
 
 def records_of(layout: Layout, out: Path, settings: StudySettings) -> StudyRecords | FileRecords:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ _DETECTIONS_KIND, _DETECTIONS_VERSION = "napari-beerlanet detections", 1
 _MAX_PIXELS_IN_MEMORY = 1 << 26  # of an image whose pictures are drawn from all its pixels
 _MAX_DENSITY_PIXELS = 1 << 24  # of one whose densities are computed at once: 64 MB for each stain
 _FORMAT_SUFFIXES = {"coco": ".coco.json", "voc": ".xml"}
+_OLD_SHARE = re.compile(r"OD \d+ share")
 DETECTIONS_RECORD_SUFFIX = f"{DETECTIONS_SUFFIX}.json"
 """Of the file that says how detections were made, where there is no study."""
 
@@ -274,7 +276,25 @@ def _stains_row(stains: SlideDecomposition, mm2: float | None) -> dict[str, Any]
     fit = stains.fit
     row["stains"] = int(fit.active.sum())
     row |= {f"light_{c}": float(v) for c, v in zip("rgb", fit.light, strict=True)}
-    return row | {f"OD {k + 1} share": float(share) for k, share in enumerate(fit.share)}
+    labels, suggested = fit.labels, fit.suggestions()
+    for i in fit.order:
+        row[f"{labels[i]} share"] = float(fit.share[i])
+    for i in fit.order:
+        if labels[i] not in fit.names and i in suggested:
+            near = suggested[i]
+            row[f"{labels[i]} resembles"] = f"{near.name} ({near.angle:.0f}°)"
+    return row
+
+
+def current_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of the summary table in the words of this version.
+
+    Earlier ones had "OD 3 share" for the third component; now stains are numbered by share.
+    """
+    old = {name: value for name, value in row.items() if _OLD_SHARE.fullmatch(name)}
+    shares = sorted((share for share in old.values() if share > 0), reverse=True)
+    kept = {name: value for name, value in row.items() if name not in old}
+    return kept | {f"Stain {k + 1} share": share for k, share in enumerate(shares)}
 
 
 def _detections_row(detections: Detections, mm2: float | None) -> dict[str, Any]:

@@ -27,7 +27,7 @@ DetectionFormat = Literal["csv", "geojson", "coco", "voc", "yolo"]
 DensityFormat = Literal["none", "ome-tiff", "zarr"]
 
 _FILE_NAMES = {"densities": "measure"}  # settings that are called otherwise in files
-_TEXT_FIELDS = ("model", "model_sha256", "device")
+_TEXT_FIELDS = ("model", "model_sha256", "device", "stain_names")
 _NOT_HASHED = ("model", "device")  # where the model lies and what runs it change no result
 _ALWAYS_HASHED = (
     *("model_sha256", "decompose", "measure", "reports", "components", "iterations", "lam"),

@@ -29,6 +29,7 @@ from napari_beerlanet.core.batch.manifest import (
     write_manifest,
     write_summary,
 )
+from napari_beerlanet.core.batch.outputs import current_row
 from napari_beerlanet.core.batch.settings import StudySettings
 from napari_beerlanet.core.common.locking import FolderLock
 from napari_beerlanet.core.common.messages import system_reason
@@ -293,7 +294,7 @@ class StudyMonitor:
 
     def rows(self) -> list[dict[str, Any]]:
         """The summary table."""
-        return [e.record["row"] for e in self.entries if "row" in e.record]
+        return [current_row(e.record["row"]) for e in self.entries if "row" in e.record]
 
     def finish(self) -> None:
         """Manifest, table and failures as things stand; a full disk must not hide why."""

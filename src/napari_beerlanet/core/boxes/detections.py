@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -31,6 +32,18 @@ RESERVED_COLUMNS = ("image", "class", "confidence", *_BOX_COLUMNS, *_BOX_COLUMNS
 """Names in a table of detections that further columns may not have."""
 DOMAIN_SHIFT_COLUMN = "unlike training"
 """The column of `Detections` that has `domain_shift_scores`."""
+
+CHANNEL_MEAN_COLUMN = re.compile(r"((?:Model channel|OD) (\d+)) mean")
+"""The column of a model channel's mean density: its name, and its number from 1; "OD 3" in files
+of earlier versions."""
+
+
+def channel_name(index: int) -> str:
+    """What a component that a model has learned is called: "Model channel 3" for index 2.
+
+    An image's own stains are called otherwise, as `Decomposition.labels` says.
+    """
+    return f"Model channel {index + 1}"
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from napari_beerlanet.core.boxes.detections import Detections
+from napari_beerlanet.core.boxes.detections import Detections, channel_name
 from napari_beerlanet.core.boxes.matching import non_max_suppression
 from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
 from napari_beerlanet.core.detection.inference import InferenceRunner
@@ -78,9 +78,9 @@ class Detector:
         pixel_size
             Micrometres per pixel, or (y, x).
         densities
-            Add columns "OD k mean" and "OD k sum" (over a box's pixels) for every component and,
-            where the model knows those of its training, "unlike training": see
-            `domain_shift_scores`.
+            Add columns "Model channel k mean" and "… sum" (over a box's pixels) for every component
+            that the model has learned and, where it knows those of its training, "unlike
+            training": see `domain_shift_scores`.
         batch
             Tiles at a time; halved where memory does not suffice.
         """
@@ -116,8 +116,12 @@ class Detector:
         return list(self.info["classes"])
 
     def decompose(self, rgb: Any, report: Report | None = None) -> Decomposition:
-        """The image's stains as the network sees them: K steps from the learned start."""
-        return decompose(rgb, report=report, **self.stain_settings)
+        """The image's stains as the network sees them: K steps from the learned start.
+
+        They are called "Model channel 1" …, as the columns of its detections.
+        """
+        channels = tuple(channel_name(k) for k in range(self.network.stain.components))
+        return decompose(rgb, report=report, **self.stain_settings).with_names(channels)
 
     @property
     def stain_settings(self) -> dict[str, Any]:

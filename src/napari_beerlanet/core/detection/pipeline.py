@@ -8,7 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from napari_beerlanet.core.boxes.detections import DOMAIN_SHIFT_COLUMN, RawDetections
+from napari_beerlanet.core.boxes.detections import (
+    DOMAIN_SHIFT_COLUMN,
+    RawDetections,
+    channel_name,
+)
 from napari_beerlanet.core.common.device import describe_device
 from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
 from napari_beerlanet.core.detection import scale_search, tiling
@@ -250,7 +254,7 @@ class DetectionPipeline:
 
         mean, total = measure_boxes(read, self.shape, r, detections.xyxy)
         columns = {
-            f"OD {k + 1} {what}": values[:, k]
+            f"{channel_name(k)} {what}": values[:, k]
             for k in range(r)
             for what, values in (("mean", mean), ("sum", total))
         }

@@ -64,6 +64,11 @@ def draw_text(
     return _font(size).getlength(shown)
 
 
+def text_length(text: str, size: int) -> float:
+    """How many pixels a text is long."""
+    return _font(size).getlength(printable(text))
+
+
 def elide(text: str, room: float, size: int) -> str:
     """The text, with its middle left out where it is too long."""
     font, text = _font(size), printable(text)

@@ -21,6 +21,7 @@ from napari_beerlanet.core.figures.drawing import (
     draw_swatch,
     draw_text,
     elide,
+    text_length,
     thumbnail,
     tint,
     to_rgb,
@@ -135,10 +136,13 @@ def _draw_density_cell(
     right = x + grid.panel[0]
     draw, colour = ImageDraw.Draw(sheet), np.asarray(d.colours[index], np.float32)
     draw_swatch(draw, (x, y + 4), to_rgb(colour))
-    draw_text(draw, (x + 30, y + 14), f"OD {index + 1} · {format_percent(d.share[index])}", 19)
     length = draw_text(draw, (right, y + 14), full_scale, 14, GREY, "rm")
     ramp = tint(np.linspace(0, 1, 90, dtype=np.float32)[None].repeat(12, 0), colour)
     left = round(right - length - 8 - 90)
+    share = f" · {format_percent(d.share[index])}"
+    room = left - 24 - (x + 30)
+    name = elide(d.labels[index], room - text_length(share, 19), 19)
+    draw_text(draw, (x + 30, y + 14), name + share, 19)
     sheet.paste(Image.fromarray(ramp), (left, y + 8))
     draw.rectangle((left - 1, y + 7, left + 90, y + 20), outline=LINE)
     draw_text(draw, (left - 8, y + 14), "0", 14, GREY, "rm")

@@ -296,16 +296,21 @@ def _stains(subject: ReportSubject) -> Content | None:
     if d is None:
         return None
     rows = []
-    for i in sorted(range(len(d.share)), key=lambda k: -d.share[k]):
-        if d.active[i]:
-            absorbs = [f"{value:.2f}" for value in d.spectra[:, i]]
-            name = RowName(f"OD {i + 1}", hex_colour(d.colours[i]))
-            rows.append([name, format_percent(float(d.share[i])), *absorbs])
+    labels, suggested = d.labels, d.suggestions()
+    for i in d.order:
+        absorbs = [f"{value:.2f}" for value in d.spectra[:, i]]
+        name = RowName(labels[i], hex_colour(d.colours[i]))
+        near = suggested.get(i)
+        resembles = "–" if near is None else f"{near.name}, {near.angle:.0f}°"
+        rows.append([name, format_percent(float(d.share[i])), *absorbs, resembles])
     preview = draw_preview(d, subject.name, subject.candidates.pixel_size)
     return {
         "background": ", ".join(f"{value:.2f}" for value in d.light),
         "picture": embed_image(preview, "Decomposed stains"),
         "rows": rows,
+        "how": "Decomposed with given spectra."
+        if d.fixed_spectra
+        else "Decomposed from the image alone.",
     }
 
 

@@ -38,7 +38,8 @@ _BUILTIN_COLUMNS = ("id", "class", "confidence", "status", "area", "width", "hei
 class DetectionFilter:
     """Which detections to show. None is no restriction; ranges are inclusive.
 
-    `ranges`: minimum and maximum of a numeric column, such as "confidence", "area", "OD 1 mean".
+    `ranges`: minimum and maximum of a numeric column, such as "confidence", "area", "Model channel
+    1 mean".
     `text` is searched in class, status and other columns of words, whatever the case.
     """
 

@@ -6,7 +6,7 @@ densities, so that pixels, palettes and tiles that the solver never saw are all 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,6 +26,7 @@ from napari_beerlanet.core.images.rgb import (
 )
 from napari_beerlanet.core.stains.decomposition import Decomposition, DensityArray, map_pixels
 from napari_beerlanet.core.stains.palette import Palette, palette_of, palette_pays
+from napari_beerlanet.core.stains.presets import NamedSpectrum, StainPreset, match_names
 from napari_beerlanet.core.stains.settings import DEFAULT_ITERATIONS, DecomposeSettings, Method
 from napari_beerlanet.core.stains.solver import model_selection
 from napari_beerlanet.core.stains.solver.columns import (
@@ -41,6 +42,7 @@ from napari_beerlanet.core.stains.solver.converge import (
     build_cells,
     converge,
 )
+from napari_beerlanet.core.stains.solver.fixed_spectra import solve_fixed_spectra
 from napari_beerlanet.core.stains.solver.spectra import check_spectra
 from napari_beerlanet.core.stains.solver.unroll import unroll
 
@@ -59,7 +61,7 @@ def decompose(
     rgb: Any,
     components: int | Literal["auto"] = _DEFAULTS.components,
     iterations: int | Literal["converge"] = _DEFAULTS.iterations,
-    spectra: npt.ArrayLike | None = _DEFAULTS.spectra,
+    spectra: npt.ArrayLike | StainPreset | None = _DEFAULTS.spectra,
     lam: float | Literal["auto"] = _DEFAULTS.lam,
     gamma: float | Literal["auto"] = _DEFAULTS.gamma,
     domain: Domain = _DEFAULTS.domain,
@@ -69,6 +71,8 @@ def decompose(
     device: str | torch.device = "auto",
     report: Report | None = None,
     palette: Palette | None = None,
+    fixed_spectra: bool = _DEFAULTS.fixed_spectra,
+    stain_names: Sequence[str] = _DEFAULTS.stain_names,
 ) -> Decomposition:
     """Decompose an image into its stains.
 
@@ -83,7 +87,8 @@ def decompose(
         K steps of Algorithm 1, or "converge" for the objective's minimum, with parallel
         components merged: what to use for looking at stains.
     spectra
-        (3, r) start values, None for `default_spectra(components)`.
+        (3, r) start values, None for `default_spectra(components)`; or a `StainPreset`, which has
+        names, too.
     lam, gamma
         λ and γ, or "auto" to choose them from the image. With "converge", both "auto" and no
         `spectra` given, the number of stains is chosen too: see `solver.model_selection`.
@@ -100,8 +105,18 @@ def decompose(
     palette
         The image's own colours as `palette_of` counts them, or more, for instance those of all
         planes of a stack, which then have one fit. Spares counting them again.
+    fixed_spectra
+        Keep the given `spectra` and solve for densities and background only: "decompose with these
+        spectra". The problem is then convex, and its exact minimum is found, whatever `iterations`.
+        λ and γ on "auto" are as weak as for the densities of a converged solution.
+    stain_names
+        Names of the given spectra. Without `fixed_spectra` a component keeps its name if it ends
+        near the spectrum that it started from.
     """
     image = check_rgb(rgb)
+    if isinstance(spectra, StainPreset):
+        stain_names = stain_names or spectra.names
+        spectra = spectra.spectra
     given: Any = spectra  # made a tuple by the settings
     settings = DecomposeSettings(
         components=components,
@@ -113,6 +128,8 @@ def decompose(
         unit_spectra=unit_spectra,
         reference_pixels=reference_pixels,
         method=method,
+        fixed_spectra=fixed_spectra,
+        stain_names=tuple(stain_names),
     )
     if str(device) not in ("auto", "cpu"):
         pick_device(device)
@@ -133,12 +150,17 @@ def decompose(
     report_progress(solving, 1, 1, "writing densities")
     result = _build_decomposition(problem, fit)
     report_progress(report, 1, 1, "done")
-    return result
+    if not settings.stain_names or fixed_spectra:
+        return replace(result, names=settings.stain_names, fixed_spectra=fixed_spectra)
+    named = [NamedSpectrum(*one) for one in zip(settings.stain_names, start.T, strict=True)]
+    return replace(result, names=match_names(named, result.spectra, result.active))
 
 
 def _solve(problem: Problem, settings: DecomposeSettings, device: str | torch.device) -> Fit:
     lam = None if settings.lam == "auto" else settings.lam
     gamma = None if settings.gamma == "auto" else settings.gamma
+    if settings.fixed_spectra:
+        return solve_fixed(problem, lam, gamma, settings.unit_spectra)
     if settings.iterations != "converge":
         steps, unit_spectra = settings.iterations, settings.unit_spectra
         return solve_unrolled(problem, lam, gamma, steps, unit_spectra, device)
@@ -245,6 +267,28 @@ def solve_converged(
         solution.densities @ cells.w,
         solution.densities if exact else None,
         ColumnSolver.of(solution, cells.w),
+    )
+
+
+def solve_fixed(
+    problem: Problem, lam: float | None, gamma: float | None, unit_spectra: bool
+) -> Fit:
+    """Densities and background under the spectra that the problem starts from."""
+    cells, norms = problem.cells(), np.linalg.norm(problem.start, axis=0)
+    safe = np.where(norms > 0, norms, 1.0)
+    used = model_selection.auto_penalties(cells, lam, gamma, model_selection.DENSITIES_STRENGTH)
+    solution = solve_fixed_spectra(cells, problem.start / safe, *used, report=problem.report)
+    solver = ColumnSolver.of(solution, cells.w)
+    scale = np.ones_like(safe) if unit_spectra else safe
+    exact = problem.palette is not None and problem.palette.dtype == np.uint8
+    return Fit(
+        solution.background,
+        solution.spectra * scale,
+        solution.objective,
+        used,
+        solution.densities @ cells.w / scale,
+        solution.densities / scale[:, None] if exact else None,
+        lambda X: solver(X) / scale[:, None],
     )
 
 

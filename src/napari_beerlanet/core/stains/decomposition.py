@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from napari_beerlanet.core.images.rgb import (
     to_columns,
 )
 from napari_beerlanet.core.stains.palette import Palette, palette_of
+from napari_beerlanet.core.stains.presets import NamedSpectrum, StainSuggestion, suggest_names
 from napari_beerlanet.core.stains.solver.columns import PIXELS_PER_BLOCK
 
 Array = npt.NDArray[np.float64]
@@ -46,6 +47,10 @@ class Decomposition:
         λ and γ as used.
     method
         "palette" or "dense": which one was used.
+    names (r,)
+        What the user, a preset or a model calls each component, "" for no name; () if none has one.
+    fixed_spectra
+        Whether the spectra were given and kept.
     """
 
     background: Array
@@ -63,6 +68,63 @@ class Decomposition:
     _palette_densities: tuple[Palette, DensityArray] | None = field(
         default=None, repr=False, compare=False
     )
+    names: tuple[str, ...] = ()
+    fixed_spectra: bool = False
+
+    @property
+    def order(self) -> list[int]:
+        """The active components, the largest share first: the order in which stains are shown."""
+        active = np.flatnonzero(self.active)
+        return active[np.argsort(-self.share[active], kind="stable")].tolist()  # type: ignore[no-any-return]
+
+    @property
+    def labels(self) -> list[str]:
+        """(r,) what each component is called on the screen and in files, no two alike.
+
+        Its name, or "Stain 1" for the largest share, "Stain 2" for the next …; "Component 4" for
+        the fourth column of S_init if it is inactive.
+        """
+        numbers = {i: f"Stain {k + 1}" for k, i in enumerate(self.order)}
+        labels: list[str] = []
+        for i, name in enumerate(self.names or ("",) * len(self.active)):
+            label = wanted = name or numbers.get(i, f"Component {i + 1}")
+            count = 1
+            while label in labels:
+                count += 1
+                label = f"{wanted} ({count})"
+            labels.append(label)
+        return labels
+
+    def with_names(self, names: Sequence[str] | Mapping[int, str]) -> Decomposition:
+        """The same with other names: (r,) of them, or those of some components by index."""
+        r = len(self.active)
+        if isinstance(names, Mapping):
+            self._component_indices(list(names))
+            now = list(self.names or ("",) * r)
+            for i, name in names.items():
+                now[i] = name
+            names = now
+        if len(names) not in (0, r):
+            raise ValueError(f"There are {r} components, but {len(names)} names.")
+        return replace(self, names=tuple(str(name).strip() for name in names))
+
+    def suggestions(self, own: Sequence[NamedSpectrum] = ()) -> dict[int, StainSuggestion]:
+        """Names for active components by index, where a known dye's spectrum is near enough.
+
+        `own` are further spectra with names, for instance those of another image.
+        """
+        active = np.flatnonzero(self.active)
+        found = suggest_names(self.spectra[:, active], own)
+        return {int(i): one for i, one in zip(active, found, strict=True) if one is not None}
+
+    @property
+    def named_stains(self) -> list[NamedSpectrum]:
+        """The active components that have a name, with their spectra."""
+        return [
+            NamedSpectrum(self.names[i], tuple(self.spectra[:, i].tolist()))
+            for i in (self.order if self.names else ())
+            if self.names[i]
+        ]
 
     @property
     def light(self) -> Array:

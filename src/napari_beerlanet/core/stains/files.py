@@ -14,26 +14,25 @@ import numpy.typing as npt
 
 from napari_beerlanet._version import __version__
 from napari_beerlanet.core.common.messages import format_percent
-from napari_beerlanet.core.common.storage import FileError, atomic_path, read_json
+from napari_beerlanet.core.common.storage import atomic_path
 from napari_beerlanet.core.images.files import PixelSize
 from napari_beerlanet.core.images.rgb import hex_colour
+from napari_beerlanet.core.stains.presets import FILE_VERSION, SPECTRA_KIND, read_named_spectra
 
 if TYPE_CHECKING:
     from napari_beerlanet.core.stains.decomposition import Decomposition
 
 
-_KIND, _VERSION = "napari-beerlanet spectra", 1
 _TILE_SIDE = 512
 _MIN_BIGTIFF_BYTES = 1 << 31  # a classic TIFF ends at twice that, compressed or not
 
 
 def component_names(decomposition: Decomposition) -> list[str]:
-    """What each component is called in files: "OD 1 (62 %)", "OD 2 (inactive)"."""
+    """What each component is called in files: "eosin (62 %)", "Component 2 (inactive)"."""
+    d = decomposition
     return [
-        f"OD {i + 1} ({format_percent(share) if active else 'inactive'})"
-        for i, (share, active) in enumerate(
-            zip(decomposition.share, decomposition.active, strict=True)
-        )
+        f"{label} ({format_percent(share) if active else 'inactive'})"
+        for label, share, active in zip(d.labels, d.share, d.active, strict=True)
     ]
 
 
@@ -75,26 +74,7 @@ def read_spectra(path: str | os.PathLike[str]) -> npt.NDArray[np.float64]:
 
     Inactive components are there, too, so that each keeps its place.
     """
-    from napari_beerlanet.core.stains.solver.spectra import check_spectra
-
-    content = read_json(path)
-    if content.get("kind") != _KIND:
-        raise FileError(f"{path}: not a spectra file of napari-beerlanet.")
-    if content.get("version") != _VERSION:
-        raise FileError(
-            f"{path}: a spectra file of version {content.get('version')!r}, where version "
-            f"{_VERSION} is known; a newer napari-beerlanet may read it."
-        )
-    try:
-        columns = [component["spectrum"] for component in content["components"]]
-        spectra = check_spectra(np.array(columns, dtype=np.float64).T, len(columns) or 1)
-    except (KeyError, TypeError, ValueError) as error:
-        raise FileError(
-            f"{path}: every one of its components needs a spectrum of 3 numbers of at least 0."
-        ) from error
-    if not spectra.any():
-        raise FileError(f"{path}: all its spectra are zero, so nothing can start from them.")
-    return spectra
+    return read_named_spectra(path)[0]
 
 
 def _format_json(content: Mapping[str, Any]) -> str:
@@ -103,18 +83,20 @@ def _format_json(content: Mapping[str, Any]) -> str:
     return re.sub(r'\[\n[^][{}"]*\n\s*\]', lambda found: re.sub(r"\n\s*", " ", found[0]), text)
 
 
-def _spectra_content(d: Decomposition, pixel_size: PixelSize | None, name: str) -> dict[str, Any]:
-    parts = zip(component_names(d), d.spectra.T, d.share, d.active, d.colours, strict=True)
+def _spectra_content(d: Decomposition, pixel_size: PixelSize | None, image: str) -> dict[str, Any]:
+    names = d.names or ("",) * len(d.active)
+    parts = zip(component_names(d), names, d.spectra.T, d.share, d.active, d.colours, strict=True)
     return {
-        "kind": _KIND,
-        "version": _VERSION,
+        "kind": SPECTRA_KIND,
+        "version": FILE_VERSION,
         "software": f"napari-beerlanet {__version__}",
-        "image": name,
+        "image": image,
         "shape": list(d.image.shape),
         "pixel_size_um": list(pixel_size) if pixel_size else None,
         "domain": d.domain,
         "lambda": d.lam,
         "gamma": d.gamma,
+        "fixed_spectra": d.fixed_spectra,
         "iterations": len(d.objective),
         "objective": float(d.objective[-1]) if len(d.objective) else None,
         "background": {"x0": d.background.tolist(), "light": d.light.tolist()},
@@ -122,12 +104,13 @@ def _spectra_content(d: Decomposition, pixel_size: PixelSize | None, name: str) 
             {
                 "index": i,
                 "name": label,
+                "stain": name,
                 "spectrum": spectrum.tolist(),
                 "share": float(share),
                 "active": bool(active),
                 "colour": hex_colour(colour),
             }
-            for i, (label, spectrum, share, active, colour) in enumerate(parts)
+            for i, (label, name, spectrum, share, active, colour) in enumerate(parts)
         ],
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from napari_beerlanet.core.common.settings import Settings
 from napari_beerlanet.core.images import Domain
@@ -59,6 +59,14 @@ class DecomposeSettings(Settings):
             description="Start spectra, one column per component; the default covers common dyes.",
         )
     )
+    fixed_spectra: bool = Field(
+        False,
+        description="Keep the given spectra as they are; solve for densities and background only.",
+    )
+    stain_names: tuple[str, ...] = Field(
+        (),
+        description="Names of the given spectra, in their order.",
+    )
     domain: Domain = Field(
         "log",
         description="Decompose optical densities (log, Beer–Lambert) or intensities.",
@@ -75,6 +83,17 @@ class DecomposeSettings(Settings):
         "auto",
         description="Solve for distinct colours (palette) or pixel by pixel (dense).",
     )
+
+    @model_validator(mode="after")
+    def _check_spectra_are_given(self) -> DecomposeSettings:
+        if self.fixed_spectra and self.spectra is None:
+            raise ValueError("fixed_spectra needs spectra: give those that shall be kept.")
+        count = 0 if self.spectra is None else len(self.spectra[0])
+        if self.stain_names and len(self.stain_names) != count:
+            raise ValueError(
+                f"stain_names are for {count} given spectra, but there are {len(self.stain_names)}."
+            )
+        return self
 
     @property
     def start(self) -> npt.NDArray[np.float64]:

@@ -163,15 +163,20 @@ def describe_stain_settings(settings: StudySettings) -> str:
     """How stains are decomposed, in one sentence."""
     count, iterations = settings.components, settings.iterations
     if settings.spectra is not None:
-        parts = [f"starting from {len(settings.spectra[0])} given spectra"]
+        count = len(settings.spectra[0])
+        named = " and ".join(name for name in settings.stain_names if name)
+        what = f"the spectra of {named}" if named else f"{count} given spectra"
+        parts = [f"with {what}, kept fixed" if settings.fixed_spectra else f"starting from {what}"]
     else:
         parts = ["as many stains as needed" if count == "auto" else f"at most {count} stains"]
-    parts.append("until converged" if iterations == "converge" else f"{iterations} iterations")
+    if not settings.fixed_spectra:  # the minimum in any case
+        parts.append("until converged" if iterations == "converge" else f"{iterations} iterations")
     for name, value in (("λ", settings.lam), ("γ", settings.gamma)):
         parts.append(f"{name} {value if value == 'auto' else format(value, '.3g')}")
     if settings.leave_out:
         parts.append(f"without {' and '.join(settings.leave_out)}")
-    return ", ".join(parts).capitalize() + "."
+    text = ", ".join(parts)
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def describe_detect_settings(settings: StudySettings) -> str:

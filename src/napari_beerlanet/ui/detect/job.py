@@ -21,8 +21,7 @@ from napari_beerlanet.ui.viewer.viewport import SearchArea
 
 if TYPE_CHECKING:
     from napari_beerlanet.core.detection.detector import Detector
-    from napari_beerlanet.ui.stains.arrays import LayerData
-    from napari_beerlanet.ui.stains.fitting import FitResult
+    from napari_beerlanet.ui.stains.fitting import FitResult, LayerData
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,8 +152,12 @@ def learned_stains(
     """Layer data of the learned stains, lazy if the image is large."""
     from napari_beerlanet.core.stains.settings import DecomposeSettings
     from napari_beerlanet.core.stains.slide import scan_slide_colours
-    from napari_beerlanet.ui.stains.arrays import density_data
-    from napari_beerlanet.ui.stains.fitting import FitResult, FitTarget, shared_contrast_limit
+    from napari_beerlanet.ui.stains.fitting import (
+        FitResult,
+        FitTarget,
+        density_data,
+        shared_contrast_limit,
+    )
 
     target, colours = FitTarget((job.plane,)), None
     if target.is_slide:

@@ -29,9 +29,8 @@ from napari_beerlanet.ui.viewer.planes import PlaneIndex
 if TYPE_CHECKING:
     from napari import Viewer
 
-    from napari_beerlanet.ui.stains.arrays import LayerData
     from napari_beerlanet.ui.stains.density_layers import DensityLayers
-    from napari_beerlanet.ui.stains.fitting import FitResult
+    from napari_beerlanet.ui.stains.fitting import FitResult, LayerData
 
 _WARNING_SIGN = "⚠"
 _COUNT_DEBOUNCE_MS = 30

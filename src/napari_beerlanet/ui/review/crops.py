@@ -5,7 +5,6 @@ They show the image's colours, or the density of one stain.
 
 from __future__ import annotations
 
-import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from qtpy.QtCore import QObject, Signal
 from qtpy.QtGui import QPixmap
 from superqt.utils import qthrottled
 
-from napari_beerlanet.core.boxes.detections import Detections
+from napari_beerlanet.core.boxes.detections import CHANNEL_MEAN_COLUMN, Detections
 from napari_beerlanet.core.common.progress import Report, report_progress
 from napari_beerlanet.core.images.rgb import check_rgb, to_uint8
 from napari_beerlanet.core.stains.decompose import decompose
@@ -44,7 +43,6 @@ IMAGE_COLOURS = "image"
 
 _CONTEXT_FRACTION = 0.25  # of a box's longer side, around it in a crop
 _MAX_FIT_PIXELS = 4e6  # pixels of the level that stains are fitted to
-_STAIN_COLUMN = re.compile(r"OD (\d+) mean")
 
 
 class CropLoader(QObject):
@@ -140,8 +138,9 @@ def _fit_to_side(crop: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
 class CropStyles:
     """How thumbnails of one plane can be shown. Holds pixels and a model, no layers or widgets.
 
-    `names` are the styles: `IMAGE_COLOURS`, and "OD k" for each stain that the detections have a
-    column of, or else the decomposition has. Stains are the model's own, if there is one.
+    `names` are the styles: `IMAGE_COLOURS`, and each model channel that the detections have a
+    column of, or else each stain of the decomposition, the largest share first. Model channels
+    are painted by the model, if there is one.
     """
 
     def __init__(
@@ -155,17 +154,21 @@ class CropStyles:
         self._model, self._decomposition = model, None if model is not None else decomposition
         self._lock = threading.Lock()
         self._density_limit = 0.0
-        stains = [int(m[1]) for name in detections.columns if (m := _STAIN_COLUMN.fullmatch(name))]
-        stains = [k for k in stains if np.any(detections.columns[f"OD {k} mean"] > 0)]
-        if not stains and decomposition is not None:
-            stains = (np.flatnonzero(decomposition.active) + 1).tolist()
-        self.names = [IMAGE_COLOURS, *(f"OD {k}" for k in stains)]
+        self._components = {
+            match[1]: int(match[2]) - 1
+            for name, values in detections.columns.items()
+            if (match := CHANNEL_MEAN_COLUMN.fullmatch(name)) and np.any(values > 0)
+        }
+        if not self._components and decomposition is not None:
+            self._model, self._decomposition = None, decomposition
+            self._components = {decomposition.labels[i]: i for i in decomposition.order}
+        self.names = [IMAGE_COLOURS, *self._components]
 
     def crop_reader(self, style: str = IMAGE_COLOURS) -> CropReader:
         """A function from a box to its picture in that style, for a thread."""
         paint: Callable[[npt.NDArray[Any]], npt.NDArray[np.uint8]] = _paint_rgb
         if style != IMAGE_COLOURS:
-            component = int(style.split()[1]) - 1
+            component = self._components[style]
             paint = lambda pixels: self._paint_stain(pixels, component)  # noqa: E731
         plane = self.plane
         return lambda box: paint(plane.read(crop_window(box, plane.shape)))

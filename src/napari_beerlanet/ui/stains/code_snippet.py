@@ -6,7 +6,7 @@ import numpy as np
 
 from napari_beerlanet.core.stains.settings import DecomposeSettings
 from napari_beerlanet.core.stains.slide import SlideColours
-from napari_beerlanet.ui.stains.density_layers import Blending, component_name
+from napari_beerlanet.ui.stains.density_layers import Blending, stain_layer_name
 from napari_beerlanet.ui.stains.fitting import FitResult, FitTarget, decompose_arguments
 
 
@@ -96,8 +96,7 @@ def _density_lines(target: FitTarget) -> list[str]:
 
 def _layer_lines(fitted: FitResult, blending: Blending) -> list[str]:
     d = fitted.decomposition
-    active = np.flatnonzero(d.active).tolist()
-    names = {i: component_name(i, d.share[i]) for i in active}
+    names = {i: stain_layer_name(d, i) for i in d.order}
     planar = fitted.target.plane.index and not fitted.target.whole_stack
     transform = (
         "source.scale[-2:], source.translate[-2:]" if planar else "source.scale, source.translate"

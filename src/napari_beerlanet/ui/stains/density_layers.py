@@ -12,17 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 import numpy.typing as npt
 from napari.layers import Image
-from napari.utils.colormaps import Colormap
+from napari.utils.colormaps import AVAILABLE_COLORMAPS, Colormap
 from qtpy.QtCore import QObject, QTimer
 
 from napari_beerlanet.core.common.messages import format_percent
-from napari_beerlanet.ui.stains.arrays import LayerData
-from napari_beerlanet.ui.stains.colormaps import (
-    dye_colormap,
-    glow_colormap,
-    remove_unused_colormaps,
-)
-from napari_beerlanet.ui.stains.fitting import FitResult
+from napari_beerlanet.core.images.rgb import hex_colour
+from napari_beerlanet.core.stains.decomposition import Decomposition
+from napari_beerlanet.ui.stains.fitting import FitResult, LayerData
 from napari_beerlanet.ui.viewer.layers import (
     Role,
     UpdateGuard,
@@ -41,13 +37,15 @@ ContrastLimits = tuple[float, float]
 
 _CONTRAST_HEADROOM = 1.5  # of the contrast slider above the limit
 _COLOUR_TOLERANCE = 2  # grey levels, which nobody sees
+_COLORMAP_STEPS = 33
+_COLORMAP_PREFIXES = ("dye #", "glow #")
 _CLEANUP_DELAY_MS = 1500  # without a change, until empty layers are removed
 
 
 class DensityLayers:
     """The density layers of one source image.
 
-    They lie directly above it, the first component on top. Opaque ones are visible one at a time;
+    They lie directly above it, the largest share on top. Opaque ones are visible one at a time;
     multiplied ones (as dyes in the slide) and added ones all together and without the source.
     Adding a layer takes napari long, so one is added at each turn of the event loop.
     """
@@ -68,6 +66,7 @@ class DensityLayers:
         self._removed_by_user: set[int] = set()
         self._updating, self._source_hidden = UpdateGuard(), False
         self._largest_component = 0
+        self._order: list[int] = []  # of all components, the largest share first
         self._waiting: list[Callable[[], None]] = []
         self._add_timer = _new_timer(parent, 0, self._next)
         self._cleanup_timer = _new_timer(parent, _CLEANUP_DELAY_MS, self.remove_empty_layers)
@@ -103,7 +102,7 @@ class DensityLayers:
                 if i < len(d.active) and not self._components[i].can_show(data[i]):
                     self._drop_layer(i)
                 elif i < len(d.active) and d.active[i]:
-                    name = component_name(i, d.share[i])
+                    name = stain_layer_name(d, i)
                     self._components[i].update(data[i], name, d.colours[i], limits, self._viewer)
                 else:
                     fading[i] = data[i] if i < len(d.active) else None
@@ -120,7 +119,7 @@ class DensityLayers:
         with self._updating:
             for i, data in empty.items():
                 if i in self._components:
-                    self._components[i].fade(data, component_name(i, 0.0, False))
+                    self._components[i].fade(data)
 
     def _queue_missing_layers(
         self, fitted: FitResult, data: list[LayerData], limits: ContrastLimits, fading: set[int]
@@ -129,9 +128,11 @@ class DensityLayers:
         d = fitted.decomposition
         some = bool(self.visible_components - fading)
         self._largest_component = int(d.share.argmax())
-        for i in sorted(range(len(d.active)), key=lambda i: -d.share[i]):
-            if d.active[i] and i not in self._components and i not in self._removed_by_user:
-                name, colour = component_name(i, d.share[i]), d.colours[i]
+        self._order = np.argsort(-d.share, kind="stable").tolist()
+        self._order += [i for i in self._components if i >= len(d.active)]
+        for i in d.order:
+            if i not in self._components and i not in self._removed_by_user:
+                name, colour = stain_layer_name(d, i), d.colours[i]
                 visible = self.blending != "opaque" or not some
                 self._waiting.append(partial(self._add, i, data[i], name, colour, limits, visible))
                 some = True
@@ -207,7 +208,8 @@ class DensityLayers:
 
     def _insert(self, i: int, layer: Image) -> None:
         layers = self._viewer.layers
-        below = [layers.index(other) for k, other in self.layers.items() if k > i]
+        rank = {k: place for place, k in enumerate(self._order)}
+        below = [layers.index(other) for k, other in self.layers.items() if rank[k] > rank[i]]
         position = max([layers.index(self.source), *below]) + 1
         add_unselected(self._viewer, layer, position=position)
 
@@ -330,14 +332,14 @@ class ComponentLayer:
             self.set_visible(self._visible_before_fading)
         self.active = True
 
-    def fade(self, data: LayerData | None, name: str) -> None:
+    def fade(self, data: LayerData | None) -> None:
         """The component has become inactive: hide it, unless the user has edited it."""
         if not self.active:
             return
         keep = self.edited_by_user
         if data is not None:
             self._update_data(data)
-        self._update_name(name)
+        self._update_name(f"{self._name.partition(' · ')[0]} · inactive")
         self._visible_before_fading = self.layer.visible
         if not keep:
             self.set_visible(False)
@@ -381,9 +383,9 @@ class ComponentLayer:
             self._colormap = self.layer.colormap.name
 
 
-def component_name(index: int, fraction: float, active: bool = True) -> str:
-    """The name of a component's layer: "OD 1 · 62 %"."""
-    return f"OD {index + 1} · {format_percent(fraction) if active else 'inactive'}"
+def stain_layer_name(d: Decomposition, component: int) -> str:
+    """The name of a stain's layer: "Stain 1 · 62 %", "eosin · 38 %"."""
+    return f"{d.labels[component]} · {format_percent(d.share[component])}"
 
 
 def data_ndim(data: LayerData) -> int:
@@ -396,3 +398,34 @@ def _new_timer(parent: QObject, interval: int, call: Callable[[], None]) -> QTim
     timer.setInterval(interval)
     timer.timeout.connect(call)
     return timer
+
+
+def dye_colormap(colour: npt.ArrayLike) -> Colormap:
+    """From white to the RGB colour (0 … 255), linear in optical density."""
+    at = np.linspace(0, 1, _COLORMAP_STEPS)[:, None]
+    rgb = (np.maximum(np.asarray(colour, float), 1) / 255)[None] ** at
+    return _named_colormap(_COLORMAP_PREFIXES[0], colour, rgb)
+
+
+def glow_colormap(colour: npt.ArrayLike) -> Colormap:
+    """From black to the colour's hue at full brightness, for additive blending."""
+    hue = np.asarray(colour, float)
+    hue = hue - 0.6 * hue.min()  # the common part of all channels would only turn the sum grey
+    rgb = np.linspace(0, 1, _COLORMAP_STEPS)[:, None] * (hue / max(hue.max(), 1))[None]
+    return _named_colormap(_COLORMAP_PREFIXES[1], colour, rgb)
+
+
+def _named_colormap(prefix: str, colour: npt.ArrayLike, rgb: npt.NDArray[np.float64]) -> Colormap:
+    opaque = np.ones((len(rgb), 1))
+    return Colormap(np.hstack([rgb, opaque]), name=prefix + hex_colour(colour)[1:])
+
+
+def remove_unused_colormaps(viewer: Viewer) -> None:
+    """Remove our colormaps that no layer uses from napari's list.
+
+    napari keeps every colormap that a layer ever had; a moved slider would fill the list.
+    """
+    used = {getattr(getattr(layer, "colormap", None), "name", None) for layer in viewer.layers}
+    for name in [name for name in AVAILABLE_COLORMAPS if name.startswith(_COLORMAP_PREFIXES)]:
+        if name not in used:
+            AVAILABLE_COLORMAPS.pop(name, None)

@@ -10,8 +10,12 @@ from napari.layers import Image
 
 from napari_beerlanet.core.common.progress import Report
 from napari_beerlanet.ui.common.notifications import notify_error
-from napari_beerlanet.ui.stains.arrays import LayerData, reconstruction_data, residual_data
-from napari_beerlanet.ui.stains.fitting import FitResult
+from napari_beerlanet.ui.stains.fitting import (
+    FitResult,
+    LayerData,
+    reconstruction_data,
+    residual_data,
+)
 from napari_beerlanet.ui.viewer.layers import (
     Role,
     role_metadata,
@@ -65,7 +69,11 @@ class DerivedLayers:
         if not components:
             notify_error("No stain is checked: check those that the image should be built from.")
             return
-        name = "Reconstruction: OD " + " + ".join(str(i + 1) for i in components)
+        fitted = self._panel.fitted
+        if fitted is None:
+            return
+        labels = fitted.decomposition.labels
+        name = "Reconstruction: " + " + ".join(labels[i] for i in components)
         self._add(Role.RECONSTRUCTION, name, lambda fitted: _reconstruct(fitted, components))
 
     def residual(self) -> None:

@@ -20,7 +20,7 @@ from qtpy.QtWidgets import (
     QWidget,
 )
 
-from napari_beerlanet.core.common.messages import format_percent
+from napari_beerlanet.core.common.messages import count_of, format_percent
 from napari_beerlanet.core.stains.decomposition import Decomposition
 from napari_beerlanet.ui.common.controls import button, heading, hint
 
@@ -120,8 +120,8 @@ class StainResultPanel(QWidget):
             else:
                 row.hide()
         self._show_background(d)
-        empty = [f"{i + 1}" for i in range(self._count) if not d.active[i]]
-        self.inactive.setText(f"Inactive: OD {', '.join(empty)}" if empty else "")
+        empty = int((~d.active).sum())
+        self.inactive.setText(f"{count_of(empty, 'component')} not needed" if empty else "")
         self.inactive.setVisible(bool(empty))
         self.curve.set_values(d.objective)
 
@@ -154,7 +154,7 @@ class _ComponentRow:
         self.check_box.setChecked(True)
         self.check_box.setToolTip("Use this stain in “Reconstruct”.")
         self.swatch, self.bar, self.fraction = ColourSwatch(viewer), FractionBar(viewer), QLabel()
-        self.label = QLabel(f"OD {number + 1}")
+        self.label = QLabel()
         self.swatch.setToolTip(_SWATCH_TIP)
         self.fraction.setMinimumWidth(36)
         self._widgets = (self.check_box, self.swatch, self.label, self.bar, self.fraction)
@@ -167,6 +167,7 @@ class _ComponentRow:
             widget.setVisible(active)
         if not active:
             return
+        self.label.setText(d.labels[i])
         self.swatch.set_colour(d.colours[i])
         self.bar.set_fraction(d.share[i], d.colours[i])
         self.fraction.setText(format_percent(d.share[i]))

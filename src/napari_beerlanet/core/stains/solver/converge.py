@@ -341,7 +341,7 @@ class ColumnSolver:
             piece = np.empty((len(D), part.stop - part.start))
             columns = np.ascontiguousarray(X[:, part])
             settings = (self.background, self.spectra, self.low, self.curvature)
-            converged_kernels.solve_columns(columns, *settings, 1e-12, piece)
+            converged_kernels.solve_columns(columns, *settings, piece)
             D[:, part] = piece
 
         map_chunks(work, X.shape[1], _COLUMNS_PER_SOLVE)

@@ -224,32 +224,126 @@ def objective(w, D, R, S, lam, gam):
 
 
 @njit(cache=True, nogil=True)
-def solve_columns(X, x0, S, low, curvature, tolerance, D):
+def solve_columns(X, x0, S, low, curvature, D):
     """Densities D (r, u) of columns X (c, u), each by itself, for fixed x₀, S of unit columns.
 
-    Minimises ½‖x₀ − x − S d‖² + Σᵢ lowᵢ dᵢ + ½ Σᵢ curvatureᵢ dᵢ² over d ≥ 0 by coordinate
-    descent until no entry moves by more than `tolerance`. Components with sᵢ = 0 get 0.
+    Minimises ½‖x₀ − x − S d‖² + Σᵢ lowᵢ dᵢ + ½ Σᵢ curvatureᵢ dᵢ² over d ≥ 0, exactly. Components
+    with sᵢ = 0 get 0.
     """
     c, r = S.shape
-    rest = np.empty(c)
+    G = np.zeros((r, r))
+    for i in range(r):
+        for j in range(r):
+            for k in range(c):
+                G[i, j] += S[k, i] * S[k, j]
+        if G[i, i] > 0.0:
+            G[i, i] += curvature[i]
+    b, d = np.empty(r), np.empty(r)
+    M, active = np.empty((r, r)), np.empty(r, np.int64)
     for t in range(X.shape[1]):
-        for k in range(c):
-            rest[k] = x0[k] - X[k, t]
         for i in range(r):
-            D[i, t] = 0.0
-        for _ in range(1000):
-            moved = 0.0
-            for i in range(r):
-                along = -low[i]
-                square = 0.0
-                for k in range(c):
-                    along += S[k, i] * (rest[k] + S[k, i] * D[i, t])
-                    square += S[k, i] * S[k, i]
-                new = max(along, 0.0) / (square + curvature[i]) if square > 0.0 else 0.0
-                change = new - D[i, t]
-                D[i, t] = new
-                for k in range(c):
-                    rest[k] -= S[k, i] * change
-                moved = max(moved, abs(change))
-            if moved <= tolerance:
+            b[i] = -low[i]
+            for k in range(c):
+                b[i] += S[k, i] * (x0[k] - X[k, t])
+        solve_nonnegative(G, b, d, M, active)
+        for i in range(r):
+            D[i, t] = d[i]
+
+
+@njit(cache=True, nogil=True)
+def solve_nonnegative(G, b, d, M, active):
+    """Minimise ½ dᵀG d − bᵀd over d ≥ 0 exactly (Lawson and Hanson); returns how many are active.
+
+    Fills d (r,), `active` with the indices of its positive entries, which are linearly
+    independent, and M with the inverse of G among them.
+    """
+    r = len(b)
+    size = 0
+    solved = np.empty(r)
+    d[:] = 0.0
+    for _ in range(4 * r + 4):
+        best, steepest = -1, 1e-13
+        for i in range(r):
+            if d[i] == 0.0:
+                slope = b[i]
+                for p in range(size):
+                    slope -= G[i, active[p]] * d[active[p]]
+                if slope > steepest:
+                    best, steepest = i, slope
+        if best < 0:
+            break
+        active[size] = best
+        extended = _invert(G, M, active, size + 1)
+        if extended == size:
+            extended = _exchange(G, d, M, active, size, best)
+        size = extended
+        while size > 0:
+            step = 1.0
+            for p in range(size):
+                i = active[p]
+                solved[p] = 0.0
+                for q in range(size):
+                    solved[p] += M[p, q] * b[active[q]]
+                if solved[p] <= 0.0:
+                    step = min(step, d[i] / (d[i] - solved[p])) if d[i] > 0.0 else 0.0
+            for p in range(size):
+                d[active[p]] += step * (solved[p] - d[active[p]])
+            if step == 1.0:
                 break
+            kept = 0
+            for p in range(size):
+                i = active[p]
+                if solved[p] <= 0.0 and d[i] <= 1e-15:
+                    d[i] = 0.0
+                else:
+                    active[kept] = i
+                    kept += 1
+            if kept == size:
+                break
+            size = _invert(G, M, active, kept)
+    return size
+
+
+@njit(cache=True, nogil=True)
+def _exchange(G, d, M, active, size, new):
+    """An entry that depends on active ones takes over from the one that it drives to 0 first."""
+    v = np.zeros(size)
+    out, step = -1, np.inf
+    for p in range(size):
+        for q in range(size):
+            v[p] += M[p, q] * G[active[q], new]
+        if v[p] > 0.0 and d[active[p]] / v[p] < step:
+            out, step = p, d[active[p]] / v[p]
+    if out < 0:
+        return size
+    for p in range(size):
+        d[active[p]] = max(d[active[p]] - step * v[p], 0.0)
+    d[active[out]] = 0.0
+    d[new] = step
+    active[out] = new
+    return _invert(G, M, active, size)
+
+
+@njit(cache=True, nogil=True)
+def _invert(G, M, active, size):
+    """M = (G among the active entries)⁻¹, one entry after the other; dependent ones are dropped."""
+    kept = 0
+    for p in range(size):
+        i = active[p]
+        v = np.zeros(kept)
+        for a in range(kept):
+            for e in range(kept):
+                v[a] += M[a, e] * G[active[e], i]
+        rest = G[i, i]
+        for a in range(kept):
+            rest -= G[i, active[a]] * v[a]
+        if rest <= 1e-10 * G[i, i]:
+            continue
+        for a in range(kept):
+            for e in range(kept):
+                M[a, e] += v[a] * v[e] / rest
+            M[a, kept] = M[kept, a] = -v[a] / rest
+        M[kept, kept] = 1.0 / rest
+        active[kept] = i
+        kept += 1
+    return kept

@@ -78,13 +78,16 @@ def find_stains(
 
 
 def auto_penalties(
-    cells: ColourCells, lam: float | None, gamma: float | None
+    cells: ColourCells,
+    lam: float | None,
+    gamma: float | None,
+    strength: PenaltyStrength = UNROLLED_STRENGTH,
 ) -> tuple[float, float]:
-    """λ and γ for K steps, where None is given for them."""
-    auto_lam, _ = _penalties_for(cells, UNROLLED_STRENGTH)
+    """λ and γ where None is given for them: for K steps, or as strong as `strength`."""
+    auto_lam, _ = _penalties_for(cells, strength)
     lam = auto_lam if lam is None else lam
     if gamma is None:
-        gamma = _kappa(cells, UNROLLED_STRENGTH) / lam if lam > 0 else 0.0
+        gamma = _kappa(cells, strength) / lam if lam > 0 else 0.0
     return lam, gamma
 
 

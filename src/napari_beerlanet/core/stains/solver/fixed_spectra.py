@@ -1,0 +1,247 @@
+"""Densities and background under given spectra: the minimum of a convex problem, exactly.
+
+With S held, the objective is convex in x₀ and D together, so it has one minimum value and no choice
+of a start. λ‖dᵢ‖₂ = min over nᵢ > 0 of λ(‖dᵢ‖²/nᵢ + nᵢ)/2, which is convex in dᵢ and nᵢ together.
+Given x₀ and n, every colour is a small nonnegative least-squares problem of its own,
+
+    φ(x) = min over d ≥ 0 of ½‖x₀ − x − S d‖² + λγ Σ dᵢ + ½ Σ (λ/nᵢ) dᵢ²,
+
+solved exactly by its active set. What is left, Σ w φ(x) + λ/2 Σ nᵢ, is a smooth convex function of
+c + r numbers: Newton's method needs some five passes over the colours. A component whose nᵢ goes to
+zero is not in the image.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from napari_beerlanet.core.common.progress import Report, report_progress
+from napari_beerlanet.core.common.threads import map_chunks
+from napari_beerlanet.core.stains.solver.converge import Array, ColourCells, Solution, converge
+from napari_beerlanet.core.stains.solver.converged_kernels import solve_nonnegative
+
+_COLUMNS_PER_TASK = 1 << 14  # fixed, so that sums do not depend on the number of threads
+_MAX_PASSES = 100
+_MAX_SUPPORT_CHANGES = 20
+_GRADIENT_TOLERANCE = 1e-11  # of x₀ in the solver's domain, and of each nᵢ relative to itself
+_SMALLEST_STEP = 1e-6
+_MIN_NORM = 1e-7  # of nᵢ beside √W: below it a component is not there
+_SUFFICIENT_DECREASE = 1e-4
+_ROUNDING = 1e-13  # of the objective
+
+
+def solve_fixed_spectra(
+    cells: ColourCells, S: Array, lam: float, gamma: float, report: Report | None = None
+) -> Solution:
+    """x₀ (c,) and D (r, u) of the columns of `cells` for unit spectra S (c, r), all r of them.
+
+    Columns of S that are zero, and components that the image does not have, get zero densities;
+    S itself comes back as it was given.
+    """
+    coarse = cells
+    while coarse.coarser is not None:
+        coarse = coarse.coarser
+    start = converge(coarse, S, lam, gamma, hold="spectra", single_start=True)
+    given = np.linalg.norm(S, axis=0) > 0
+    norms = np.where(given, np.sqrt(start.densities**2 @ coarse.w), 0.0)
+    x0, values = start.background.copy(), list[float]()
+    D = np.zeros((S.shape[1], len(cells.w)))
+    for _ in range(_MAX_SUPPORT_CHANGES):
+        alive = given & (norms > 0) if lam > 0 else given
+        x0, norms[alive], D[alive] = _newton(
+            cells, S[:, alive], D[alive], x0, norms[alive], lam, gamma, values, report
+        )
+        D[~alive] = 0.0
+        gone = alive & (norms == 0)
+        revived = _missing_components(cells, S, D, x0, lam, gamma, given & ~alive)
+        norms = np.where(revived > 0, revived, norms)
+        if not gone.any() and not revived.any():
+            break
+    # Where a component left or came back, the objective was of another set of components.
+    objective = np.minimum.accumulate(values)
+    return Solution(x0, S.copy(), D, objective, float(lam), float(gamma))
+
+
+def _newton(
+    cells: ColourCells,
+    S: Array,
+    D: Array,
+    x0: Array,
+    norms: Array,
+    lam: float,
+    gamma: float,
+    values: list[float],
+    report: Report | None,
+) -> tuple[Array, Array, Array]:
+    """x₀, n and D at the minimum; n is 0, and D left as it is, where a component vanishes."""
+    c = len(S)
+    smallest = _MIN_NORM * float(np.sqrt(cells.w.sum()))
+    norms = np.maximum(norms, 2 * smallest) if lam > 0 else norms
+    here = _Pass(cells, S, D, x0, norms, lam, gamma)
+    for count in range(_MAX_PASSES):
+        report_progress(report, count, _MAX_PASSES, "solving for densities")
+        values.append(here.value)
+        if here.converged:
+            break
+        move = here.newton_step()
+        step = 1.0
+        if lam > 0 and (move[c:] < 0).any():  # n stays positive
+            step = min(1.0, float((-0.9 * norms / np.minimum(move[c:], -1e-300)).min()))
+        slope = float(here.gradient @ move)
+        while True:
+            after = _Pass(
+                cells, S, here.D, x0 + step * move[:c], norms + step * move[c:], lam, gamma
+            )
+            enough = here.value + _SUFFICIENT_DECREASE * step * slope
+            if after.value <= enough + _ROUNDING * here.value or step < _SMALLEST_STEP:
+                break
+            step /= 2
+        if step < _SMALLEST_STEP:
+            break
+        x0, norms, here = after.x0, after.norms, after
+        if lam > 0 and (norms < smallest).any():
+            norms = np.where(norms < smallest, 0.0, norms)
+            break
+    return x0, norms, here.D
+
+
+class _Pass:
+    """Exact densities of all columns for some x₀ and n, and how the objective depends on them."""
+
+    def __init__(
+        self,
+        cells: ColourCells,
+        S: Array,
+        D: Array,
+        x0: Array,
+        norms: Array,
+        lam: float,
+        gamma: float,
+    ) -> None:
+        c, r = S.shape
+        self.x0, self.norms, self.D = x0, norms, D.copy()
+        self._lam, self._weight = lam, max(float(cells.w.sum()), np.finfo(float).tiny)
+        curvature = lam / norms if lam > 0 else np.zeros(r)
+
+        def work(part: slice) -> Array:
+            sums = np.zeros(1 + c + r + c * c + c * r + r * r)
+            piece = np.ascontiguousarray(self.D[:, part])
+            columns = np.ascontiguousarray(cells.X[:, part])
+            _solve_columns(columns, cells.w[part], x0, S, lam * gamma, curvature, piece, sums)
+            self.D[:, part] = piece
+            return sums
+
+        total = np.sum(map_chunks(work, len(cells.w), _COLUMNS_PER_TASK), axis=0)
+        ends = np.cumsum([1, c, r, c * c, c * r, r * r])
+        value, gx, square, hxx, hxn, hnn = np.split(total, ends[:-1])
+        self.value = float(value[0]) + lam * float(norms.sum()) / 2
+        self._squares, scale = square, lam / norms**2 if lam > 0 else np.zeros(r)
+        self.gradient = np.concatenate([gx, lam / 2 - scale * square / 2])
+        H = np.zeros((c + r, c + r))
+        H[:c, :c] = hxx.reshape(c, c)
+        H[:c, c:] = -hxn.reshape(c, r) * scale
+        H[c:, :c] = H[:c, c:].T
+        H[c:, c:] = -scale[:, None] * hnn.reshape(r, r) * scale
+        if lam > 0:
+            H[c:, c:] += np.diag(scale * square / norms)
+        self.hessian = H
+
+    @property
+    def converged(self) -> bool:
+        """Whether x₀ is the mean of what the stains leave, and n are the norms of D."""
+        c = len(self.x0)
+        background = np.abs(self.gradient[:c]).max() / self._weight
+        if self._lam == 0:
+            return bool(background < _GRADIENT_TOLERANCE)
+        norms = np.abs(1 - self._squares / self.norms**2).max(initial=0.0)
+        return bool(max(background, norms) < _GRADIENT_TOLERANCE)
+
+    def newton_step(self) -> Array:
+        """−H⁺ g; directions that change nothing, as x₀ has where λ = 0, are left alone.
+
+        In units in which the diagonal is one: x₀ and n differ by orders of magnitude.
+        """
+        size = np.sqrt(np.maximum(np.diag(self.hessian), 0.0))
+        unit = np.divide(1.0, size, out=np.zeros_like(size), where=size > 0)
+        scaled = unit[:, None] * self.hessian * unit
+        values, vectors = np.linalg.eigh(scaled)
+        kept = values > 1e-12 * max(float(values.max(initial=0.0)), 1.0)
+        along = vectors[:, kept].T @ (unit * self.gradient) / values[kept]
+        return np.asarray(-unit * (vectors[:, kept] @ along))
+
+
+def _missing_components(
+    cells: ColourCells,
+    S: Array,
+    D: Array,
+    x0: Array,
+    lam: float,
+    gamma: float,
+    absent: npt.NDArray[np.bool_],
+) -> Array:
+    """(r,) norms of components that are absent although the objective would fall with them.
+
+    dᵢ = 0 is right as long as ‖(sᵢᵀR − λγ)₊‖ ≤ λ.
+    """
+    found = np.zeros(len(absent))
+    if lam == 0 or not absent.any():
+        return found
+    R = x0[:, None] - cells.X - S @ D
+    for i in np.flatnonzero(absent):
+        pull = float(np.sqrt(np.maximum(S[:, i] @ R - lam * gamma, 0.0) ** 2 @ cells.w))
+        found[i] = max(pull - lam * (1 + 1e-9), 0.0)
+    return found
+
+
+@njit(cache=True, nogil=True)
+def _solve_columns(X, w, x0, S, low, curvature, D, sums):  # type: ignore[no-untyped-def]
+    """Exact D (r, u) of columns X (c, u), and what Newton's method needs of them.
+
+    `sums` takes Σwφ, Σw ∂φ/∂x₀ (c), Σw d² (r), and of the second derivatives Σw(I − S_A M S_Aᵀ)
+    (c, c), Σw S_A M d (c, r) and Σw d M d (r, r), where A is a column's active set and
+    M = (S_Aᵀ S_A + diag(curvature))⁻¹.
+    """
+    c, r = S.shape
+    G = np.zeros((r, r))
+    for i in range(r):
+        for j in range(r):
+            for k in range(c):
+                G[i, j] += S[k, i] * S[k, j]
+        G[i, i] += curvature[i]
+    b, d = np.empty(r), np.empty(r)
+    M, active = np.empty((r, r)), np.empty(r, np.int64)
+    at_x, at_d = 1, 1 + c
+    at_xx = at_d + r
+    at_xn = at_xx + c * c
+    at_nn = at_xn + c * r
+    for t in range(X.shape[1]):
+        for i in range(r):
+            b[i] = -low
+            for k in range(c):
+                b[i] += S[k, i] * (x0[k] - X[k, t])
+        size = solve_nonnegative(G, b, d, M, active)
+        value = 0.0
+        for k in range(c):
+            rest = x0[k] - X[k, t]
+            for i in range(r):
+                rest -= S[k, i] * d[i]
+            value += 0.5 * rest * rest
+            sums[at_x + k] += w[t] * rest
+            sums[at_xx + k * c + k] += w[t]
+        for i in range(r):
+            D[i, t] = d[i]
+            value += low * d[i] + 0.5 * curvature[i] * d[i] * d[i]
+            sums[at_d + i] += w[t] * d[i] * d[i]
+        sums[0] += w[t] * value
+        for p in range(size):
+            i = active[p]
+            for q in range(size):
+                j = active[q]
+                weighted = w[t] * M[p, q]
+                sums[at_nn + i * r + j] += weighted * d[i] * d[j]
+                for k in range(c):
+                    sums[at_xn + k * r + j] += weighted * S[k, i] * d[j]
+                    for m in range(c):
+                        sums[at_xx + k * c + m] -= weighted * S[k, i] * S[m, j]
