@@ -4,23 +4,28 @@ import os
 import shlex
 import signal
 import sys
+from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import psutil
 import pytest
 from PIL import Image
-from qtpy.QtCore import QUrl
+from pyqtgraph import BarGraphItem
+from qtpy.QtCore import Qt, QUrl
 from qtpy.QtGui import QDesktopServices
 from qtpy.QtWidgets import QApplication, QPushButton
 
 import napari_beerlanet as nb
 from napari_beerlanet.core.batch.study import LOCK_FILE, run_study
+from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.common.events import RunState
 from napari_beerlanet.samples import blood_smear
 from napari_beerlanet.ui.batch import progress
 from napari_beerlanet.ui.batch.widget import BatchWidget
 from napari_beerlanet.ui.common.session import get_session
 from napari_beerlanet.ui.detect.widget import DetectWidget
+from napari_beerlanet.ui.detections.detection_layer import DetectionLayer
 from napari_beerlanet.ui.stains.widget import DecomposeWidget
 
 pytestmark = pytest.mark.window
@@ -159,6 +164,17 @@ def test_what_is_missing_is_said(opened, images, tmp_path, until):
     assert panel.run_button.isEnabled()
 
 
+def test_the_model_of_the_other_panels_is_preselected_unless_one_is_chosen_here(viewer, opened):
+    panel = opened(BatchWidget, "Run on folder")
+    model = nb.load_checkpoint("blood-cells", device="cpu")
+    get_session(viewer).set_model(model, "blood-cells")
+    assert panel.form.settings()["model"] == "blood-cells", "also where it was loaded afterwards"
+    panel.form.detect.native.click()
+    assert panel.form.settings()["model"] == ""
+    get_session(viewer).set_model(model, "blood-cells")
+    assert panel.form.settings()["model"] == "", "the user wants no cells"
+
+
 # --- running --------------------------------------------------------------------------------------
 
 
@@ -240,3 +256,88 @@ def test_the_results_folder_is_opened(panel, tmp_path, monkeypatch, until):
     until(lambda: bool(panel.progress.message.text()) and not panel.progress.running)
     panel.progress.open.click()
     assert shown == [QUrl.fromLocalFile(str(tmp_path / "out"))]
+
+
+# --- results --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory):
+    """The results of two smears and a file that is no image, with cells counted."""
+    folder = tmp_path_factory.mktemp("counted") / "smears"
+    folder.mkdir()
+    for seed in range(2):
+        smear = blood_smear((200, 260), cell_diameter=60, seed=seed).image
+        Image.fromarray(smear[: 200 - 60 * seed]).save(folder / f"a{seed}.png")
+    (folder / "broken.png").write_bytes(b"no image")
+    settings = {"model": "blood-cells", "decompose": False, "reports": False, "previews": False}
+    out = folder.with_name("out")
+    run_study(folder, out, {**settings, "object_size": 60, "densities": False}, workers=0)
+    return out
+
+
+def cells(results):
+    """The table as it is shown, line by line."""
+    model = results.table.model()
+    lines, columns = range(model.rowCount()), range(1, model.columnCount())
+    return [[model.index(i, j).data() for j in columns] for i in lines]
+
+
+def test_a_batch_ends_with_a_table_a_plot_and_open_for_every_result(
+    viewer, opened, counted, tmp_path, until
+):
+    panel = opened(BatchWidget, "Run on folder")
+    panel.inputs.out.setText(str(counted))
+    results = panel.results
+    until(lambda: results.study is not None)
+    shown = cells(results)
+    assert [line[0] for line in shown] == ["a0", "a1", "broken (failed)", "all images"]
+    first, second = int(shown[0][1]), int(shown[1][1])
+    assert first > second > 0
+    assert shown[3][1] == str(first + second)
+    assert shown[2][1] == "–"
+    assert "1 image failed: broken." in results.reservations.text()
+    assert f"{first + second} cells in 2 images" in results.summary.text()
+    bars = [item for item in results.plot.getPlotItem().items if isinstance(item, BarGraphItem)]
+    assert [sum(bar.opts["height"][k] for bar in bars) for k in (0, 1)] == [first, second]
+    column = results.model.columns.index("all cells")
+    results.table.sortByColumn(column, Qt.SortOrder.AscendingOrder)
+    assert [line[0] for line in cells(results)] == ["a1", "a0", "broken (failed)", "all images"]
+    results.copy_table()
+    copied = [line.split("\t") for line in QApplication.clipboard().text().splitlines()]
+    assert [line[0] for line in copied] == ["image", "a1", "a0", "broken", "all images"]
+    results.export_csv(tmp_path / "counts.csv")
+    assert pd.read_csv(tmp_path / "counts.csv")["total"].tolist()[:2] == [second, first]
+
+    results.table.clicked.emit(results.model.index(1, 0))  # "Open" of a0
+    until(lambda: "a0 · detections" in viewer.layers)
+    image = viewer.layers["a0"]
+    assert Path(image.source.path).name == "a0.png"
+    until(lambda: viewer.layers["a0 · detections"].nshapes == first)
+    assert len(get_session(viewer).detections[image]) == first
+    mine = viewer.layers["a0 · detections"]
+    mine.visible = False
+    results.table.doubleClicked.emit(results.model.index(1, 1))
+    until(lambda: mine.visible)
+    assert sum(layer.name.startswith("a0") for layer in viewer.layers) == 2, "nothing is doubled"
+    results.open_result(results.study.images[2])
+    assert "broken has no results" in results.bar.text
+    panel.inputs.out.setText(str(tmp_path))
+    until(lambda: results.study is None)
+
+
+def test_boxes_that_the_user_has_stay_when_a_result_is_opened(viewer, opened, counted, until):
+    panel = opened(BatchWidget, "Run on folder")
+    results = panel.results
+    results.load(counted)
+    until(lambda: results.study is not None)
+    viewer.open(results.study.images[0].path)
+    image = viewer.layers["a0"]
+    found = Detections(np.array([[5, 5, 40, 40]]), np.array([0]), np.array([0.9]), ["RBC"])
+    mine = DetectionLayer(viewer, image, found)
+    get_session(viewer).set_detections(image, found, mine)
+    results.open_result(results.study.images[0])
+    until(lambda: get_session(viewer).detection_layers[image] is not mine)
+    assert mine.alive
+    assert not mine.layer.visible
+    assert "batch" in get_session(viewer).detection_layers[image].layer.name

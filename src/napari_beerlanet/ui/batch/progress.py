@@ -79,9 +79,10 @@ _MAX_VISIBLE_FAILURES = 5
 
 
 class BatchProgress(QWidget):
-    """Shows one `BatchProcess` at a time; `ended` passes its end on."""
+    """Shows one `BatchProcess` at a time; `ended` passes its end on, `image_ended` an image's."""
 
     ended = Signal(object)
+    image_ended = Signal()
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,8 +142,10 @@ class BatchProgress(QWidget):
     def _on_event(self, event: dict[str, Any]) -> None:
         if event["event"] == "progress":
             self._show_progress(event)
-        elif event["event"] == "image" and event.get("status") == "failed":
-            self._add_failure(str(event.get("path")), str(event.get("error")))
+        elif event["event"] == "image":
+            if event.get("status") == "failed":
+                self._add_failure(str(event.get("path")), str(event.get("error")))
+            self.image_ended.emit()
         elif event["event"] == "end":
             self.message.setText(summarize_end(event))
 

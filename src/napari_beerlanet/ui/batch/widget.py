@@ -8,6 +8,7 @@ from typing import Any
 from napari import Viewer
 from qtpy.QtCore import QTimer
 from qtpy.QtWidgets import QWidget
+from superqt.utils import qdebounced, qthrottled
 
 from napari_beerlanet.core.batch.settings import STUDY_FILE, StudyConfig, StudySettings
 from napari_beerlanet.core.common.events import RunState
@@ -21,6 +22,7 @@ from napari_beerlanet.ui.batch.progress import (
     find_active_batch,
     prepare_study_folder,
 )
+from napari_beerlanet.ui.batch.results import BatchResults
 from napari_beerlanet.ui.common.background_process import RunEnd
 from napari_beerlanet.ui.common.close_dialog import CloseConfirmation
 from napari_beerlanet.ui.common.controls import (
@@ -36,6 +38,8 @@ from napari_beerlanet.ui.common.panel import Panel
 from napari_beerlanet.ui.common.progress_bar import TaskProgressBar
 from napari_beerlanet.ui.common.session import get_session
 
+_RESULTS_DELAY_MS = 400  # after the output folder was changed
+_RESULTS_INTERVAL_MS = 2000  # between updates of the counts while a batch runs
 _CLOSE_QUESTION = "A batch is running", "Continue the batch after the viewer is closed?"
 
 
@@ -45,6 +49,7 @@ class BatchWidget(Panel):
     def __init__(self, napari_viewer: Viewer) -> None:
         super().__init__(napari_viewer)
         self._start_task, self._find_task = self.task(), self.task()
+        self._own_model = False  # whether the user has chosen here which model, or none, runs
         self.inputs, self.form = BatchInputs(self.task()), BatchForm()
         self.run_button = button(
             "Run", "Start, or resume a run that was stopped in this output folder.", self.run
@@ -54,12 +59,24 @@ class BatchWidget(Panel):
             TaskProgressBar(self._start_task, quiet=True),
             BatchProgress(),
         )
+        self.results = BatchResults(self)
+        self._load_results_soon = qdebounced(
+            self._load_results, timeout=_RESULTS_DELAY_MS, parent=self
+        )
+        self._update_results = qthrottled(
+            self._load_results, timeout=_RESULTS_INTERVAL_MS, leading=False, parent=self
+        )
         self.command = wrapping_label()
         self.copy = button("Copy", "Copy the command.", self.copy_command)
         self._lay_out()
         self.inputs.changed.connect(self._update)
         self.form.changed.connect(self._update)
         self.progress.ended.connect(self._on_end)
+        self.progress.image_ended.connect(self._update_results)
+        self.inputs.out.textChanged.connect(lambda *_: self._load_results_soon())
+        self.form.model.chosen.connect(self._model_chosen)
+        self.form.detect.native.clicked.connect(self._model_chosen)
+        self.connect_event(get_session(self.viewer).model_changed, self._model_changed)
         window = getattr(self.viewer.window, "_qt_window", None)
         self.close_confirmation = CloseConfirmation(
             window, lambda: self.progress.process, self, _CLOSE_QUESTION
@@ -78,7 +95,8 @@ class BatchWidget(Panel):
             separator(),
             self.run_button,
         )
-        for part in (*parts, self.problem_text, self.start_bar, self.progress, self.command_group):
+        below = (self.problem_text, self.start_bar, self.progress, self.results)
+        for part in (*parts, *below, self.command_group):
             self.body.addWidget(part)
         self.body.addStretch(1)
 
@@ -92,10 +110,20 @@ class BatchWidget(Panel):
         if source is not None:
             given |= source.study_settings()
         self.form.set_settings(given)
+        self._own_model = False
         folder = _image_folder(self.viewer, source)
         if folder is not None and not self.inputs.patterns:
             self.inputs.set_inputs([str(folder)], None)
         self._update()
+
+    def _model_chosen(self, *_: object) -> None:
+        self._own_model = True
+
+    def _model_changed(self, model: Any) -> None:
+        """The model of the other panels is that of the batch, unless another is chosen here."""
+        key = get_session(self.viewer).model_key
+        if key and not self._own_model and not self.progress.running:
+            self.form.set_settings({"model": key})
 
     def study_config(self) -> StudyConfig | None:
         """The study, None as long as something is missing."""
@@ -169,7 +197,12 @@ class BatchWidget(Panel):
     def _on_end(self, end: RunEnd) -> None:
         if end.state in (RunState.FAILED, RunState.INTERRUPTED):
             notify_error(self.progress.message.text() or "The batch has failed.")
+        self._load_results()
         self._update()
+
+    def _load_results(self) -> None:
+        """Show the counts that are in the output folder, of a run that goes on or has ended."""
+        self.results.load(self.inputs.out_folder)
 
     # --- an active batch --------------------------------------------------------------------------
 
