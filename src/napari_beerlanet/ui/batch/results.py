@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import os
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,6 +19,7 @@ from qtpy.QtGui import QColor, QFont
 from qtpy.QtWidgets import (
     QFileDialog,
     QHeaderView,
+    QLabel,
     QTableView,
     QVBoxLayout,
     QWidget,
@@ -33,7 +36,6 @@ from napari_beerlanet.ui.common.controls import (
     button,
     copy_text,
     heading,
-    hint,
     not_none,
     row,
     wrapping_label,
@@ -52,7 +54,7 @@ _OPEN, _IMAGE, _TOTAL, _PER_MM2, _PARASITAEMIA = "", "image", "all cells", "per 
 _REMARKS = "remarks"
 _MAX_LINES = 10  # of the table, above which it scrolls
 _LINE_PX = 22
-_MAX_NAMED_BARS = 8
+_MAX_TICK_CHARACTERS = 30  # of all names under the bars, which would overlap with more
 _MAX_EAGER_PIXELS = 4_000_000  # of an image that is read at once
 _SORT_ROLE = int(Qt.ItemDataRole.UserRole)
 _NO_PARENT = QModelIndex()
@@ -187,7 +189,9 @@ class BatchResults(QWidget):
         self._read_task, self._open_task = panel.task(), panel.task()
         self._folder: Path | None = None
         self._opened: WeakKeyDictionary[Image, Path | None] = WeakKeyDictionary()
-        self.summary, self.reservations = wrapping_label(), hint()
+        self.summary, self.reservations = wrapping_label(), wrapping_label()
+        self.legend = QLabel()
+        self.legend.setWordWrap(True)
         self.table = self._make_table()
         self.open_button = button(
             "Open", "Open the image of the selected line with its boxes.", self._open_selected
@@ -201,7 +205,8 @@ class BatchResults(QWidget):
         self._layout.setContentsMargins(0, 0, 0, 0)
         self._layout.setSpacing(6)
         buttons = row(self.open_button, self.copy_button, self.export_button)
-        for part in (heading("Counts"), self.summary, self.reservations, self.table, buttons):
+        parts = (self.summary, self.reservations, self.table, self.legend, buttons)
+        for part in (heading("Counts"), *parts):
             self._layout.addWidget(part)
         self._layout.addWidget(self.bar)
         self.hide()
@@ -230,8 +235,7 @@ class BatchResults(QWidget):
         plot.hideButtons()
         plot.setMenuEnabled(False)
         plot.setFixedHeight(190)
-        plot.addLegend(offset=(-5, 5), labelTextSize="8pt")
-        self._layout.insertWidget(self._layout.indexOf(self.table) + 1, plot)
+        self._layout.insertWidget(self._layout.indexOf(self.legend) + 1, plot)
         return plot
 
     # --- showing ----------------------------------------------------------------------------------
@@ -287,14 +291,20 @@ class BatchResults(QWidget):
             heights = np.array([image.counts.get(name, 0) for image in images], float)
             colour = QColor(self.class_colour(name))
             bars = pg.BarGraphItem(
-                x=places, y0=base, height=heights, width=0.8, brush=colour, pen=None, name=name
+                x=places, y0=base, height=heights, width=0.8, brush=colour, pen=None
             )
             self.plot.addItem(bars)
             base = base + heights
-        named = images if len(images) <= _MAX_NAMED_BARS else []
-        ticks = [(k, _shortened(image.name)) for k, image in enumerate(named)]
-        self.plot.getAxis("bottom").setTicks([ticks])
-        self.plot.setLabel("bottom", "" if named else f"{len(images):,} images")
+        self.legend.setText(
+            "&nbsp; ".join(
+                f'<span style="color: {self.class_colour(name)}">■</span> {html.escape(name)}'
+                for name in self.study.classes
+            )
+        )
+        names = _distinct_ends([image.name for image in images])
+        fit = sum(map(len, names)) <= _MAX_TICK_CHARACTERS
+        self.plot.getAxis("bottom").setTicks([list(enumerate(names)) if fit else []])
+        self.plot.setLabel("bottom", "" if fit else f"{len(images):,} images")
         self.plot.setXRange(-0.6, max(len(images), 1) - 0.4, padding=0)
         self.plot.setYRange(0, max(float(base.max(initial=0)), 1) * 1.05, padding=0)
 
@@ -450,6 +460,7 @@ def _source_of(path: str) -> Any:
     return layer_source(path=path)
 
 
-def _shortened(name: str, length: int = 10) -> str:
-    half = length // 2
-    return name if len(name) <= length else f"{name[:half]}…{name[-half + 1 :]}"
+def _distinct_ends(names: list[str]) -> list[str]:
+    """Names without what all begin with."""
+    shared = os.path.commonprefix(names) if len(names) > 1 else ""
+    return [name[len(shared) :] or name for name in names]
