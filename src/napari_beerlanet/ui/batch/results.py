@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import html
-import os
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -462,5 +462,6 @@ def _source_of(path: str) -> Any:
 
 def _distinct_ends(names: list[str]) -> list[str]:
     """Names without what all begin with."""
-    shared = os.path.commonprefix(names) if len(names) > 1 else ""
+    letters = zip(*names, strict=False) if len(names) > 1 else ()
+    shared = list(takewhile(lambda those: len(set(those)) == 1, letters))
     return [name[len(shared) :] or name for name in names]
