@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -110,20 +111,24 @@ def test_help_and_version_load_nothing_heavy():
         assert "napari-beerlanet" in done.stdout
 
 
-def test_demo(out, capsys, monkeypatch):
-    small = {"blood_smear": samples.blood_smear, "he_field": samples.he_field}
-    for name, make in small.items():
-        field = make((160, 200), seed=3)
-        monkeypatch.setattr(samples, name, lambda *_, field=field, **__: field)
+def test_demo(out, capsys):
     assert run("demo", "--out", out, "--no-window") == 0
-    for name in ("blood-smear", "tissue-section"):
-        assert {f"{name}.png", *(name + ending for ending in ENDINGS)} <= names_in(out)
+    for name in ("blood-smear-bccd", "he-section"):
+        assert {name + ending for ending in ENDINGS} <= names_in(out)
+    assert {"blood-smear-bccd.jpg", "blood-smear-bccd.overlay.png", "he-section.png"} <= names_in(
+        out
+    )
     printed = capsys.readouterr().out
-    assert "stained with haematoxylin and eosin" in printed
-    assert str(out / "blood-smear.preview.png") in printed
+    assert "Blood smear (BCCD)" in printed
+    assert str(out / "blood-smear-bccd.preview.png") in printed
     assert "Stain 1" in printed
     assert "OD " not in printed
-    assert record(out / "blood-smear.spectra.json")["pixel_size_um"] is not None
+    # 16 red cells, 1 white cell and 2 platelets are annotated.
+    found = re.search(r"detected (\d+) RBC, (\d+) WBC, (\d+) Platelets", printed)
+    red, white, platelets = map(int, found.groups())
+    assert 16 <= red <= 24
+    assert white == 1
+    assert platelets >= 2
 
 
 # --- wrong use -----------------------------------------------------------------------------------

@@ -1,22 +1,30 @@
-"""The synthetic samples: their truth is true, seeded, unmoved by stain, light or camera."""
+"""Samples. The synthetic ones' truth is true, seeded, unmoved by stain, light or camera."""
 
 import io
 import subprocess
 import sys
 from dataclasses import FrozenInstanceError, fields
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from napari_beerlanet import samples
 from napari_beerlanet.samples import (
+    PHOTOGRAPHS,
     SampleField,
+    bccd_layers,
     blood_smear,
     blood_smear_layers,
     he_field,
     he_field_layers,
+    he_section_layers,
+    malaria_layers,
+    photograph_path,
 )
+from napari_beerlanet.ui.viewer.planes import pixel_size
 
 # Cells small enough that even a small field has all kinds of them.
 MAKERS = pytest.mark.parametrize(
@@ -518,10 +526,51 @@ def test_napari_takes_the_layers(open_sample):
     layer = Layer.create(*data)
     assert isinstance(layer, ImageLayer)
     assert layer.rgb
-    assert [str(unit) for unit in layer.units] == ["micrometer", "micrometer"]
-    np.testing.assert_allclose(layer.scale, layer.metadata["pixel_size"])
+    # In pixels, as a picture is that the user opens next.
+    assert [str(unit) for unit in layer.units] == ["pixel", "pixel"]
+    np.testing.assert_array_equal(layer.scale, 1)
+    assert pixel_size(layer) == pytest.approx((layer.metadata["pixel_size"],) * 2)
     assert layer.metadata["densities"].shape[1:] == layer.data.shape[:2]
     assert {"spectra", "background", "boxes", "labels", "names", "stains"} <= set(layer.metadata)
+
+
+def test_photographs_are_small_and_licensed():
+    folder = Path(samples.__file__).parent
+    images = {path.name for path in folder.iterdir() if path.suffix in (".jpg", ".png")}
+    assert images == set(PHOTOGRAPHS.values())
+    assert sum((folder / name).stat().st_size for name in images) < 1_500_000
+    notice = (folder / "LICENSE-IMAGES.md").read_text(encoding="utf-8")
+    assert all(f"`{name}`" in notice for name in images)
+    for holder in ("shenggan", "andrealoddo", "Mitko Veta"):
+        assert holder in notice
+    assert notice.count("Permission is hereby granted, free of charge") == 2
+
+
+@pytest.mark.parametrize(
+    ("open_sample", "shape"),
+    [
+        (bccd_layers, (480, 640, 3)),
+        (malaria_layers, (972, 1296, 3)),
+        (he_section_layers, (640, 640, 3)),
+    ],
+)
+def test_photographs_open_in_napari(open_sample, shape):
+    from napari.layers import Layer
+
+    layer = Layer.create(*open_sample()[0])
+    assert layer.name in PHOTOGRAPHS
+    assert layer.rgb
+    assert layer.data.shape == shape
+    assert layer.data.dtype == np.uint8
+    assert layer.data.std() > 15
+
+
+def test_the_bccd_smear_is_no_test_image(shared):
+    """The packaged model's figures are of BCCD's test split; a demonstration must not show it."""
+    bccd = shared / "data" / "bccd"
+    path = bccd / "JPEGImages" / "BloodImage_00168.jpg"
+    assert path.read_bytes() == photograph_path("Blood smear (BCCD)").read_bytes()
+    assert path.stem not in (bccd / "ImageSets" / "Main" / "test.txt").read_text().split()
 
 
 def test_samples_need_neither_viewer_nor_torch():

@@ -51,7 +51,7 @@ def test_open_decompose_slide_detect_filter_cancel(make_napari_viewer, qtbot, un
     until(lambda: cells.result.detection_layer is not None and not cells.detect_task.running)
     shower = cells.result.detection_layer
     found = shower.layer.nshapes
-    assert found > 60
+    assert found >= 18  # 19 are annotated
     assert sample in viewer.layers
     assert len(densities(viewer)) == 2
 

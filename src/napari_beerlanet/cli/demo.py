@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from napari_beerlanet.cli.common import (
     DEFAULT_MODEL,
@@ -17,16 +17,13 @@ from napari_beerlanet.cli.common import (
     raise_if_interrupted,
 )
 
-if TYPE_CHECKING:
-    from napari_beerlanet.samples import SampleField
-
 _VIRTUAL_SCREEN = "-screen 0 1400x900x24"
 
 
 HELP = "decompose sample images, detect their cells, and open the viewer on them"
 DESCRIPTION = (
-    "Make a synthetic blood smear and tissue section, decompose both, detect the cells of the "
-    "smear with the packaged model, and show it in napari. Without a display the window is drawn "
+    "Decompose a blood smear (BCCD) and an H&E section, detect the cells of the smear with the "
+    "packaged model, and show it in napari. Without a display the window is drawn "
     "on a virtual one (xvfb) and saved as pictures."
 )
 
@@ -41,48 +38,46 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Decompose a synthetic smear and section, detect the smear's cells, and show it all."""
+    """Decompose a smear and a section, detect the smear's cells, and show it all."""
     folder = prepare_folder(options.out)
     print_message(f"decomposing two sample images into {folder} ...")
 
-    from napari_beerlanet import samples
-
-    smear = samples.blood_smear((768, 1024), seed=11)
-    _decompose_sample(folder, "blood-smear", smear)
-    _decompose_sample(folder, "tissue-section", samples.he_field((768, 1024), seed=2))
-    _detect_sample(folder, "blood-smear", smear)
+    smear = _decompose_sample(folder, "Blood smear (BCCD)")
+    _decompose_sample(folder, "H&E section")
+    _detect_sample(smear)
     return 0 if options.no_window else _show_window(folder, options.pictures)
 
 
-def _decompose_sample(folder: Path, name: str, field: SampleField) -> None:
-    from PIL import Image
-
+def _decompose_sample(folder: Path, name: str) -> Path:
+    """Decompose a copy of a sample; its path."""
     from napari_beerlanet.core.batch.settings import DECOMPOSE_PRESET
     from napari_beerlanet.core.common.storage import atomic_path, read_json
+    from napari_beerlanet.samples import photograph_path
 
-    picture = folder / f"{name}.png"
+    sample = photograph_path(name)
+    picture = folder / sample.name
     with atomic_path(picture) as unfinished:
-        Image.fromarray(field.image).save(unfinished)
-    _process(picture, DECOMPOSE_PRESET | {"pixel_size": field.pixel_size})
-    print(f"{picture}: stained with {' and '.join(field.stains)}. Found from the image alone:")
-    print("\n".join(_stain_table(read_json(folder / f"{name}.spectra.json"))))
-    preview = folder / f"{name}.preview.png"
+        shutil.copyfile(sample, unfinished)
+    _process(picture, DECOMPOSE_PRESET)
+    print(f"{picture}: {name}. Found from the image alone:")
+    print("\n".join(_stain_table(read_json(picture.with_suffix(".spectra.json")))))
+    preview = picture.with_suffix(".preview.png")
     print(f"Look at {preview}; beside it are the densities and the spectra.\n", flush=True)
+    return picture
 
 
-def _detect_sample(folder: Path, name: str, field: SampleField) -> None:
+def _detect_sample(picture: Path) -> None:
     from napari_beerlanet.core.batch.settings import DETECT_PRESET
 
     print_message("detecting the cells of the smear with the packaged model ...")
-    row = _process(folder / f"{name}.png", DETECT_PRESET | {"model": DEFAULT_MODEL})
+    row = _process(picture, DETECT_PRESET | {"model": DEFAULT_MODEL})
     counts = ", ".join(
         f"{count} {column.removeprefix('count ')}"
         for column, count in row.items()
         if column.startswith("count ")
     )
-    drawn = ", ".join(f"{(field.labels == k).sum()} {n}" for k, n in enumerate(field.names))
-    print(f"{folder / name}.png: detected {counts}; drawn were {drawn}.")
-    overlay = folder / f"{name}.overlay.png"
+    print(f"{picture}: detected {counts}.")
+    overlay = picture.with_suffix(".overlay.png")
     print(f"Look at {overlay}; beside it are the boxes as CSV and GeoJSON.", flush=True)
 
 

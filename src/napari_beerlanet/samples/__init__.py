@@ -1,10 +1,10 @@
-"""Synthetic blood smears and H&E sections with known truth, rendered by Beer-Lambert.
+"""Sample images: three photographs, and synthetic smears and sections with known truth.
 
-An image is drawn as optical densities D, one plane per dye, blurred as the optics would, and
-exposed: intensity = exp(x0 - S D), then vignetting, noise and JPEG. With these three
-switched off the image is exactly ``round(255 exp(x0 - S D))``. The same call, the same bytes.
+A synthetic image is drawn as optical densities D, one plane per dye, blurred as the optics would,
+and exposed by Beer-Lambert: intensity = exp(x0 - S D), then vignetting, noise and JPEG. With these
+three switched off the image is exactly ``round(255 exp(x0 - S D))``. The same call, the same bytes.
 
-Parameters that smears and sections share:
+Parameters that synthetic smears and sections share:
 
 seed : int
     Chooses the cells, their positions and the noise.
@@ -27,9 +27,11 @@ jpeg_quality : int or None
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from numbers import Integral
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 from scipy import ndimage
 
 from napari_beerlanet.samples import blood, tissue
@@ -192,6 +194,45 @@ def he_field(
     return _render(draw, slide, camera, seed, shift, lab)
 
 
+PHOTOGRAPHS = {
+    "Blood smear (BCCD)": "blood-smear-bccd.jpg",
+    "Malaria, thin smear (MP-IDB)": "malaria-mp-idb.jpg",
+    "H&E section": "he-section.png",
+}
+"""Files of real images beside this module by what they are called; LICENSE-IMAGES.md has their
+origin and licences."""
+
+
+def photograph(name: str) -> np.ndarray:
+    """(H, W, 3) uint8: one of `PHOTOGRAPHS`."""
+    with Image.open(photograph_path(name)) as picture:
+        return np.array(picture.convert("RGB"))
+
+
+def photograph_path(name: str) -> Path:
+    """The file of one of `PHOTOGRAPHS`."""
+    return Path(__file__).with_name(PHOTOGRAPHS[name])
+
+
+def bccd_layers() -> list[LayerData]:
+    """A real blood smear as napari opens it from File > Open Sample."""
+    return [_photograph_layer("Blood smear (BCCD)")]
+
+
+def malaria_layers() -> list[LayerData]:
+    """A real smear with parasites as napari opens it from File > Open Sample."""
+    return [_photograph_layer("Malaria, thin smear (MP-IDB)")]
+
+
+def he_section_layers() -> list[LayerData]:
+    """A real H&E section as napari opens it from File > Open Sample."""
+    return [_photograph_layer("H&E section")]
+
+
+def _photograph_layer(name: str) -> LayerData:
+    return photograph(name), {"name": name, "rgb": True}, "image"
+
+
 def blood_smear_layers() -> list[LayerData]:
     """The smear as napari opens it from File > Open Sample."""
     return [_image_layer(blood_smear((960, 1280), parasites=0.05), "Blood smear (synthetic)")]
@@ -203,10 +244,10 @@ def he_field_layers() -> list[LayerData]:
 
 
 def _image_layer(field: SampleField, name: str) -> LayerData:
+    """In pixels, as most images are that a user opens beside it; metadata tell the pixel size."""
     truth = {f.name: getattr(field, f.name) for f in fields(field) if f.name != "image"}
-    scale = (field.pixel_size, field.pixel_size)
-    options = {"name": name, "rgb": True, "scale": scale, "units": ("µm", "µm"), "metadata": truth}
-    return field.image, options, "image"
+    truth["pixel_size_um"] = (field.pixel_size, field.pixel_size)
+    return field.image, {"name": name, "rgb": True, "metadata": truth}, "image"
 
 
 @dataclass(frozen=True)

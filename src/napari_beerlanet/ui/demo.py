@@ -45,7 +45,7 @@ class Demo:
 
     def start(self) -> None:
         """Open the sample and decompose it."""
-        self.viewer.open_sample(PLUGIN, "blood_smear")
+        self.viewer.open_sample(PLUGIN, "bccd")
         self.stains = self._panel(STAINS)
         self.stains.run()
         self._wait(lambda: self.stains.live.idle and self.stains.fitted is not None, self._cells)

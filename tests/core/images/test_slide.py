@@ -12,7 +12,7 @@ from napari_beerlanet.core.common.rectangle import Rectangle
 from napari_beerlanet.core.common.storage import FileError
 from napari_beerlanet.core.images import pyramid, slide
 from napari_beerlanet.core.images.pyramid import read_region
-from napari_beerlanet.core.images.slide import open_slide
+from napari_beerlanet.core.images.slide import is_slide, open_slide
 from napari_beerlanet.core.stains.decompose import decompose
 from napari_beerlanet.core.stains.slide import decompose_slide
 from napari_beerlanet.samples import he_field
@@ -217,26 +217,36 @@ def test_napari_gets_a_multiscale_layer(image, tmp_path):
     assert [level.shape for level in levels] == [(700, 900, 3), (350, 450, 3)]
     assert settings["multiscale"]
     assert settings["rgb"]
-    assert settings["scale"] == (0.5, 0.5)
-    assert settings["units"] == ("um", "um")
+    assert settings["metadata"] == {"pixel_size_um": (0.5, 0.5), "path": str(path)}
+    assert not {"scale", "units"} & set(settings)
     from napari.layers import Image as Layer
 
     layer = Layer(levels, **settings)
     assert layer.data.shapes[0] == (700, 900, 3)
 
 
-def test_what_is_no_slide_is_left_to_others(tmp_path):
+def test_what_is_no_slide_is_left_to_others(image, tmp_path):
     assert get_reader("a.png") is None
     assert get_reader([]) is None
-    assert get_reader(["a.svs", "b.svs"]) is not None
+    assert get_reader("missing.tif") is None
+    stack = np.arange(5 * 64 * 60, dtype=np.uint16).reshape(5, 64, 60)
+    tifffile.imwrite(tmp_path / "stack.tif", stack)
+    tifffile.imwrite(tmp_path / "field.tif", image, photometric="rgb", tile=(64, 64))
+    (tmp_path / "broken.tif").write_bytes(b"II*\0")
+    for name in ("stack.tif", "field.tif", "broken.tif"):
+        assert not is_slide(tmp_path / name)
+        assert get_reader(str(tmp_path / name)) is None
+    slide = str(write_pyramid(tmp_path / "a.tif", image))
+    assert get_reader([slide, slide]) is not None
+    assert get_reader([slide, str(tmp_path / "field.tif")]) is None
 
 
-def test_a_tiff_that_is_no_slide_is_opened_as_napari_does(tmp_path):
-    """So that a user may have napari remember this plugin for all .tif."""
+def test_a_scanners_file_that_is_no_slide_is_opened_as_napari_does(tmp_path):
+    """So that a user may have napari remember this plugin for all .qptiff."""
     from napari_builtins.io import napari_get_reader
 
     stack = np.arange(5 * 64 * 60, dtype=np.uint16).reshape(5, 64, 60)
-    path = str(tmp_path / "stack.tif")
+    path = str(tmp_path / "stack.qptiff")
     tifffile.imwrite(path, stack)
     ours, its = get_reader(path)(path), napari_get_reader(path)(path)
     assert [layer[1:] for layer in ours] == [layer[1:] for layer in its]
@@ -244,9 +254,9 @@ def test_a_tiff_that_is_no_slide_is_opened_as_napari_does(tmp_path):
 
 
 def test_a_small_picture_is_read_at_once(image, tmp_path):
-    path = str(tmp_path / "a.tif")
+    path = str(tmp_path / "a.svs")
     tifffile.imwrite(path, image, photometric="rgb", resolution=(20000, 20000), resolutionunit=3)
     ((pixels, settings, _),) = get_reader(path)(path)
     np.testing.assert_array_equal(pixels, image)
     assert isinstance(pixels, np.ndarray)
-    assert settings["scale"] == (0.5, 0.5)
+    assert settings["metadata"]["pixel_size_um"] == (0.5, 0.5)

@@ -49,7 +49,7 @@ def whole(model, image):
 
 @pytest.fixture
 def slide_file(image, tmp_path):
-    path = tmp_path / "slide.tif"
+    path = tmp_path / "slide.svs"
     tifffile.imwrite(path, image, photometric="rgb", tile=(256, 256), compression="zlib")
     return path
 

@@ -7,6 +7,7 @@ from PIL import Image
 from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.common.storage import FileError
 from napari_beerlanet.core.formats import FORMATS, read_detections, write_detections
+from napari_beerlanet.ui.common.file_opening import open_if_ours
 from napari_beerlanet.ui.io import boxes_reader
 
 pytestmark = pytest.mark.window
@@ -35,10 +36,16 @@ def viewer(make_napari_viewer, smear, tmp_path):
 @pytest.mark.parametrize("kind", sorted(FORMATS))
 def test_saved_and_opened_again(viewer, tmp_path, kind):
     write_detections(tmp_path / "smear.csv", some(9), "smear.png")
-    (layer,) = viewer.open(str(tmp_path / "smear.csv"), plugin=PLUGIN)
+    assert open_if_ours(viewer, tmp_path / "smear.csv")
+    layer = viewer.layers[-1]
     path = tmp_path / f"again{FORMATS[kind].suffix}"
     assert layer.save(str(path), plugin=PLUGIN)[0] == str(path)
-    (again,) = viewer.open(str(path), plugin=PLUGIN)
+    if kind == "csv":
+        assert open_if_ours(viewer, path)  # napari reads .csv itself, so the manifest does not
+    else:
+        viewer.open(str(path), plugin=PLUGIN)
+    again = viewer.layers[-1]
+    assert again is not layer
     np.testing.assert_allclose(np.array(again.data), np.array(layer.data), atol=0.01)
     assert again.features["class"].tolist() == layer.features["class"].tolist()
     if kind != "yolo":
@@ -48,7 +55,7 @@ def test_saved_and_opened_again(viewer, tmp_path, kind):
 def test_many_boxes_open_at_once_and_are_saved_whole(viewer, tmp_path, monkeypatch):
     n = boxes_reader.MAX_PLAIN_BOXES + 500
     write_detections(tmp_path / "smear.csv", some(n), "smear.png")
-    viewer.open(str(tmp_path / "smear.csv"), plugin=PLUGIN)
+    assert open_if_ours(viewer, tmp_path / "smear.csv")
     shown = viewer.layers[-1]
     assert 0 < len(shown.data) < n
     shown.save(str(tmp_path / "all.geojson"), plugin=PLUGIN)
@@ -62,7 +69,8 @@ def test_a_folder_is_a_stack_with_boxes(viewer, smear, tmp_path):
         Image.fromarray(smear).save(folder / f"{name}.png")
         write_detections(folder / f"{name}.xml", some(4), f"{name}.png")
     viewer.layers.clear()
-    stack, boxes = viewer.open(str(folder), plugin=PLUGIN)
+    assert open_if_ours(viewer, folder)
+    stack, boxes = viewer.layers
     assert stack.data.shape == (3, 240, 320, 3)
     assert len(boxes.data) == 12
 

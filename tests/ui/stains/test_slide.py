@@ -12,6 +12,8 @@ import tifffile
 import napari_beerlanet as nb
 from napari_beerlanet.core.common.progress import report_progress
 from napari_beerlanet.samples import he_field
+from napari_beerlanet.ui.common.file_opening import add_layers
+from napari_beerlanet.ui.io.slide_reader import read_slides
 from napari_beerlanet.ui.stains import fitting
 from napari_beerlanet.ui.stains.widget import DecomposeWidget
 from napari_beerlanet.ui.viewer.layers import role_of
@@ -63,7 +65,8 @@ def opened(make_napari_viewer, until, levels):
     def make(data=None, path=None):
         viewer = make_napari_viewer(show=True)
         if path is not None:
-            (layer,) = viewer.open(path, plugin="napari-beerlanet")
+            add_layers(viewer, str(path), read_slides(path))
+            (layer,) = viewer.layers
         else:
             data = levels if data is None else data
             layer = viewer.add_image(data, rgb=True, multiscale=len(data) > 1, name="slide")

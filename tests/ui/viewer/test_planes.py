@@ -14,6 +14,7 @@ from napari_beerlanet.ui.viewer.planes import (
     colour_images,
     current_plane,
     pixel_size,
+    placement_kwargs,
     unsupported_reason,
 )
 from napari_beerlanet.ui.viewer.viewport import visible_window
@@ -166,3 +167,36 @@ def test_units_other_than_the_viewers():
 def test_pixel_size(scale, units, size):
     found = pixel_size(Image(np.zeros((4, 5, 3), np.uint8), rgb=True, scale=scale, units=units))
     assert found == (pytest.approx(size) if size else None)
+
+
+@pytest.mark.parametrize(
+    ("stated", "size"),
+    [
+        ((0.5, 0.25), (0.5, 0.25)),
+        ([0.5, 0.25], (0.5, 0.25)),
+        (0.5, (0.5, 0.5)),
+        ((0, 0.5), None),
+        ((np.nan, 1), None),
+        ((1, 2, 3), None),
+        ("small", None),
+        (None, None),
+    ],
+)
+def test_the_pixel_size_of_an_image_in_pixels_is_in_its_metadata(stated, size):
+    layer = Image(np.zeros((4, 5, 3), np.uint8), rgb=True, metadata={"pixel_size_um": stated})
+    assert pixel_size(layer) == size
+    layer.scale, layer.units = (2, 2), ("um", "um")  # the user's own word
+    assert pixel_size(layer) == (2, 2)
+
+
+def test_an_image_is_placed_in_the_units_of_those_that_are_open():
+    viewer, size = ViewerModel(), (0.5, 0.25)
+    in_pixels = {"metadata": {"pixel_size_um": size}}
+    in_lengths = in_pixels | {"scale": size, "units": ("um", "um")}
+    assert placement_kwargs(None, viewer) == {}
+    assert placement_kwargs(size, None) == in_pixels
+    assert placement_kwargs(size, viewer) == in_pixels
+    viewer.add_image(np.zeros((9, 10, 10)), units=("s", "mm", "mm"))
+    assert placement_kwargs(size, viewer) == in_lengths
+    viewer.add_image(np.zeros((10, 10)))
+    assert placement_kwargs(size, viewer) == in_pixels

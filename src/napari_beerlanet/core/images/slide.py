@@ -13,6 +13,7 @@ import numpy.typing as npt
 import tifffile
 from tifffile import EXTRASAMPLE, PHOTOMETRIC
 
+from napari_beerlanet.core.common.storage import FileError
 from napari_beerlanet.core.images.files import (
     MAX_PIXELS,
     PixelSize,
@@ -28,10 +29,11 @@ from napari_beerlanet.core.images.files import (
 from napari_beerlanet.core.images.pyramid import as_dask, as_levels, with_overviews
 from napari_beerlanet.core.images.rgb import ImageError
 
-SLIDE_SUFFIXES = frozenset(
-    {".svs", ".tif", ".tiff", ".ndpi", ".scn", ".bif", ".qptiff", ".btf", ".tf8"}
-)
-"""How the names of slide files end, in lower case."""
+SLIDE_SUFFIXES = frozenset({".svs", ".ndpi", ".scn", ".bif", ".qptiff"})
+"""How the names of scanners' files end, in lower case."""
+
+SLIDE_PIXELS = 16_000_000
+"""Pixels above which an image is a slide: streamed, and never in memory as a whole."""
 
 _OPENSLIDE_CHUNK = 512  # pixels of the side of what is read at once of a foreign slide
 
@@ -88,6 +90,26 @@ def open_slide(path: str | os.PathLike[str]) -> Slide:
             if other is None:
                 raise
             return other
+
+
+def is_slide(path: str | os.PathLike[str]) -> bool:
+    """Whether a file holds a whole slide, and not just any picture; only its header is read.
+
+    That is an RGB TIFF of a scanner's, one with a pyramid, or a large one in tiles.
+    """
+    path = Path(path)
+    try:
+        with image_file_errors(path):
+            check_regular_file(path)
+            if not is_tiff(path):
+                return False
+            with tifffile.TiffFile(path) as file:
+                series = max(file.series, key=series_area)
+                check_rgb_series(file, series)
+                large = series.keyframe.is_tiled and series_area(series) > SLIDE_PIXELS
+                return path.suffix.lower() in SLIDE_SUFFIXES or len(series.levels) > 1 or large
+    except FileError:
+        return False
 
 
 def _read_into_memory(path: Path) -> Slide:

@@ -10,6 +10,7 @@ from qtpy.QtCore import QEvent, QObject, QSize, Qt
 from qtpy.QtGui import QKeySequence, QShowEvent
 from qtpy.QtWidgets import QFrame, QScrollArea, QShortcut, QVBoxLayout, QWidget
 
+from napari_beerlanet.ui.common.file_opening import route_opened_files
 from napari_beerlanet.ui.common.tasks import Task, on_destroyed
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class Panel(QWidget):
         self.body = self._scrolling_body()
         connections = self._connections
         on_destroyed(self, lambda: _disconnect_all(connections))
+        route_opened_files(self.viewer)
 
     def _scrolling_body(self) -> QVBoxLayout:
         inside = QWidget()

@@ -17,6 +17,7 @@ from typing import Any
 from qtpy.QtCore import QObject, QTimer, Signal
 
 from napari_beerlanet.core.common.progress import Cancelled, Progress, Report
+from napari_beerlanet.ui.common.notifications import WORKER_THREAD_NAME, hide_library_warnings
 
 _POLL_INTERVAL_MS = 10
 
@@ -72,6 +73,7 @@ class Task(QObject):
         self._timer.timeout.connect(self._poll)
         self._stop_events: list[threading.Event] = []
         _stop_on_destroyed(self)
+        hide_library_warnings()
 
     @property
     def running(self) -> bool:
@@ -129,7 +131,7 @@ class Task(QObject):
         thread = threading.Thread(
             target=_run_in_thread, args=(run.work, run.queue, run.stop), daemon=False
         )
-        thread.name = "napari-beerlanet"
+        thread.name = WORKER_THREAD_NAME
         thread.start()
         self._timer.start()
         self.started.emit()

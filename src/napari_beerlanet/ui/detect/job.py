@@ -16,7 +16,8 @@ import numpy as np
 from napari_beerlanet.core.boxes.detections import Detections, replace_in_windows
 from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
 from napari_beerlanet.core.detection.settings import DetectSettings
-from napari_beerlanet.ui.viewer.planes import SLIDE_PIXELS, Plane, SliceWindow
+from napari_beerlanet.core.images.slide import SLIDE_PIXELS
+from napari_beerlanet.ui.viewer.planes import Plane, SliceWindow
 from napari_beerlanet.ui.viewer.viewport import SearchArea
 
 if TYPE_CHECKING:

@@ -26,6 +26,7 @@ from napari_beerlanet.core.common.progress import Report, report_progress, subpr
 from napari_beerlanet.core.common.rectangle import Rectangle
 from napari_beerlanet.core.common.storage import with_file_check
 from napari_beerlanet.core.detection.settings import DetectSettings
+from napari_beerlanet.core.images.slide import SLIDE_PIXELS
 from napari_beerlanet.ui.common.session import Session
 from napari_beerlanet.ui.common.tasks import Task, TaskOutcome
 from napari_beerlanet.ui.detect.job import (
@@ -38,7 +39,7 @@ from napari_beerlanet.ui.detect.job import (
 from napari_beerlanet.ui.detect.results import place_run
 from napari_beerlanet.ui.detections.detection_layer import DetectionLayer
 from napari_beerlanet.ui.detections.image_detections import detection_layer_of
-from napari_beerlanet.ui.viewer.planes import SLIDE_PIXELS, SliceWindow
+from napari_beerlanet.ui.viewer.planes import SliceWindow
 from napari_beerlanet.ui.viewer.viewport import canvas_corners
 
 if TYPE_CHECKING:

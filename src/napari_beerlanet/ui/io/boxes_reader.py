@@ -75,6 +75,21 @@ def _has_our_header(path: Path) -> bool:
     return {"class", "x1", "y1", "x2", "y2"} <= {name.strip().strip('"') for name in columns}
 
 
+def open_boxes_dialog() -> None:
+    """File › IO Utilities: choose files of boxes, which go onto the open image."""
+    from napari_beerlanet.ui.common.file_opening import open_chosen_files
+
+    known = " ".join(f"*{suffix}" for suffix in _BOX_FILE_SUFFIXES)
+    open_chosen_files("Open boxes", f"Boxes ({known});;All files (*)", read_paths)
+
+
+def open_folder_dialog() -> None:
+    """File › IO Utilities: choose a folder of annotated images, which open as stacks with boxes."""
+    from napari_beerlanet.ui.common.file_opening import open_chosen_files
+
+    open_chosen_files("Open annotated images", "", read_paths, folder=True)
+
+
 # --- a file of boxes ------------------------------------------------------------------------------
 
 
@@ -259,14 +274,15 @@ def _pairs_inside(folder: Path) -> tuple[list[AnnotatedImageFile], list[str]]:
 
 def image_with_boxes(pair: AnnotatedImageFile) -> list[LayerData]:
     """An image layer, and a layer of its boxes at the same place."""
+    from napari_beerlanet.ui.viewer.planes import placement_kwargs
+
     image = read_image(pair.image)
     shape = (image.pixels.shape[0], image.pixels.shape[1])
-    transform: dict[str, Any] = {}
-    if image.pixel_size:
-        transform = {"scale": image.pixel_size, "units": ("um", "um")}
+    placement = placement_kwargs(image.pixel_size, _current_viewer())
+    transform = {name: value for name, value in placement.items() if name != "metadata"}
     metadata = {"source": image.name, "image_shape": shape, "image": image.name}
     boxes = _boxes_layer({(): pair.read(shape)}, f"{image.name} · boxes", transform, metadata)
-    return [(image.pixels, {"name": image.name, **transform}, "image"), boxes]
+    return [(image.pixels, {"name": image.name, **placement}, "image"), boxes]
 
 
 def _stack_layers(

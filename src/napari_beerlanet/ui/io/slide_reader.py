@@ -1,39 +1,36 @@
-"""Open whole slides as multiscale RGB layers in micrometres."""
+"""Open whole slides as multiscale RGB layers.
+
+napari imports this module whenever a file is opened, so what is slow to import is imported late.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from napari_beerlanet.core.images.slide import Slide
 
 Reader = Callable[[Any], list[tuple[Any, dict[str, Any], str]]]
 
-
-_TIFF_SUFFIXES = (".tif", ".tiff", ".btf", ".tf8")
 _MAX_EAGER_PIXELS = 4_000_000  # pixels of an image without coarser levels that is read at once
 
 
 def get_reader(path: str | os.PathLike[str] | Sequence[str]) -> Reader | None:
-    """A function that reads slides, None where napari should ask someone else.
+    """A function that reads slides, None where a file is anything else.
 
-    napari asks the user which plugin shall open a .tif, before it asks us, and may be told to
-    remember the answer for all of them. So what is a TIFF and no slide (grey, a stack, channels) is
-    given to napari's own reader here, and "always with this plugin" does no harm.
+    The names of scanners' files are claimed by the manifest. If such a file holds no RGB image,
+    napari's own reader is returned, as the user may have told napari to always ask this plugin.
     """
-    from napari_beerlanet.core.common.storage import FileError
-    from napari_beerlanet.core.images.slide import SLIDE_SUFFIXES, open_slide
+    from napari_beerlanet.core.images.slide import SLIDE_SUFFIXES, is_slide
 
     paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
-    if not paths or any(Path(one).suffix.lower() not in SLIDE_SUFFIXES for one in paths):
-        return None
-    if any(Path(one).suffix.lower() in _TIFF_SUFFIXES for one in paths):
-        try:
-            for one in paths:
-                open_slide(one).close()
-        except FileError:
-            return _napari_reader(path)
-    return read_slides
+    if paths and all(map(is_slide, paths)):
+        return read_slides
+    named = paths and all(Path(one).suffix.lower() in SLIDE_SUFFIXES for one in paths)
+    return _napari_reader(path) if named else None
 
 
 def _napari_reader(path: Any) -> Reader | None:
@@ -54,14 +51,29 @@ def read_slides(path: Any) -> list[tuple[Any, dict[str, Any], str]]:
     return [_slide_layer(open_slide(one)) for one in paths]
 
 
-def _slide_layer(slide: Any) -> tuple[Any, dict[str, Any], str]:
+def _slide_layer(slide: Slide) -> tuple[Any, dict[str, Any], str]:
+    import napari
+
+    from napari_beerlanet.ui.viewer.planes import placement_kwargs
+
     levels = slide.dask()
-    settings: dict[str, Any] = {"name": slide.path.stem, "rgb": True}
-    settings["metadata"] = {"path": str(slide.path), "pixel_size_um": slide.pixel_size}
-    if slide.pixel_size is not None:
-        settings |= {"scale": slide.pixel_size, "units": ("um", "um")}
+    settings = placement_kwargs(slide.pixel_size, napari.current_viewer())
+    settings["metadata"] = settings.get("metadata", {}) | {"path": str(slide.path)}
+    settings |= {"name": slide.path.stem, "rgb": True}
     if len(levels) > 1:
         return levels, {**settings, "multiscale": True}, "image"
     height, width = levels[0].shape[:2]
     small = height * width <= _MAX_EAGER_PIXELS
     return levels[0].compute() if small else levels[0], settings, "image"
+
+
+def open_slide_dialog() -> None:
+    """File › IO Utilities: choose a slide, or any RGB image, and open it as a pyramid."""
+    from napari_beerlanet.ui.common.file_opening import open_chosen_files
+
+    open_chosen_files("Open slide", _FILE_FILTER, read_slides)
+
+
+_FILE_FILTER = (
+    "Slides (*.svs *.ndpi *.scn *.bif *.qptiff *.tif *.tiff *.btf *.tf8 *.mrxs);;All files (*)"
+)

@@ -29,7 +29,7 @@ class EmptyState(QWidget):
         self.text.setWordWrap(True)
         self.sample = button(
             "Open the sample smear",
-            "Open a synthetic blood smear to try the plugin on.",
+            "Open a blood smear (BCCD) to try the plugin on.",
             self.open_sample,
         )
         layout = QVBoxLayout(self)
@@ -45,18 +45,18 @@ class EmptyState(QWidget):
         self.text.setText(f"{reason}\n\n{_NEEDED}" if reason else _NEEDED)
 
     def open_sample(self) -> None:
-        """Make the sample off the GUI thread and put it into the viewer."""
+        """Read the sample off the GUI thread and put it into the viewer."""
         self.sample.setEnabled(False)
-        self._task.start(_make_sample, self._add, lambda _: self.sample.setEnabled(True))
+        self._task.start(_read_sample, self._add, lambda _: self.sample.setEnabled(True))
 
-    def _add(self, made: tuple[Any, dict[str, Any]]) -> None:
+    def _add(self, sample: tuple[Any, dict[str, Any]]) -> None:
         self.sample.setEnabled(True)
-        image, options = made
+        image, options = sample
         self._viewer.add_image(image, **options)
 
 
-def _make_sample(report: Any) -> tuple[Any, dict[str, Any]]:
-    from napari_beerlanet.samples import blood_smear_layers
+def _read_sample(report: Any) -> tuple[Any, dict[str, Any]]:
+    from napari_beerlanet.samples import bccd_layers
 
-    image, options, _ = blood_smear_layers()[0]
+    image, options, _ = bccd_layers()[0]
     return image, options

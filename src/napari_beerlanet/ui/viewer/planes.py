@@ -20,6 +20,7 @@ from napari.layers import Image, Labels, Layer
 
 from napari_beerlanet.core.images.pyramid import with_overviews
 from napari_beerlanet.core.images.rgb import ImageError
+from napari_beerlanet.core.images.slide import SLIDE_PIXELS
 
 if TYPE_CHECKING:
     from napari.viewer import Viewer
@@ -30,11 +31,11 @@ PlaneIndex = tuple[int, ...]
 SliceWindow = tuple[slice, slice]
 """Rows and columns of a rectangle of pixels."""
 
-SLIDE_PIXELS = 16_000_000
-"""Pixels above which a plane is a slide: streamed, and never in memory as a whole."""
-
 SLIDE_PIXELS_LAZY = 4_000_000
-"""The same of a plane that is not in memory anyway."""
+"""As `SLIDE_PIXELS`, of a plane that is not in memory anyway."""
+
+PIXEL_SIZE_KEY = "pixel_size_um"
+"""The key of a layer's metadata under which its pixel size is, (y, x) in micrometres."""
 
 _HOW_TO_FIX = "Open a colour image (RGB or RGBA)."
 
@@ -151,14 +152,46 @@ def image_shape(layer: Image) -> tuple[int, int]:
 
 
 def pixel_size(layer: Layer) -> tuple[float, float] | None:
-    """(y, x) in micrometres, None where the layer's units are no lengths."""
+    """(y, x) in micrometres: by the layer's scale, or if that is in pixels, by its metadata.
+
+    None where neither says it.
+    """
     sizes = []
     for scale, unit in zip(layer.scale[-2:], layer.units[-2:], strict=True):
         try:
             sizes.append(abs(float(scale)) * float((1 * unit).to("micrometer").magnitude))
         except Exception:  # pint's own family: a pixel is no length
-            return None
+            return _stated_pixel_size(layer)
     return (sizes[0], sizes[1]) if all(size > 0 for size in sizes) else None
+
+
+def _stated_pixel_size(layer: Layer) -> tuple[float, float] | None:
+    """As a reader of ours, or the user, has put it into the layer's metadata."""
+    stated = layer.metadata.get(PIXEL_SIZE_KEY) if isinstance(layer.metadata, dict) else None
+    try:
+        y, x = map(float, np.broadcast_to(np.asarray(stated, float), 2))
+    except (TypeError, ValueError):
+        return None
+    return (y, x) if 0 < y < math.inf and 0 < x < math.inf else None
+
+
+def placement_kwargs(size: tuple[float, float] | None, viewer: Viewer | None) -> dict[str, Any]:
+    """Keyword arguments for an image layer with pixels of this size (y, x) in micrometres.
+
+    napari draws layers of different units at sizes that do not fit together, and warns. Other
+    readers' images are in pixels, so ours are in pixels too, and their metadata tell the size; they
+    are in micrometres where all layers of the viewer have a unit of length.
+    """
+    if size is None:
+        return {}
+    told: dict[str, Any] = {"metadata": {PIXEL_SIZE_KEY: size}}
+    if viewer is None or not viewer.layers or not all(map(_is_in_lengths, viewer.layers)):
+        return told
+    return told | {"scale": size, "units": ("um", "um")}
+
+
+def _is_in_lengths(layer: Layer) -> bool:
+    return all(unit.is_compatible_with("micrometer") for unit in layer.units[-2:])
 
 
 def to_layer_units(layer: Layer, viewer: Viewer, world: npt.ArrayLike) -> npt.NDArray[np.float64]:
