@@ -59,7 +59,7 @@ def hide_library_warnings() -> None:
             show(message, category, filename, lineno, *more, **named)
 
     # napari takes it from here when its event loop starts, which may be before or after this.
-    manager.receive_warning = receive_warning
+    vars(manager)["receive_warning"] = receive_warning
     if warnings.showwarning == show:
         warnings.showwarning = receive_warning
 
