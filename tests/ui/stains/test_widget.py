@@ -384,26 +384,42 @@ def test_each_plane_follows_the_slider(viewer, opened, stack):
     viewer.add_image(stack, rgb=True, scale=(1, 1, 0.5, 0.5))
     panel = opened(viewer)
     assert not panel.form.stack.native.isHidden()
+    panel.form.stack.value = False
     viewer.dims.set_point((0, 1), (0, 0))
     panel.run()
     panel.settle()
     layers = densities(viewer)
-    assert {layer.ndim for layer in layers} == {2}
-    assert all(tuple(layer.scale) == (0.5, 0.5) for layer in layers)
+    assert {layer.data.shape for layer in layers} == {stack.shape[:-1]}
+    assert all(tuple(layer.scale) == (1, 1, 0.5, 0.5) for layer in layers)
     viewer.dims.set_point((0, 1), (1, 2))
     panel.settle()
     assert panel.fitted.target.plane.index == (1, 2)
     d = decompose(stack[1, 2], iterations="converge")
     for i, layer in panel.layers.layers.items():
-        np.testing.assert_array_equal(layer.data, d.densities[i])
+        np.testing.assert_array_equal(layer.data[1, 2], d.densities[i])
 
 
-def test_one_fit_for_all_planes(viewer, opened, stack):
+@pytest.mark.parametrize("one_fit", [True, False])
+def test_layers_follow_the_slider_with_the_panel_closed(viewer, opened, stack, one_fit):
+    viewer.add_image(stack, rgb=True)
+    panel = opened(viewer)
+    panel.form.stack.value = one_fit
+    viewer.dims.set_point((0, 1), (0, 0))
+    panel.run()
+    panel.settle()
+    d, layers = panel.fitted.decomposition, panel.layers.layers
+    panel.shut_down()
+    viewer.dims.set_point((0, 1), (1, 2))
+    for i, layer in layers.items():
+        layer.visible = True
+        shown = layer._data_view if hasattr(layer, "_data_view") else layer._slice.image.view
+        np.testing.assert_array_equal(np.asarray(shown), d.densities_of(stack[1, 2])[i])
+
+
+def test_a_stack_has_one_fit_for_all_planes_by_default(viewer, opened, stack):
     viewer.add_image(stack, rgb=True)
     panel = opened(viewer)
     panel.run()
-    panel.settle()
-    panel.form.stack.value = True
     panel.settle()
     layers = densities(viewer)
     assert {layer.data.shape for layer in layers} == {stack.shape[:-1]}
@@ -468,6 +484,27 @@ def test_the_snippet_makes_the_same_layers(panel, viewer, what, until):
         np.testing.assert_array_equal(made.data, layer.data)
         assert made.name.split(" [")[0] == layer.name.split(" [")[0]
         assert made.contrast_limits == layer.contrast_limits
+        assert made.visible == layer.visible
+        np.testing.assert_array_equal(made.colormap.colors, layer.colormap.colors)
+
+
+@pytest.mark.parametrize("blending", [0, 1, 2], ids=["opaque", "overlay", "additive"])
+def test_the_snippet_reproduces_colours_and_place(viewer, opened, smear, blending):
+    viewer.add_image(smear, rgb=True, scale=(0.5, 0.5), rotate=20, translate=(3, 4))
+    panel = opened(viewer)
+    panel.form.blending_buttons.buttons()[blending].click()
+    panel.run()
+    panel.settle()
+    ours = [panel.layers.layers[i] for i in panel.fitted.decomposition.order]
+    ours[0].colormap, ours[0].contrast_limits, ours[0].name = "viridis", (0.1, 0.7), "mine"
+    for made, layer in zip(run_snippet(panel, viewer), ours, strict=True):
+        assert made.colormap.name == layer.colormap.name
+        np.testing.assert_array_equal(made.colormap.colors, layer.colormap.colors)
+        assert (made.blending, made.visible) == (layer.blending, layer.visible)
+        assert made.contrast_limits == layer.contrast_limits
+        np.testing.assert_allclose(made.affine.affine_matrix, layer.affine.affine_matrix)
+        np.testing.assert_allclose(made.rotate, layer.rotate)
+        assert made.name.split(" [")[0] == layer.name
 
 
 @pytest.mark.parametrize("one_fit", [False, True])

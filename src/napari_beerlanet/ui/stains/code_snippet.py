@@ -2,32 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
+from napari.layers import Image
+from napari.utils.colormaps import AVAILABLE_COLORMAPS
 
 from napari_beerlanet.core.stains.settings import DecomposeSettings
 from napari_beerlanet.core.stains.slide import SlideColours
-from napari_beerlanet.ui.stains.density_layers import Blending, stain_layer_name
+from napari_beerlanet.ui.stains.density_layers import (
+    DYE_PREFIX,
+    GLOW_PREFIX,
+    Blending,
+    stain_layer_name,
+)
 from napari_beerlanet.ui.stains.fitting import FitResult, FitTarget, decompose_arguments
 
+_IMPORTS = [
+    "import numpy as np",
+    "from napari.utils.colormaps import Colormap",
+    "",
+    "import napari_beerlanet as nb",
+    "from napari_beerlanet.ui.stains.density_layers import dye_colormap, glow_colormap",
+    "from napari_beerlanet.ui.viewer.layers import transform_kwargs",
+]
 
-def code_snippet(fitted: FitResult, layer_name: str, blending: Blending = "opaque") -> str:
-    """Python code that decomposes a layer of `viewer` and adds the density layers."""
+
+def code_snippet(
+    fitted: FitResult,
+    layer_name: str,
+    blending: Blending = "opaque",
+    layers: Mapping[int, Image] | None = None,
+) -> str:
+    """Python code that decomposes a layer of `viewer` and adds the density layers.
+
+    `layers` are the present ones, by component: theirs are the names and colours.
+    """
+    shown = _layer_lines(fitted, blending, layers or {})
     if fitted.slide_colours is not None:
-        return _slide_snippet(fitted, fitted.slide_colours, layer_name, blending)
-    lines = ["import numpy as np", "", "import napari_beerlanet as nb"]
+        return _slide_snippet(fitted, fitted.slide_colours, layer_name, shown)
+    lines = list(_IMPORTS)
     if fitted.target.whole_stack:
         lines += ["from napari_beerlanet.core.stains.block_sample import sample_stack"]
     lines += [""]
     lines += _source_lines(fitted.target, layer_name)
     lines += [f"d = nb.decompose(sample, {_argument_list(fitted.settings, fitted.target)})"]
     lines += _density_lines(fitted.target)
-    return "\n".join([*lines, *_layer_lines(fitted, blending), ""])
+    return "\n".join([*lines, *shown, ""])
 
 
-def _slide_snippet(fitted: FitResult, colours: SlideColours, name: str, blending: Blending) -> str:
+def _slide_snippet(
+    fitted: FitResult, colours: SlideColours, name: str, shown: Sequence[str]
+) -> str:
     """The same for a slide, whose colours are streamed."""
     target, plane = fitted.target, fitted.target.plane
-    lines = ["import numpy as np", "", "import napari_beerlanet as nb"]
+    lines = list(_IMPORTS)
     adds_levels = len(colours.levels) > len(plane.levels)
     if adds_levels:
         lines += ["from napari_beerlanet.core.images.pyramid import with_overviews"]
@@ -44,7 +73,7 @@ def _slide_snippet(fitted: FitResult, colours: SlideColours, name: str, blending
     lines += [
         "densities = [slide.pyramid(i) for i in range(len(d.active))]  # lazy, at every level"
     ]
-    return "\n".join([*lines, *_layer_lines(fitted, blending), ""])
+    return "\n".join([*lines, *shown, ""])
 
 
 def _source_lines(target: FitTarget, name: str) -> list[str]:
@@ -66,7 +95,7 @@ def _source_lines(target: FitTarget, name: str) -> list[str]:
     finest = "source.data[0]" if levels else "source.data"
     coarse = f"source.data[{level}]" if levels else "source.data"
     rows = f"[::{step}, ::{step}]" if step > 1 else ""
-    return [*lines, f"image = {finest}{index}", f"sample = np.asarray({coarse}{index}{rows})"]
+    return [*lines, f"image = {finest}", f"sample = np.asarray({coarse}{index}{rows})"]
 
 
 def _argument_list(settings: DecomposeSettings, target: FitTarget) -> str:
@@ -85,7 +114,7 @@ def _density_lines(target: FitTarget) -> list[str]:
     """`densities`, (r, …, H, W)."""
     if not target.lazy:
         return ["densities = d.densities  # (r, H, W): one plane for each stain"]
-    if target.whole_stack:
+    if target.is_stack:
         return [
             "stack = np.asarray(image).reshape(-1, *image.shape[-3:])",
             "densities = np.stack([d.densities_of(plane) for plane in stack], axis=1)",
@@ -94,24 +123,43 @@ def _density_lines(target: FitTarget) -> list[str]:
     return ["densities = d.densities_of(np.asarray(image))  # (r, H, W), all in memory"]
 
 
-def _layer_lines(fitted: FitResult, blending: Blending) -> list[str]:
+def _layer_lines(fitted: FitResult, blending: Blending, layers: Mapping[int, Image]) -> list[str]:
+    """The layers as they look now: names, colours, contrast and which are visible."""
     d = fitted.decomposition
-    names = {i: stain_layer_name(d, i) for i in d.order}
-    planar = fitted.target.plane.index and not fitted.target.whole_stack
-    transform = (
-        "source.scale[-2:], source.translate[-2:]" if planar else "source.scale, source.translate"
-    )
-    more = ""
-    if fitted.slide_colours is not None:
-        more = f" multiscale={len(fitted.slide_colours.levels) > 1},"
-    return [
-        f"names = {names!r}",
-        f"scale, translate = {transform}",
-        "layers = [",
-        "    viewer.add_image(",
-        "        densities[i], name=name, scale=scale, translate=translate,",
-        f"        contrast_limits=(0, {fitted.limit!r}), blending={blending!r},{more}",
-        "    )",
-        "    for i, name in names.items()",
-        "]",
-    ]
+    planar = fitted.target.plane.index and not fitted.target.is_stack
+    lines = []
+    if any(d.names) and not d.fixed_spectra:
+        lines += [f"d = d.with_names({ {i: name for i, name in enumerate(d.names) if name}!r})"]
+    lines += [f"where = transform_kwargs(source, planar={bool(planar)})", "layers = ["]
+    for i in d.order:
+        name, colormap = stain_layer_name(d, i), f"dye_colormap(d.colours[{i}])"
+        limits, visible = (0.0, fitted.limit), True
+        if i in layers:
+            name, colormap = layers[i].name, _colormap_code(layers[i])
+            low, high = (float(value) for value in layers[i].contrast_limits)
+            limits, visible = (low, high), bool(layers[i].visible)
+        lines += [
+            "    viewer.add_image(",
+            f"        densities[{i}], name={name!r}, colormap={colormap},",
+            f"        contrast_limits={limits}, blending={blending!r}, visible={visible},",
+            f"        multiscale={isinstance(_first(fitted), list)}, rgb=False, **where,",
+            "    ),",
+        ]
+    return [*lines, "]"]
+
+
+def _first(fitted: FitResult) -> object:
+    """A list where the snippet's densities are lists of levels, as those of a slide are."""
+    colours = fitted.slide_colours
+    return [] if colours is not None and len(colours.levels) > 1 else None
+
+
+def _colormap_code(layer: Image) -> str:
+    """Python code for a layer's colormap: ours by its colour, napari's by its name."""
+    name = str(layer.colormap.name)
+    for prefix, function in ((DYE_PREFIX, "dye_colormap"), (GLOW_PREFIX, "glow_colormap")):
+        if name.startswith(prefix):
+            return f"{function}({tuple(bytes.fromhex(name.removeprefix(prefix)))})"
+    if name in AVAILABLE_COLORMAPS:
+        return repr(name)
+    return f"Colormap({np.round(layer.colormap.colors, 4).tolist()!r})"

@@ -38,7 +38,9 @@ ContrastLimits = tuple[float, float]
 _CONTRAST_HEADROOM = 1.5  # of the contrast slider above the limit
 _COLOUR_TOLERANCE = 2  # grey levels, which nobody sees
 _COLORMAP_STEPS = 33
-_COLORMAP_PREFIXES = ("dye #", "glow #")
+DYE_PREFIX, GLOW_PREFIX = "dye #", "glow #"
+"""How the names of our colormaps begin; their colour follows."""
+
 _CLEANUP_DELAY_MS = 1500  # without a change, until empty layers are removed
 
 
@@ -404,7 +406,7 @@ def dye_colormap(colour: npt.ArrayLike) -> Colormap:
     """From white to the RGB colour (0 … 255), linear in optical density."""
     at = np.linspace(0, 1, _COLORMAP_STEPS)[:, None]
     rgb = (np.maximum(np.asarray(colour, float), 1) / 255)[None] ** at
-    return _named_colormap(_COLORMAP_PREFIXES[0], colour, rgb)
+    return _named_colormap(DYE_PREFIX, colour, rgb)
 
 
 def glow_colormap(colour: npt.ArrayLike) -> Colormap:
@@ -412,7 +414,7 @@ def glow_colormap(colour: npt.ArrayLike) -> Colormap:
     hue = np.asarray(colour, float)
     hue = hue - 0.6 * hue.min()  # the common part of all channels would only turn the sum grey
     rgb = np.linspace(0, 1, _COLORMAP_STEPS)[:, None] * (hue / max(hue.max(), 1))[None]
-    return _named_colormap(_COLORMAP_PREFIXES[1], colour, rgb)
+    return _named_colormap(GLOW_PREFIX, colour, rgb)
 
 
 def _named_colormap(prefix: str, colour: npt.ArrayLike, rgb: npt.NDArray[np.float64]) -> Colormap:
@@ -426,6 +428,8 @@ def remove_unused_colormaps(viewer: Viewer) -> None:
     napari keeps every colormap that a layer ever had; a moved slider would fill the list.
     """
     used = {getattr(getattr(layer, "colormap", None), "name", None) for layer in viewer.layers}
-    for name in [name for name in AVAILABLE_COLORMAPS if name.startswith(_COLORMAP_PREFIXES)]:
+    for name in [
+        name for name in AVAILABLE_COLORMAPS if name.startswith((DYE_PREFIX, GLOW_PREFIX))
+    ]:
         if name not in used:
             AVAILABLE_COLORMAPS.pop(name, None)

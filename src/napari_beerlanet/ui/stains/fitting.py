@@ -109,9 +109,17 @@ class FitTarget:
         return not self.whole_stack and self.plane.is_slide
 
     @property
+    def is_stack(self) -> bool:
+        """Whether its layers have all planes of a stack, also if only one of them is fitted.
+
+        So they follow the viewer's sliders by themselves, and a plane is never covered by another.
+        """
+        return self.whole_stack or (bool(self.plane.index) and not self.is_slide)
+
+    @property
     def lazy(self) -> bool:
         """Whether densities are computed as they come into view, not beforehand."""
-        return self.whole_stack or len(self.plane.levels) > 1 or self.is_slide
+        return self.is_stack or len(self.plane.levels) > 1 or self.is_slide
 
     @property
     def sampling(self) -> tuple[int, int]:
@@ -251,13 +259,15 @@ def decompose_arguments(settings: DecomposeSettings) -> dict[str, Any]:
     arguments = {name: getattr(settings, name) for name in names}
     if settings.spectra is not None:
         arguments["spectra"] = np.array(settings.spectra)
+        arguments |= {"fixed_spectra": True} if settings.fixed_spectra else {}
+        arguments |= {"stain_names": settings.stain_names} if settings.stain_names else {}
     return arguments
 
 
 def rough_settings(settings: DecomposeSettings) -> DecomposeSettings | None:
     """A few iterations of a fit that may take long to converge; None if it is quick anyway."""
     few = settings.start.shape[1] <= _MAX_QUICK_COMPONENTS
-    quick = settings.counts_stains or settings.refits or few
+    quick = settings.counts_stains or settings.refits or few or settings.fixed_spectra
     if settings.iterations != "converge" or quick:
         return None
     return settings.replace(iterations=_ROUGH_ITERATIONS)
@@ -359,10 +369,8 @@ def residual_data(fitted: FitResult) -> LayerData:
 
 
 def _levels(target: FitTarget) -> list[Any]:
-    """The target's levels (…, H, W, 3 or 4): of its plane, or of a whole stack."""
+    """The target's levels (…, H, W, 3 or 4): of its plane, or of the whole stack."""
     plane = target.plane
     if target.is_slide:
         return list(plane.pyramid)
-    return [
-        plane.levels[k] if target.whole_stack else plane.lazy(k) for k in range(len(plane.levels))
-    ]
+    return [plane.levels[k] if target.is_stack else plane.lazy(k) for k in range(len(plane.levels))]

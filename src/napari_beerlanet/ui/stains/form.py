@@ -65,8 +65,8 @@ _LAMBDA_TIP = "Raise it for fewer stains, lower it for more."
 _GAMMA_TIP = "Raise it for a cleaner background, lower it to keep pale structures."
 _AUTO_TIP = "Choose this penalty from the image."
 _STACK_TIP = (
-    "Each plane separately: the layers follow the displayed plane. One fit for all planes: the "
-    "same stains in every plane, so that planes can be compared."
+    "One fit for all planes: the same stains in every plane, so that planes can be compared. Each "
+    "plane separately: the stains of the displayed plane, fitted again when another is displayed."
 )
 _LEVEL_TIP = (
     "The part of the slide that is fitted. The whole slide takes as long as reading it once; a "
@@ -126,7 +126,7 @@ class DecomposeForm(QWidget):
         for slider in self.sliders:
             slider.set_value(None)
         self.stack = ComboBox(
-            choices=[("Each plane separately", False), ("One fit for all planes", True)],
+            choices=[("One fit for all planes", True), ("Each plane separately", False)],
             tooltip=_STACK_TIP,
         )
         self.blending_buttons = QButtonGroup(self)

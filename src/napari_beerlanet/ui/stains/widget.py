@@ -264,7 +264,8 @@ class DecomposeWidget(Panel):
         """Python code that reproduces the layers."""
         assert self.fitted is not None
         assert self.images.layer is not None
-        return code_snippet(self.fitted, self.images.layer.name, self.form.blending)
+        layers = self.layers.layers if self.layers is not None else {}
+        return code_snippet(self.fitted, self.images.layer.name, self.form.blending, layers)
 
     @property
     def study_layer(self) -> Image | None:
