@@ -1,9 +1,11 @@
 """Two viewers, folders of others, newer versions, full disks, drives that vanish, kills."""
 
+import csv
 import errno
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -181,20 +183,49 @@ def test_a_folder_of_a_newer_version_is_not_written_to(project):
     assert tree(project.path) == before
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"classes": 5}', '{"classes": [1]}'])
-def test_a_damaged_project_is_told(project, content):
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("", r" \(invalid JSON: .*\)"),
+        ("{", r" \(invalid JSON: .*\)"),
+        ("[" * 100_000, r" \(invalid JSON: .*\)"),
+        ("[]", r" \(it should be an object, not \[\]\)"),
+        ("{}", r" \(classes is missing\)"),
+        ('{"classes": 5}', r" \(classes should be a valid array, not 5\)"),
+        ('{"classes": [1]}', r" \(classes\.0 should be a valid string, not 1\)"),
+        (
+            '{"classes": ["a"], "training_size": "large"}',
+            r" \(training_size should be a valid integer, not 'large'\)",
+        ),
+        (
+            '{"classes": ["a"], "split": {"b": "test"}}',
+            r" \(split\.b should be train or val, not 'test'\)",
+        ),
+    ],
+)
+def test_a_damaged_project_is_told(project, content, reason):
     project.close()
     (project.path / "project.json").write_text(content)
-    with pytest.raises(FileError, match=r"project.json: damaged"):
+    said = rf"project\.json: damaged, or not a project of napari-beerlanet{reason}\.$"
+    with pytest.raises(FileError, match=said):
         Project.open(project.path)
 
 
 def test_a_damaged_table_is_told(project):
     project.close()
     table = project.path / "crops.csv"
-    table.write_text(table.read_text().replace("train", "../../train"))
-    with pytest.raises(ProjectError, match=r"crops.csv: damaged"):
-        Project.open(project.path)
+    content = table.read_text()
+    first = next(csv.DictReader(content.splitlines()))
+    for old, new, reason in (
+        (",train,", ",../../train,", "split should be train or val, not '../../train'"),
+        (first["file"], "../x", "file should be a plain file name, not '../x"),
+        ("sha256", "sha", "sha256 is missing"),
+        (f"{first['width']},", "wide,", "width should be a valid integer, not 'wide'"),
+    ):
+        assert old in content
+        table.write_text(content.replace(old, new))
+        with pytest.raises(ProjectError, match=re.escape("crops.csv: damaged (" + reason)):
+            Project.open(project.path)
     FolderLock(project.path / ".lock").release()
 
 

@@ -261,6 +261,7 @@ def test_boxes_that_moved_a_little_keep_their_decision_and_others_do_not(tmp_pat
     [
         ("[1]", "holds no object"),
         ("{", "not a JSON file"),
+        ("[" * 100_000, "not a JSON file"),
         ('{"kind": "x"}', "not a review"),
         (json.dumps({"kind": "napari-beerlanet review", "version": 9}), "version 9"),
         (

@@ -75,6 +75,17 @@ class _InfoModel(BaseModel):
     )
 
 
+_Size = Annotated[int, Field(ge=0, le=1 << 40)]
+
+
+class _TensorEntry(_InfoModel):
+    """Where a tensor lies in the file, as safetensors writes it."""
+
+    dtype: str
+    shape: Annotated[list[_Size], Field(max_length=8)]
+    data_offsets: Annotated[list[_Size], Field(min_length=2, max_length=2)]
+
+
 class _ObjectSize(_InfoModel):
     low: Annotated[float, Field(ge=0, le=1e6)]
     median: Annotated[float, Field(ge=1e-3, le=1e6)]
@@ -243,27 +254,16 @@ def _check_tensors(table: dict[str, Any], available: int) -> dict[str, tuple[str
 
 
 def _check_tensor(name: str, entry: Any) -> tuple[int, int, str, str, tuple[int, ...]]:
-    entry = entry if isinstance(entry, dict) else {}
-    dtype, shape, span = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
-    if not isinstance(dtype, str) or not _is_sizes(shape) or not _is_sizes(span) or len(span) != 2:
-        raise ValueError(f"its header does not say where {name:.80} lies")
-    if dtype not in _DTYPE_BYTES:
-        raise ValueError(f"{name:.80} is of type {dtype:.20}, which no checkpoint holds")
-    if span[1] - span[0] != math.prod(shape) * _DTYPE_BYTES[dtype]:
+    try:
+        tensor = _TensorEntry.model_validate(entry)
+    except ValidationError:
+        raise ValueError(f"its header does not say where {name:.80} lies") from None
+    if tensor.dtype not in _DTYPE_BYTES:
+        raise ValueError(f"{name:.80} is of type {tensor.dtype:.20}, which no checkpoint holds")
+    begin, stop = tensor.data_offsets
+    if stop - begin != math.prod(tensor.shape) * _DTYPE_BYTES[tensor.dtype]:
         raise ValueError(f"its header lies: {name:.80} does not have the size of its shape")
-    return span[0], span[1], name, dtype, tuple(shape)
-
-
-def _is_sizes(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) <= 8
-        and all(_is_integer(n, 0, 1 << 40) for n in value)
-    )
-
-
-def _is_integer(value: Any, least: int, most: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+    return begin, stop, name, tensor.dtype, tuple(tensor.shape)
 
 
 def _is_shallow(value: Any, levels: int) -> bool:

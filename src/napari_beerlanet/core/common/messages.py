@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import re
+import reprlib
 import unicodedata
+from typing import TYPE_CHECKING
 
 from napari_beerlanet.core.common.progress import Cancelled
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 
 def error_message(error: BaseException, hint: str = "", memory_advice: str = "") -> str:
@@ -34,6 +39,18 @@ def error_detail(error: BaseException, limit: int = 120) -> str:
 def system_reason(error: OSError) -> str:
     """Why the system refused, in lower case: "no such file or directory"."""
     return (error.strerror or one_line(error)).lower()
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first thing that pydantic found wrong: "x should be a valid integer, not 'a'"."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    place = ".".join(map(str, first["loc"])) or "it"
+    if first["type"] == "missing":
+        return f"{place} is missing"
+    if first["type"] == "json_invalid":
+        return first["msg"][0].lower() + first["msg"][1:]
+    said = re.sub(r"^(Value error, |\w+ )", "", first["msg"]).split(",")[0]
+    return f"{place} {said}, not {reprlib.repr(first['input'])}"
 
 
 def one_line(text: object) -> str:

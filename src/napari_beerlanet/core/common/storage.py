@@ -104,10 +104,28 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise FileError(f"{path}: {system_reason(error)}.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FileError(f"{path}: not a JSON file ({error}).") from error
     if not isinstance(content, dict):
         raise FileError(f"{path}: not a JSON file of ours, as it holds no object.")
+    return content
+
+
+def read_json_of_kind(
+    path: str | os.PathLike[str], kind: str, version: int, what: str
+) -> dict[str, Any]:
+    """The content of a JSON file of ours, which says its `kind` and `version`; or a `FileError`.
+
+    `what` such a file is called on the screen, such as "a review".
+    """
+    content = read_json(path)
+    if content.get("kind") != kind:
+        raise FileError(f"{path}: not {what} of napari-beerlanet.")
+    if content.get("version") != version:
+        raise FileError(
+            f"{path}: {what} of version {content.get('version')!r}, where version {version} is "
+            "known; a newer napari-beerlanet may read it."
+        )
     return content
 
 

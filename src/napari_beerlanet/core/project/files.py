@@ -21,11 +21,13 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, TypeAdapter, ValidationError
 
 from napari_beerlanet._version import __version__
 from napari_beerlanet.core.boxes.annotations import Annotations
-from napari_beerlanet.core.common.messages import system_reason
+from napari_beerlanet.core.common.messages import first_problem, system_reason
 from napari_beerlanet.core.common.storage import FileError
 from napari_beerlanet.core.formats.yolo import format_data_yaml
 from napari_beerlanet.core.project.image_source import ImageSource
@@ -54,6 +56,23 @@ class ProjectError(FileError):
     """What cannot be done with a project; the message is a sentence with the way out."""
 
 
+def _split_name(name: str) -> str:
+    if name not in (TRAIN, VAL):
+        raise ValueError(f"should be {TRAIN} or {VAL}")
+    return name
+
+
+def _plain_name(name: str) -> str:
+    """Refuse what would lead out of the project's folder."""
+    if re.search(r"[/\\]|^\.", name):
+        raise ValueError("should be a plain file name")
+    return name
+
+
+_SplitName = Annotated[str, AfterValidator(_split_name)]
+_PlainName = Annotated[str, AfterValidator(_plain_name)]
+
+
 @dataclass
 class ProjectManifest:
     """What project.json holds; `one` says how a single image is split, see `describe_split`."""
@@ -61,7 +80,7 @@ class ProjectManifest:
     classes: list[str]
     seed: int = 0
     created: str = ""
-    split: dict[str, str] = field(default_factory=dict)
+    split: dict[str, _SplitName] = field(default_factory=dict)
     one: str = ""
     training_size: int = 0
     format: int = FORMAT_VERSION
@@ -72,9 +91,9 @@ class ProjectManifest:
 class CropRecord:
     """Where a training crop comes from; `counts` are labels and numbers of boxes as "0:12 1:3"."""
 
-    file: str
-    split: str
-    source: str
+    file: _PlainName
+    split: _SplitName
+    source: _PlainName
     source_name: str
     source_path: str
     source_digest: str
@@ -99,6 +118,10 @@ class CropRecord:
     def label(self, split: str | None = None) -> str:
         """The place of its boxes."""
         return f"labels/{split or self.split}/{self.file}.txt"
+
+
+_MANIFEST = TypeAdapter(ProjectManifest)
+_CROP_RECORD = TypeAdapter(CropRecord)
 
 
 @contextmanager
@@ -141,20 +164,13 @@ def read_json_object(path: Path, what: str) -> dict[str, Any]:
 
 def read_manifest(root: Path) -> ProjectManifest:
     """project.json; of a newer version, what can be understood of it."""
-    content = read_json_object(root / PROJECT_FILE, "a project of napari-beerlanet")
-    names = {part.name for part in fields(ProjectManifest)}
+    path = root / PROJECT_FILE
     try:
-        manifest = ProjectManifest(**{key: value for key, value in content.items() if key in names})
-        valid = (
-            isinstance(manifest.format, int)
-            and all(isinstance(name, str) for name in manifest.classes)
-            and set(manifest.split.values()) <= {TRAIN, VAL}
-        )
-    except (TypeError, AttributeError):
-        valid = False
-    if not valid:
-        raise ProjectError(f"{root / PROJECT_FILE}: damaged, or not a project of napari-beerlanet.")
-    return manifest
+        return _MANIFEST.validate_json(path.read_bytes(), strict=True)
+    except ValidationError as error:
+        raise ProjectError(
+            f"{path}: damaged, or not a project of napari-beerlanet ({first_problem(error)})."
+        ) from error
 
 
 def encode_manifest(manifest: ProjectManifest) -> bytes:
@@ -188,12 +204,13 @@ def read_crop_records(root: Path) -> list[CropRecord]:
     path = root / CROPS_FILE
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            return [_parse_crop_record(entry) for entry in csv.DictReader(file)]
+            return [_CROP_RECORD.validate_python(entry) for entry in csv.DictReader(file)]
     except FileNotFoundError:
         return []
-    except (ValueError, KeyError, TypeError, csv.Error) as error:
+    except (ValueError, csv.Error) as error:
+        why = first_problem(error) if isinstance(error, ValidationError) else error
         raise ProjectError(
-            f"{path}: damaged ({error}); it says where each crop comes from."
+            f"{path}: damaged ({why}); it says where each crop comes from."
         ) from error
 
 
@@ -204,17 +221,6 @@ def encode_crop_records(records: Sequence[CropRecord]) -> bytes:
     writer.writeheader()
     writer.writerows(asdict(record) for record in records)
     return text.getvalue().encode("utf-8", "replace")
-
-
-def _parse_crop_record(entry: dict[str, Any]) -> CropRecord:
-    kinds: dict[str, Any] = {"int": int, "float": float, "str": str}
-    record = CropRecord(
-        **{part.name: kinds[str(part.type)](entry[part.name]) for part in fields(CropRecord)}
-    )
-    names = (record.file, record.source)
-    if record.split not in (TRAIN, VAL) or any(re.search(r"[/\\]|^\.", name) for name in names):
-        raise ValueError(f"a crop {record.file!r} in {record.split!r}")
-    return record
 
 
 def read_annotation_file(path: Path) -> dict[str, Any]:

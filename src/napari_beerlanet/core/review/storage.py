@@ -11,7 +11,7 @@ import numpy as np
 
 from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.boxes.matching import match_greedy, overlap_pairs
-from napari_beerlanet.core.common.storage import FileError, atomic_path, read_json
+from napari_beerlanet.core.common.storage import FileError, atomic_path, read_json_of_kind
 from napari_beerlanet.core.review.review import STATES, Review
 
 _FILE_KIND, _FORMAT_VERSION = "napari-beerlanet review", 1
@@ -59,14 +59,7 @@ def load_review(path: str | os.PathLike[str], detections: Detections) -> tuple[R
 
     Also returns how many decisions were restored.
     """
-    content = read_json(path)
-    if content.get("kind") != _FILE_KIND:
-        raise FileError(f"{path}: not a review of napari-beerlanet.")
-    if content.get("version") != _FORMAT_VERSION:
-        raise FileError(
-            f"{path}: a review of version {content.get('version')!r}, where {_FORMAT_VERSION} is "
-            "known; a newer napari-beerlanet may read it."
-        )
+    content = read_json_of_kind(path, _FILE_KIND, _FORMAT_VERSION, "a review")
     try:
         earlier = _review_of_decisions(content["decisions"])
     except (KeyError, TypeError, ValueError, IndexError) as error:
