@@ -9,13 +9,12 @@ confident first. Where very many are in view, they fade into a picture of their 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from napari.layers import Image, Shapes
-from napari.layers.base import ActionType
 from psygnal import Signal
 from qtpy.QtCore import QTimer
 from superqt.utils import QSignalThrottler
@@ -29,11 +28,10 @@ from napari_beerlanet.ui.detections.density_overlay import MIN_BOXES_FOR_DENSITY
 from napari_beerlanet.ui.detections.drawing import (
     BoxStyle,
     DetectionRenderer,
-    DrawnBoxes,
+    EditListener,
     create_detections_layer,
 )
-from napari_beerlanet.ui.detections.edits import finalised_store, rows_of_boxes
-from napari_beerlanet.ui.detections.visible_boxes import VisibleBoxes
+from napari_beerlanet.ui.detections.visible_boxes import PlaneStores
 from napari_beerlanet.ui.viewer.layers import (
     boxes_removed,
     guard_software_opengl,
@@ -409,148 +407,3 @@ class LayerDetections(NamedTuple):
         store, mask = filtered
         rows = np.flatnonzero(mask)
         return cls(store.xyxy[rows], store.labels[rows], list(store.names), store.features(rows))
-
-
-class PlaneStores:
-    """The boxes of each plane on which something was run, and the filter on them.
-
-    `confidence` is the last threshold that was set as a filter.
-    """
-
-    def __init__(self, viewer: Viewer, layer: Shapes, confidence: float) -> None:
-        self._viewer, self._layer = viewer, layer
-        self.set_filter(confidence)
-        self._by_plane: dict[PlaneIndex, VisibleBoxes] = {}
-        self._other_run: dict[PlaneIndex, VisibleBoxes] = {}
-        self._undone: set[PlaneIndex] = set()
-
-    @property
-    def current(self) -> VisibleBoxes | None:
-        """Of the current plane, None where nothing was run."""
-        return self._by_plane.get(current_plane_index(self._layer, self._viewer))
-
-    @property
-    def box_filter(self) -> BoxFilter:
-        """Of the current plane; the last threshold where a mask is not of its boxes."""
-        boxes = self.current
-        fits = boxes is None or boxes.store.accepts(self._filter)
-        return self._filter if fits else self.confidence
-
-    def set_filter(self, box_filter: BoxFilter) -> None:
-        """Show boxes of at least this confidence, or of a mask over the model's."""
-        self._filter: BoxFilter = box_filter
-        if np.ndim(box_filter) == 0:
-            self.confidence = float(box_filter)
-
-    @property
-    def stores(self) -> dict[PlaneIndex, BoxStore]:
-        """The boxes of each plane."""
-        return {index: boxes.store for index, boxes in self._by_plane.items()}
-
-    def set_detections(self, detections: Detections, index: PlaneIndex) -> None:
-        """Make these a plane's boxes; those that it had are kept for `swap`."""
-        index = tuple(index)
-        before, dropped = self._by_plane.pop(index, None), self._other_run.pop(index, None)
-        if dropped is not None:
-            dropped.close()
-        if before is not None and len(before.store):
-            self._other_run[index] = before
-        self._undone.discard(index)
-        self._set_store(BoxStore(detections), index)
-
-    def has_other(self, index: PlaneIndex) -> bool:
-        """Whether a plane has boxes of another run, to be swapped with the present ones."""
-        return tuple(index) in self._other_run
-
-    def is_undone(self, index: PlaneIndex) -> bool:
-        """Whether the present boxes of a plane are those of the run before the last."""
-        return tuple(index) in self._undone
-
-    def swap(self, index: PlaneIndex) -> None:
-        """Exchange the boxes of a plane's last run with those of the run before."""
-        index = tuple(index)
-        self._by_plane[index], self._other_run[index] = (
-            self._other_run[index],
-            self._by_plane[index],
-        )
-        self._undone ^= {index}
-
-    def extend(
-        self, detections: Detections, duplicates: npt.NDArray[Any] | None, index: PlaneIndex
-    ) -> None:
-        """Add boxes to a plane's; drop the `duplicates` (m, 4) of earlier calls."""
-        boxes = self._by_plane.get(tuple(index))
-        if boxes is None:
-            self.set_detections(detections, index)
-            return
-        boxes.store.extend(detections)
-        if duplicates is not None and len(duplicates):
-            (x1, y1), (x2, y2) = duplicates[:, :2].min(axis=0), duplicates[:, 2:].max(axis=0)
-            near = boxes.in_window((float(x1 - 1), float(y1 - 1), float(x2 + 1), float(y2 + 1)))
-            boxes.store.retract(rows_of_boxes(boxes.store, near, duplicates))
-
-    def finalise(self, detections: Detections, index: PlaneIndex) -> None:
-        """Make these the model's boxes of a plane, with the user's edits of the earlier ones."""
-        self._set_store(finalised_store(self.stores.get(tuple(index)), detections), index)
-
-    def _set_store(self, store: BoxStore, index: PlaneIndex) -> None:
-        old = self._by_plane.get(tuple(index))
-        if old is not None:
-            old.close()
-        self._by_plane[tuple(index)] = VisibleBoxes(store)
-
-    def close(self) -> None:
-        """Build no further spatial index."""
-        for boxes in [*self._by_plane.values(), *self._other_run.values()]:
-            boxes.close()
-
-
-class EditListener:
-    """Tracks the user's edits of a layer and commits them to the box store before a redraw.
-
-    `edited` stays true once the user moved, added or relabelled anything. `changed` is called when
-    the user did something, `selected(row)` when one box was selected.
-    """
-
-    def __init__(
-        self, drawn: DrawnBoxes, changed: Callable[[], None], selected: Callable[[int], None]
-    ) -> None:
-        self.edited = False
-        self._drawn, self._changed, self._selected = drawn, changed, selected
-        self._dirty = False
-
-    def set_connected(self, connected: bool) -> None:
-        """Connect to the layer's events, or disconnect from them."""
-        layer = self._drawn.layer
-        connections: list[Connection] = [
-            (layer.events.data, self._data_changed),
-            (layer.events.features, self._features_changed),
-            (layer.selected_data.events.items_changed, self._selection_changed),
-        ]
-        for emitter, method in connections:
-            (emitter.connect if connected else emitter.disconnect)(method)
-
-    def commit(self, force: bool = False) -> None:
-        """Commit what the user changed in the layer since it was last drawn.
-
-        `force`: compare even if the layer has sent no event, as a table may be edited in place.
-        """
-        if (self._dirty or force) and not self._drawn.updating:
-            self._dirty = False
-            self.edited |= self._drawn.commit_edits()
-
-    def _data_changed(self, event: Any) -> None:
-        finished = event.action in (ActionType.ADDED, ActionType.REMOVED, ActionType.CHANGED)
-        if finished and not self._drawn.updating:
-            self.edited = self._dirty = True
-            self._changed()
-
-    def _features_changed(self, event: Any = None) -> None:
-        if not self._drawn.updating:
-            self._dirty = True
-            self._changed()
-
-    def _selection_changed(self, added: Any, removed: Any) -> None:
-        row = self._drawn.selected_row
-        if not self._drawn.updating and row is not None:
-            self._selected(row)

@@ -1,4 +1,7 @@
-"""Draw the visible boxes of a plane into its Shapes layer: style, labels, edge width, density."""
+"""Draw the visible boxes of a plane into its Shapes layer, and notice when the user edits them.
+
+Style, labels, edge width, density.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 from napari.layers import Image, Shapes
+from napari.layers.base import ActionType
 from napari.utils.colormaps.standardize_color import transform_color
 
 from napari_beerlanet.core.boxes.classes import class_colours
+from napari_beerlanet.ui.common.panel import Connection
 from napari_beerlanet.ui.detections.box_store import BoxFilter, BoxStore, RowIndices
 from napari_beerlanet.ui.detections.density_overlay import (
     MIN_BOXES_FOR_DENSITY,
@@ -357,3 +362,54 @@ class BoxStyle:
         """Write nothing; to be done before many boxes come, as text takes long."""
         if layer.text.visible:
             layer.text = _NO_LABELS
+
+
+class EditListener:
+    """Tracks the user's edits of a layer and commits them to the box store before a redraw.
+
+    `edited` stays true once the user moved, added or relabelled anything. `changed` is called when
+    the user did something, `selected(row)` when one box was selected.
+    """
+
+    def __init__(
+        self, drawn: DrawnBoxes, changed: Callable[[], None], selected: Callable[[int], None]
+    ) -> None:
+        self.edited = False
+        self._drawn, self._changed, self._selected = drawn, changed, selected
+        self._dirty = False
+
+    def set_connected(self, connected: bool) -> None:
+        """Connect to the layer's events, or disconnect from them."""
+        layer = self._drawn.layer
+        connections: list[Connection] = [
+            (layer.events.data, self._data_changed),
+            (layer.events.features, self._features_changed),
+            (layer.selected_data.events.items_changed, self._selection_changed),
+        ]
+        for emitter, method in connections:
+            (emitter.connect if connected else emitter.disconnect)(method)
+
+    def commit(self, force: bool = False) -> None:
+        """Commit what the user changed in the layer since it was last drawn.
+
+        `force`: compare even if the layer has sent no event, as a table may be edited in place.
+        """
+        if (self._dirty or force) and not self._drawn.updating:
+            self._dirty = False
+            self.edited |= self._drawn.commit_edits()
+
+    def _data_changed(self, event: Any) -> None:
+        finished = event.action in (ActionType.ADDED, ActionType.REMOVED, ActionType.CHANGED)
+        if finished and not self._drawn.updating:
+            self.edited = self._dirty = True
+            self._changed()
+
+    def _features_changed(self, event: Any = None) -> None:
+        if not self._drawn.updating:
+            self._dirty = True
+            self._changed()
+
+    def _selection_changed(self, added: Any, removed: Any) -> None:
+        row = self._drawn.selected_row
+        if not self._drawn.updating and row is not None:
+            self._selected(row)

@@ -1,14 +1,26 @@
-"""Which boxes of a plane are visible: by threshold or mask, in the viewport, the most confident."""
+"""The boxes of each plane, and which of them are visible.
+
+By threshold or mask, in the viewport, the most confident.
+"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 import numpy.typing as npt
+from napari.layers import Shapes
 
+from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.boxes.spatial_index import Bounds, DynamicSpatialIndex, SpatialIndex
 from napari_beerlanet.ui.common.tasks import Task
 from napari_beerlanet.ui.detections.box_store import BoxFilter, BoxStore, RowIndices
-from napari_beerlanet.ui.viewer.viewport import Viewport
+from napari_beerlanet.ui.detections.edits import finalised_store, rows_of_boxes
+from napari_beerlanet.ui.viewer.planes import PlaneIndex
+from napari_beerlanet.ui.viewer.viewport import Viewport, current_plane_index
+
+if TYPE_CHECKING:
+    from napari.viewer import Viewer
 
 
 class VisibleBoxes:
@@ -77,3 +89,97 @@ class VisibleBoxes:
             return
         boxes = self.store.xyxy
         self._task.start(lambda report: SpatialIndex(boxes), self.index.use_grid)
+
+
+class PlaneStores:
+    """The boxes of each plane on which something was run, and the filter on them.
+
+    `confidence` is the last threshold that was set as a filter.
+    """
+
+    def __init__(self, viewer: Viewer, layer: Shapes, confidence: float) -> None:
+        self._viewer, self._layer = viewer, layer
+        self.set_filter(confidence)
+        self._by_plane: dict[PlaneIndex, VisibleBoxes] = {}
+        self._other_run: dict[PlaneIndex, VisibleBoxes] = {}
+        self._undone: set[PlaneIndex] = set()
+
+    @property
+    def current(self) -> VisibleBoxes | None:
+        """Of the current plane, None where nothing was run."""
+        return self._by_plane.get(current_plane_index(self._layer, self._viewer))
+
+    @property
+    def box_filter(self) -> BoxFilter:
+        """Of the current plane; the last threshold where a mask is not of its boxes."""
+        boxes = self.current
+        fits = boxes is None or boxes.store.accepts(self._filter)
+        return self._filter if fits else self.confidence
+
+    def set_filter(self, box_filter: BoxFilter) -> None:
+        """Show boxes of at least this confidence, or of a mask over the model's."""
+        self._filter: BoxFilter = box_filter
+        if np.ndim(box_filter) == 0:
+            self.confidence = float(box_filter)
+
+    @property
+    def stores(self) -> dict[PlaneIndex, BoxStore]:
+        """The boxes of each plane."""
+        return {index: boxes.store for index, boxes in self._by_plane.items()}
+
+    def set_detections(self, detections: Detections, index: PlaneIndex) -> None:
+        """Make these a plane's boxes; those that it had are kept for `swap`."""
+        index = tuple(index)
+        before, dropped = self._by_plane.pop(index, None), self._other_run.pop(index, None)
+        if dropped is not None:
+            dropped.close()
+        if before is not None and len(before.store):
+            self._other_run[index] = before
+        self._undone.discard(index)
+        self._set_store(BoxStore(detections), index)
+
+    def has_other(self, index: PlaneIndex) -> bool:
+        """Whether a plane has boxes of another run, to be swapped with the present ones."""
+        return tuple(index) in self._other_run
+
+    def is_undone(self, index: PlaneIndex) -> bool:
+        """Whether the present boxes of a plane are those of the run before the last."""
+        return tuple(index) in self._undone
+
+    def swap(self, index: PlaneIndex) -> None:
+        """Exchange the boxes of a plane's last run with those of the run before."""
+        index = tuple(index)
+        self._by_plane[index], self._other_run[index] = (
+            self._other_run[index],
+            self._by_plane[index],
+        )
+        self._undone ^= {index}
+
+    def extend(
+        self, detections: Detections, duplicates: npt.NDArray[Any] | None, index: PlaneIndex
+    ) -> None:
+        """Add boxes to a plane's; drop the `duplicates` (m, 4) of earlier calls."""
+        boxes = self._by_plane.get(tuple(index))
+        if boxes is None:
+            self.set_detections(detections, index)
+            return
+        boxes.store.extend(detections)
+        if duplicates is not None and len(duplicates):
+            (x1, y1), (x2, y2) = duplicates[:, :2].min(axis=0), duplicates[:, 2:].max(axis=0)
+            near = boxes.in_window((float(x1 - 1), float(y1 - 1), float(x2 + 1), float(y2 + 1)))
+            boxes.store.retract(rows_of_boxes(boxes.store, near, duplicates))
+
+    def finalise(self, detections: Detections, index: PlaneIndex) -> None:
+        """Make these the model's boxes of a plane, with the user's edits of the earlier ones."""
+        self._set_store(finalised_store(self.stores.get(tuple(index)), detections), index)
+
+    def _set_store(self, store: BoxStore, index: PlaneIndex) -> None:
+        old = self._by_plane.get(tuple(index))
+        if old is not None:
+            old.close()
+        self._by_plane[tuple(index)] = VisibleBoxes(store)
+
+    def close(self) -> None:
+        """Build no further spatial index."""
+        for boxes in [*self._by_plane.values(), *self._other_run.values()]:
+            boxes.close()
