@@ -55,7 +55,7 @@ class DetectJob:
         if self.windows is None:
             return self.plane.is_slide
         sides = ((part.stop - part.start for part in window) for window in self.windows)
-        return sum(math.prod(window) for window in sides) > SLIDE_PIXELS
+        return bool(sum(math.prod(window) for window in sides) > SLIDE_PIXELS)
 
 
 @dataclass(frozen=True, eq=False)

@@ -222,12 +222,12 @@ class MetricsPanel(QWidget):
     @property
     def annotation_layer(self) -> Shapes | None:
         """The selected annotations, None for none."""
-        return self.annotation_choice.currentData()
+        return _selected_shapes(self.annotation_choice)
 
     @property
     def region_layer(self) -> Shapes | None:
         """The selected regions, None for the whole image."""
-        return self.region_choice.currentData()
+        return _selected_shapes(self.region_choice)
 
     @property
     def visible_outcomes(self) -> dict[str, bool]:
@@ -332,6 +332,11 @@ class MetricsPanel(QWidget):
         index = self.label_error_list.currentRow()
         if 0 <= index < len(self._label_errors):
             self.fix_requested.emit(self._label_errors[index])
+
+
+def _selected_shapes(choice: QComboBox) -> Shapes | None:
+    layer = choice.currentData()
+    return layer if isinstance(layer, Shapes) else None
 
 
 def _subsampled(count: int) -> npt.NDArray[np.int64]:

@@ -187,4 +187,4 @@ class OutcomeLayer:
 def intersects(xyxy: npt.NDArray[Any], box: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     """(n,): which boxes (n, 4) overlap the box (4,)."""
     x1, y1, x2, y2 = np.asarray(xyxy).T
-    return (x1 < box[2]) & (x2 > box[0]) & (y1 < box[3]) & (y2 > box[1])
+    return np.asarray((x1 < box[2]) & (x2 > box[0]) & (y1 < box[3]) & (y2 > box[1]))

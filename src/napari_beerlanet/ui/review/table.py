@@ -101,7 +101,8 @@ class ReviewTableModel(QAbstractTableModel):
         }
         if name in categories:
             texts, codes = categories[name]
-            return np.unique(np.array(texts), return_inverse=True)[1].astype(np.int16)[codes]
+            ranks = np.unique(np.array(texts), return_inverse=True)[1].astype(np.int16)
+            return np.asarray(ranks[codes])
         values = self.values(name)
         if values.dtype.kind not in "iuf":
             return np.unique(values.astype(str), return_inverse=True)[1].astype(np.int32)

@@ -153,8 +153,8 @@ def _reconstruct(fitted: FitResult, components: Sequence[int]) -> LayerData:
 
 
 def _can_show(layer: Image, data: LayerData) -> bool:
-    ndim = (data[0] if isinstance(data, list) else data).ndim
-    return ndim == layer.ndim + layer.rgb and isinstance(data, list) == layer.multiscale
+    ndim: int = (data[0] if isinstance(data, list) else data).ndim
+    return ndim == layer.ndim + layer.rgb and isinstance(data, list) == bool(layer.multiscale)
 
 
 def _compute(role: Role, make: MakeData, fitted: FitResult) -> DataAndLimit:
