@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from qtpy.QtCore import QAbstractTableModel, QItemSelectionModel, QModelIndex, Qt, Signal
+from qtpy.QtCore import QAbstractTableModel, QItemSelectionModel, QModelIndex, QObject, Qt, Signal
 from qtpy.QtGui import QColor, QFocusEvent
 from qtpy.QtWidgets import QAbstractItemView, QAbstractScrollArea, QHeaderView, QTableView
 from superqt.utils import signals_blocked
@@ -29,7 +29,7 @@ _COLUMN_TITLES = {"x": "x (px)", "y": "y (px)", "area": "area (px²)"}
 class ReviewTableModel(QAbstractTableModel):
     """The rows `rows` (m,) of a `Review`, in this order; columns by name."""
 
-    def __init__(self, review: Review, parent: Any = None) -> None:
+    def __init__(self, review: Review, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.review = review
         self.names = review.columns
