@@ -10,7 +10,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -112,14 +112,14 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def read_json_of_kind(
-    path: str | os.PathLike[str], kind: str, version: int, what: str
+    path: str | os.PathLike[str], kinds: Collection[str], version: int, what: str
 ) -> dict[str, Any]:
-    """The content of a JSON file of ours, which says its `kind` and `version`; or a `FileError`.
+    """The content of a JSON file of ours, which says its kind and version; or a `FileError`.
 
     `what` such a file is called on the screen, such as "a review".
     """
     content = read_json(path)
-    if content.get("kind") != kind:
+    if content.get("kind") not in kinds:
         raise FileError(f"{path}: not {what} of napari-beerlanet.")
     if content.get("version") != version:
         raise FileError(

@@ -59,7 +59,7 @@ def load_review(path: str | os.PathLike[str], detections: Detections) -> tuple[R
 
     Also returns how many decisions were restored.
     """
-    content = read_json_of_kind(path, _FILE_KIND, _FORMAT_VERSION, "a review")
+    content = read_json_of_kind(path, [_FILE_KIND], _FORMAT_VERSION, "a review")
     try:
         earlier = _review_of_decisions(content["decisions"])
     except (KeyError, TypeError, ValueError, IndexError) as error:

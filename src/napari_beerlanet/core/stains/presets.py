@@ -14,7 +14,7 @@ project has one, and the user has one for images of no project.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ from napari_beerlanet.core.common.messages import slug
 from napari_beerlanet.core.common.storage import (
     FileError,
     read_json,
+    read_json_of_kind,
     read_json_or_empty,
     write_json,
 )
@@ -308,13 +309,10 @@ def _named_content(stains: Sequence[NamedSpectrum]) -> list[dict[str, Any]]:
 
 def read_preset(path: str | os.PathLike[str]) -> StainPreset:
     """The preset of a file by `write_preset`, or the active stains of a file by `write_spectra`."""
-    content = read_json(path)
-    kind = content.get("kind")
-    if kind not in (_KIND, SPECTRA_KIND):
-        raise FileError(f"{path}: not a preset or spectra file of napari-beerlanet.")
-    _check_version(path, content)
+    kinds = [_KIND, SPECTRA_KIND]
+    content = read_json_of_kind(path, kinds, FILE_VERSION, "a preset or spectra file")
     try:
-        if kind == _KIND:
+        if content["kind"] == _KIND:
             stains = [NamedSpectrum(str(s["name"]), s["spectrum"]) for s in content["stains"]]
             return StainPreset(str(content["name"]), tuple(stains), str(content.get("source", "")))
         parts = sorted(
@@ -337,10 +335,7 @@ def read_named_spectra(
     """Spectra (3, r) of a file by `files.write_spectra`, and names (r,), () where none has one."""
     from napari_beerlanet.core.stains.solver.spectra import check_spectra
 
-    content = read_json(path)
-    if content.get("kind") != SPECTRA_KIND:
-        raise FileError(f"{path}: not a spectra file of napari-beerlanet.")
-    _check_version(path, content)
+    content = read_json_of_kind(path, [SPECTRA_KIND], FILE_VERSION, "a spectra file")
     try:
         columns = [component["spectrum"] for component in content["components"]]
         spectra = check_spectra(np.array(columns, dtype=np.float64).T, len(columns) or 1)
@@ -352,15 +347,6 @@ def read_named_spectra(
         raise FileError(f"{path}: all its spectra are zero, so nothing can start from them.")
     names = tuple(str(component.get("stain") or "") for component in content["components"])
     return spectra, names if any(names) else ()
-
-
-def _check_version(path: str | os.PathLike[str], content: Mapping[str, Any]) -> None:
-    """A `FileError` where a file is of another version than the known one."""
-    if content.get("version") != FILE_VERSION:
-        raise FileError(
-            f"{path}: a spectra file of version {content.get('version')!r}, where version "
-            f"{FILE_VERSION} is known; a newer napari-beerlanet may read it."
-        )
 
 
 def read_start(
