@@ -114,7 +114,7 @@ def test_evaluate_prints_a_table_and_writes_everything(tmp_path, capsys):
     assert [line.split()[0] for line in table[1:]] == ["RBC", "WBC", "Platelets", "all"]
     result = json.loads(out.read_text())
     assert result["per_class"]["RBC"]["count"] > 0
-    assert f"{result['mAP50']:.3f}" in table[-1]
+    assert f"{100 * result['mAP50']:.1f} %" in table[-1]
 
 
 def test_evaluate_without_that_split_says_so(tmp_path, capsys):

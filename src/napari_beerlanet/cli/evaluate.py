@@ -72,7 +72,7 @@ def _write_result(path: Path, result: dict[str, Any]) -> None:
 def _metrics_table(result: dict[str, Any]) -> list[str]:
     """Metrics per class as lines of text."""
     width = max(len(name) for name in ("all", *result["per_class"]))
-    head = f"{'':<{width}}  count   AP50  AP50-95  precision  recall     F1  threshold"
+    head = f"{'':<{width}}  count     AP50  AP50-95  precision   recall       F1  threshold"
     lines = [head]
     for name, row in result["per_class"].items():
         threshold = "-" if row["threshold"] is None else f"{row['threshold']:.2f}"
@@ -83,7 +83,8 @@ def _metrics_table(result: dict[str, Any]) -> list[str]:
 
 
 def _metrics_row(name: str, width: int, row: dict[str, Any], threshold: str) -> str:
-    return (
-        f"{name:<{width}}  {row['count']:>5}  {row['AP50']:.3f}    {row['AP50-95']:.3f}      "
-        f"{row['precision']:.3f}   {row['recall']:.3f}  {row['F1']:.3f}       {threshold:>4}"
-    ).rstrip()
+    from napari_beerlanet.core.common.messages import format_score
+
+    keys = {"AP50": 7, "AP50-95": 7, "precision": 9, "recall": 7, "F1": 7}
+    scores = "  ".join(f"{format_score(row[key]):>{room}}" for key, room in keys.items())
+    return f"{name:<{width}}  {row['count']:>5}  {scores}  {threshold:>9}".rstrip()

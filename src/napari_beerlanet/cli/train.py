@@ -137,13 +137,23 @@ class _ConsoleOutput:
             self.bar.set_postfix_str(f"epoch {event['epoch']} of {event['epochs']}, {losses}")
         elif kind == "end":
             self.close()
-            print(f"{event['best']}: {_format_metrics(event['metrics'])}", flush=True)
+            if event["message"]:  # it has stopped early
+                print_message(event["message"])
+            print(f"{event['best']}: {_describe_model(event['best'])}", flush=True)
         elif not self.quiet and kind in ("start", "epoch", "warning"):
             self.bar.clear()
             print_message(_EVENT_TEXT[kind](event))
 
     def close(self) -> None:
         self.bar.close()
+
+
+def _describe_model(path: str) -> str:
+    """What a model is headed by: never by a score on a handful of boxes."""
+    from napari_beerlanet.core.checkpoints.checkpoint import read_info
+    from napari_beerlanet.core.checkpoints.model_card import headline
+
+    return headline(read_info(path))
 
 
 def _describe_start(event: Event) -> str:
@@ -160,8 +170,11 @@ def _describe_epoch(event: Event) -> str:
 
 
 def _format_metrics(metrics: dict[str, Any]) -> str:
+    from napari_beerlanet.core.common.messages import format_score
+
     known = {key: metrics.get(key) for key in ("mAP50", "mAP50-95")}
-    return ", ".join(f"{key} {value:.3f}" for key, value in known.items() if value is not None)
+    scores = {key: format_score(value) for key, value in known.items() if value is not None}
+    return ", ".join(f"{key} {score}" for key, score in scores.items())
 
 
 _EVENT_TEXT: dict[str, Callable[[Event], str]] = {

@@ -42,11 +42,11 @@ def test_card_tells_the_starter_at_a_glance(shown):
     card = shown(ModelCard())
     assert not card.isVisibleTo(card.parentWidget())
     card.show_info(read_info("blood-cells"), "CPU")
-    assert card.summary.text() == "trained 2026-11-16 · mAP50 0.97 · runs on CPU"
+    assert card.summary.text() == "trained 2026-11-16 · mAP50 96.7 % on 500 images · runs on CPU"
     told = dict(model_facts(read_info("blood-cells"), "CPU"))
     assert told["Stains"] == "8 components, 10 iterations"
     assert told["Trained on"].startswith("292 images of bccd/data.yaml, 20 epochs")
-    assert told["On BCCD test"] == "mAP50 0.878, mAP50-95 0.544 (72 images)"
+    assert told["On BCCD test"] == "mAP50 87.8 %, mAP50-95 54.4 % (72 images)"
     assert told["Size of RBC"] == "53 pixels (31 to 65), 3341 annotated"
 
 
@@ -58,7 +58,7 @@ def test_card_of_a_model_that_says_little(shown):
     assert "<b>x" not in card.classes.text(), "a class name is text and not HTML"
     noted = bare | {"notes": ["fresh front end"], "training": {"metrics": {"mAP50": 0.5}}}
     assert ("Note", "fresh front end") in model_facts(noted)
-    assert summary_line(noted) == "mAP50 0.50"
+    assert summary_line(noted) == "mAP50 50.0 %, on unknown images"
 
 
 def test_many_classes_are_not_all_named():

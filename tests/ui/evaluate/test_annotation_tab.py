@@ -173,7 +173,7 @@ def test_classes_that_a_yolo_file_only_numbers_are_those_of_the_model(open_revie
     metrics = compared_with(viewer, panel, until, as_yolo(tmp_path / "labels", some().above(0.25)))
     assert metrics.annotation_choice.currentText() == "smear.txt", "the only one is preselected"
     shown = {name: value for name, (_, _, value) in scores(panel).items()}
-    assert shown == {"all": "1.000", "RBC": "1.000", "WBC": "1.000"}
+    assert shown == {"all": "100.0 %", "RBC": "100.0 %", "WBC": "100.0 %"}
     mapping = metrics.class_mapping
     assert mapping.isVisibleTo(metrics)
     assert mapping.mapping == {"0": "RBC", "1": "WBC"}
@@ -226,7 +226,7 @@ def test_names_that_the_model_does_not_have_can_be_given_one(open_review, until)
     right = len(metrics.matches.true_positives)
     metrics.class_mapping.choices["red cell"].setCurrentText("RBC")
     until(lambda: len(metrics.matches.true_positives) > right)
-    assert scores(panel)["RBC"][2] == "1.000"
+    assert scores(panel)["RBC"][2] == "100.0 %"
 
 
 # --- which layer is compared ----------------------------------------------------------------------
@@ -289,9 +289,9 @@ def test_the_row_of_all_counts_classes_that_the_annotations_do_not_have(open_rev
     shown = some().above(0.25)
     right = int((shown.labels == 0).sum())
     table = scores(panel)
-    assert table["RBC"][2] == "1.000"
+    assert table["RBC"][2] == "100.0 %"
     assert table["all"][1] == str(len(shown)) == str(len(panel.rows))
-    assert table["all"][2] == f"{right / len(shown):.3f}", "the white cells are false ones"
+    assert table["all"][2] == f"{100 * right / len(shown):.1f} %", "the white cells are false ones"
 
 
 def test_a_class_named_for_a_project_is_known_in_that_project(open_review, until, tmp_path):

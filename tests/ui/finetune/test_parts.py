@@ -60,7 +60,7 @@ def test_curves_draw_batches_and_epochs(qtbot, tmp_path):
     np.testing.assert_allclose(x, [0.5, 1, 1.5, 2])
     np.testing.assert_allclose(y, [2, 2, 1, 1])
     np.testing.assert_allclose(curves.lines["val"].getData()[1], [2, 0.75])
-    np.testing.assert_allclose(curves.lines["mAP50"].getData()[1], [0.25, 0.5])
+    np.testing.assert_allclose(curves.lines["mAP50"].getData()[1], [25, 50])
     assert len(curves.lines["mAP50-95"].getData()[1]) == 1
     curves.add_batch(batch(2, 1, 7))  # the second epoch is done again
     curves.read_epochs(tmp_path / "gone")
@@ -98,6 +98,31 @@ def test_outlook_measures_a_step_or_takes_an_earlier_run(project, tiny):
     told = estimate_duration(recipe, data.dataset, list_runs(project))
     assert told.from_earlier_run
     assert told.seconds == pytest.approx(8 + 100 * told.epochs)
+
+
+def test_what_is_trained_is_preselected_by_the_amount_of_data(tmp_path):
+    def scope(train, classes=NAMES, name="data"):
+        data = tmp_path / f"{name}-{train}"
+        return summarise_dataset(write_smears(data, train=train, val=1, side=96)).scope(classes)
+
+    assert scope(2) == "stain"
+    assert scope(2, ["RBC", "WBC"], "new") == "head"  # a class is new
+    assert scope(8) == "all"
+    assert scope(8, ["cell"], "other") == "all"
+
+
+def test_too_few_boxes_of_a_class_are_warned_of_before_training(project):
+    data = summarise_dataset(project / "data.yaml")
+    few = {name: count for name, count in data.counts.items() if 0 < count < 10}
+    assert few
+    first, count = next(iter(few.items()))
+    assert data.notes[0].startswith("Only ")
+    assert f"{count} boxes of {first}" in data.notes[0] or f"{count} of {first}" in data.notes[0]
+    assert "about 10 boxes of a class are needed" in data.notes[0]
+    for file in (project / "labels" / "train").iterdir():
+        rows = [f"{k} 0.{n:02d} 0.5 0.2 0.2" for k in range(3) for n in range(10, 20)]
+        file.write_text("\n".join(rows))
+    assert not any("are needed" in note for note in summarise_dataset(project / "data.yaml").notes)
 
 
 def test_stain_only_needs_the_same_classes(project, tiny):

@@ -253,6 +253,7 @@ def test_discarding_ends_the_comparison(panel, project, tiny, until, monkeypatch
 def test_a_run_that_diverges_says_so_and_its_best_model_is_offered(panel, project, until):
     choose_tiny(panel, project)
     until(ready(panel))
+    panel.form.scopes["all"].click()
     panel.form.epochs.value = 20
     panel.form.learning_rate.value = 0.3
     panel.start()
@@ -404,6 +405,19 @@ def test_settings_of_the_form(panel):
     form.image_size.value = 640
     assert form.settings()["image_size"] == 640
     TrainSettings(model="m", data="d", **asked)
+
+
+def test_the_scope_is_preselected_by_the_data_until_the_user_has_chosen(panel, project, until):
+    choose_tiny(panel, project)
+    until(ready(panel))
+    assert panel.form.scope == "stain"
+    assert panel.form.scope_line.text() == "“Stain only” is preselected for 3 training images."
+    assert "are needed to learn it" in panel.data_line.text()
+    panel.form.scopes["head"].click()
+    assert panel.form.scope_line.text() == ""
+    panel.open_project(project)
+    until(lambda: panel.summary is not None)
+    assert panel.form.scope == "head"
 
 
 def test_loaded_model_is_offered_and_its_theme_followed(panel, tiny):

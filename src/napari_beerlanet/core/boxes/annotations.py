@@ -23,6 +23,9 @@ DRAWN, COPIED, CORRECTED, CONFIRMED = "drawn", "copied", "corrected", "confirmed
 STATUSES = (DRAWN, COPIED, CORRECTED, CONFIRMED)
 """By hand; from detections and not looked at yet; from detections and changed; looked at."""
 
+MIN_CLASS_BOXES = 10
+"""About so many boxes of a class are needed to learn it, or to measure how well it was learned."""
+
 MIN_TRAINABLE_SIDE = 4.0
 """Pixels of a box's shorter side in the image; what is smaller was hardly meant."""
 

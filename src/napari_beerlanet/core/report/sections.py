@@ -10,7 +10,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from napari_beerlanet.core.boxes.classes import parasitaemia, poisson_interval
-from napari_beerlanet.core.common.messages import count_of, format_percent
+from napari_beerlanet.core.common.messages import count_of, format_percent, format_score
 from napari_beerlanet.core.common.storage import pixel_hash
 from napari_beerlanet.core.evaluation.label_errors import likely_label_errors
 from napari_beerlanet.core.evaluation.live import LiveEvaluation
@@ -233,7 +233,7 @@ def _metrics_row(name: RowName, metrics: ClassMetrics) -> list[Any]:
         f"{value:,}" for value in (metrics.annotated, metrics.detected, metrics.true_positives)
     ]
     fractions = (metrics.precision, metrics.recall, metrics.f1, metrics.ap50, metrics.ap)
-    return [name, *counts, *map(_three_decimals, fractions)]
+    return [name, *counts, *map(_percent, fractions)]
 
 
 def _metrics_charts(subject: ReportSubject, evaluation: LiveEvaluation) -> list[LineChart]:
@@ -358,14 +358,14 @@ def _training_metrics(metrics: Any) -> list[list[Any]]:
         if isinstance(values, Mapping) and "mAP50" in values:
             numbers = [values.get(key) for key in ("mAP50", "mAP50-95")]
             images = str(values.get("images", "–"))
-            rows.append([RowName(str(name)), images, *map(_three_decimals, numbers)])
+            rows.append([RowName(str(name)), images, *map(_percent, numbers)])
     return rows
 
 
-def _three_decimals(value: Any) -> str:
-    """A number, a dash where there is none."""
+def _percent(value: Any) -> str:
+    """A score from 0 to 1 in percent, a dash where there is none."""
     known = isinstance(value, (int, float)) and value == value
-    return f"{value:.3f}" if known else "–"
+    return format_score(value) if known else "–"
 
 
 def _provenance(subject: ReportSubject) -> Content:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,8 +25,13 @@ from napari_beerlanet.core.detection.detector import Detector
 from napari_beerlanet.core.detection.network import StainDetectionModel
 from napari_beerlanet.core.formats.dataset import Dataset, check_dataset, read_dataset
 from napari_beerlanet.core.training.runs import Run
-from napari_beerlanet.core.training.settings import TrainSettings
-from napari_beerlanet.core.training.setup import resolve_defaults_for, training_image_size
+from napari_beerlanet.core.training.settings import Scope, TrainSettings, choose_scope
+from napari_beerlanet.core.training.setup import (
+    class_counts,
+    few_boxes_notes,
+    resolve_defaults_for,
+    training_image_size,
+)
 
 _STARTUP_S = 8.0  # seconds until the first step: programs and data are loaded
 _EPOCH_OVERHEAD_S = 0.7  # seconds for an epoch's files
@@ -45,11 +50,12 @@ class DatasetSummary:
     @property
     def counts(self) -> dict[str, int]:
         """Boxes of each class in training."""
-        names, boxes = self.dataset.names, dict.fromkeys(self.dataset.names, 0)
-        for item in self.dataset.splits["train"]:
-            for label in item.labels:
-                boxes[names[int(label)]] += 1
-        return boxes
+        return class_counts(self.dataset)
+
+    def scope(self, known_classes: Sequence[str]) -> Scope:
+        """What to train on so much data, of a model that knows these classes."""
+        images, boxes = len(self.dataset.splits["train"]), sum(self.counts.values())
+        return choose_scope(images, boxes, list(known_classes) == self.dataset.names)
 
     def sentence(self) -> str:
         """For people."""
@@ -73,7 +79,8 @@ class TrainingEstimate:
 def summarise_dataset(path: str | os.PathLike[str], report: Report | None = None) -> DatasetSummary:
     """Read and check all that training would; a `DataError` says what is wrong."""
     dataset = read_dataset(path)
-    return DatasetSummary(dataset, check_dataset(dataset, ("train", "val"), report))
+    notes = check_dataset(dataset, ("train", "val"), report)
+    return DatasetSummary(dataset, [*few_boxes_notes(dataset), *notes])
 
 
 def estimate_duration(

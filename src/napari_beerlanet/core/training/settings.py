@@ -295,6 +295,16 @@ class TrainingSchedule:
         return self.epochs * -(-images * self.repeats // batch)
 
 
+_FEW_IMAGES, _FEW_BOXES = 4, 20  # below which all weights would learn these images by heart
+
+
+def choose_scope(images: int, boxes: int, same_classes: bool) -> Scope:
+    """What to train by default: with little data as little as possible, see docs/finetune.md."""
+    if images >= _FEW_IMAGES and boxes >= _FEW_BOXES:
+        return "all"
+    return "stain" if same_classes else "head"
+
+
 def early_stopping_patience(epochs: int) -> int:
     """Epochs without a better one after which a run of so many stops."""
     return max(epochs // 2, 3)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from napari_beerlanet.core.boxes.annotations import MIN_CLASS_BOXES
 from napari_beerlanet.core.boxes.geometry import cxcywh_to_xyxy
 from napari_beerlanet.core.checkpoints.checkpoint import checkpoint_hash, load_checkpoint
 from napari_beerlanet.core.checkpoints.serialize import describe_network
@@ -75,7 +76,7 @@ def prepare_training(
     assert settings.model is not None
     assert settings.data is not None
     dataset = read_dataset(settings.data)
-    notes = check_dataset(dataset, ("train", "val"), report)
+    notes = [*few_boxes_notes(dataset), *check_dataset(dataset, ("train", "val"), report)]
     parent = load_checkpoint(settings.model, device="cpu")
     settings = resolve_defaults_for(settings, parent, dataset)
     size = training_image_size(settings, parent)
@@ -181,6 +182,27 @@ def resolve_defaults_for(
     if parent.classes != dataset.names:
         schedule = replace(schedule, learning_rate=None, share=1.0)  # a new head has no way back
     return settings.resolved(schedule)
+
+
+def class_counts(dataset: Dataset, split: str = "train") -> dict[str, int]:
+    """Boxes of each class in a split, in the order of the classes."""
+    labels = [item.labels for item in dataset.splits[split]]
+    counts = np.bincount(np.concatenate([np.empty(0, np.int64), *labels]), minlength=1)
+    padded = np.pad(counts, (0, max(len(dataset.names) - len(counts), 0)))
+    return dict(zip(dataset.names, padded.tolist(), strict=False))
+
+
+def few_boxes_notes(dataset: Dataset) -> list[str]:
+    """A sentence on classes with too few training boxes to learn them."""
+    few = {n: k for n, k in class_counts(dataset).items() if 0 < k < MIN_CLASS_BOXES}
+    if not few:
+        return []
+    listed = ", ".join(f"{count} of {name}" for name, count in few.items())
+    boxes = "box" if list(few.values()) == [1] else "boxes"
+    return [
+        f"Only {listed.replace(' of ', f' {boxes} of ', 1)}: about {MIN_CLASS_BOXES} boxes of a "
+        "class are needed to learn it; annotate more, or expect little of it."
+    ]
 
 
 def is_untrained(detector: Detector) -> bool:
@@ -295,6 +317,7 @@ def _training_record(dataset: Dataset, settings: TrainSettings) -> dict[str, Any
         "data_hash": dataset_hash(dataset),
         "data": data,
         "images": {split: len(dataset.splits[split]) for split in ("train", "val")},
+        "boxes": {split: class_counts(dataset, split) for split in ("train", "val")},
         "settings": {**settings.model_dump(), "data": data, "model": start.name},
         "seed": settings.seed,
         "scope": settings.scope,

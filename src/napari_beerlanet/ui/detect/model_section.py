@@ -11,6 +11,7 @@ from qtpy.QtWidgets import QLabel, QVBoxLayout, QWidget
 
 from napari_beerlanet.core.boxes.classes import class_colours
 from napari_beerlanet.core.checkpoints.checkpoint import packaged_models
+from napari_beerlanet.core.checkpoints.model_card import headline, training_facts
 from napari_beerlanet.core.common.progress import Report
 from napari_beerlanet.ui.common.controls import CollapsibleGroup
 from napari_beerlanet.ui.common.model_picker import ModelPicker
@@ -170,23 +171,19 @@ def summary_line(info: Mapping[str, Any], device: str = "") -> str:
     """Training date, accuracy and device."""
     training = info.get("training") or {}
     parts = [f"trained {str(training['date'])[:10]}"] if training.get("date") else []
-    best = _best_metric(training.get("metrics") or {})
-    parts += [best] if best else []
+    score = headline(info)
+    parts += [score] if score else []
     parts += [f"runs on {device}"] if device else []
     return " · ".join(parts) or "No information on its training."
 
 
 def model_facts(info: Mapping[str, Any], device: str = "") -> list[tuple[str, str]]:
     """Name and value of everything worth knowing."""
-    training = info.get("training") or {}
     facts = [("Name", str(info.get("name") or "—"))]
     if device:
         facts.append(("Runs on", device))
     facts.append(("Stains", f"{info['components']} components, {info['iterations']} iterations"))
-    if training.get("data"):
-        facts.append(("Trained on", _trained_on(training)))
-    for name, metrics in _test_metrics(training.get("metrics") or {}):
-        facts.append((f"On {name}" if name else "Measured", metrics))
+    facts += training_facts(info)
     facts.append(("Image size", f"{info['image_size']} pixels"))
     if info.get("pixel_size"):
         facts.append(("Pixel size", f"{info['pixel_size']:.3g} µm"))
@@ -194,37 +191,3 @@ def model_facts(info: Mapping[str, Any], device: str = "") -> list[tuple[str, st
         range_ = f"{size['median']:.0f} pixels ({size['low']:.0f} to {size['high']:.0f})"
         facts.append((f"Size of {name}", f"{range_}, {size['count']:.0f} annotated"))
     return facts + [("Note", str(note)) for note in info.get("notes") or []]
-
-
-def _trained_on(training: Mapping[str, Any]) -> str:
-    images = (training.get("images") or {}).get("train")
-    number = f"{images} images of " if images else ""
-    epochs = f", {training['epochs']} epochs" if training.get("epochs") else ""
-    date = f", {str(training['date'])[:10]}" if training.get("date") else ""
-    return f"{number}{training['data']}{epochs}{date}"
-
-
-def _test_metrics(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Name of each test set ("" if there is only one) and the metrics on it."""
-    if "mAP50" in metrics:
-        return [("", _metrics_text(metrics))]
-    return [
-        (name, _metrics_text(m))
-        for name, m in metrics.items()
-        if isinstance(m, Mapping) and "mAP50" in m
-    ]
-
-
-def _metrics_text(metrics: Mapping[str, Any]) -> str:
-    images = f" ({metrics['images']} images)" if metrics.get("images") else ""
-    strict = metrics.get("mAP50-95")
-    more = f", mAP50-95 {strict:.3f}" if strict is not None else ""
-    return f"mAP50 {metrics['mAP50']:.3f}{more}{images}"
-
-
-def _best_metric(metrics: Mapping[str, Any]) -> str:
-    """The metric on the largest test set."""
-    tests = [m for m in [metrics, *metrics.values()] if isinstance(m, Mapping) and "mAP50" in m]
-    if not tests:
-        return ""
-    return f"mAP50 {max(tests, key=lambda m: m.get('images') or 0)['mAP50']:.2f}"

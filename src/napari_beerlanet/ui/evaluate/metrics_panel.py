@@ -31,6 +31,7 @@ from qtpy.QtWidgets import (
 )
 from superqt.utils import signals_blocked
 
+from napari_beerlanet.core.common.messages import format_score
 from napari_beerlanet.core.evaluation.label_errors import ImageEvaluation, LabelError
 from napari_beerlanet.core.evaluation.metrics import ClassMetrics, MatchResult
 from napari_beerlanet.ui.common.controls import (
@@ -346,7 +347,7 @@ def _subsampled(count: int) -> npt.NDArray[np.int64]:
 
 def _score_texts(score: ClassMetrics) -> list[str]:
     values = (score.precision, score.recall, score.f1, score.ap50, score.ap)
-    texts = ["–" if np.isnan(value) else f"{value:.3f}" for value in values]
+    texts = ["–" if np.isnan(value) else format_score(value) for value in values]
     return [" ".join(score.name.split()), f"{score.annotated:,}", f"{score.detected:,}", *texts]
 
 

@@ -25,12 +25,12 @@ class TrainingCurves(QWidget):
     def __init__(self, theme: str = "dark") -> None:
         super().__init__()
         self.losses = _plot("loss", (-4, 4))
-        self.scores = _plot("mAP", (-4, -4))
+        self.scores = _plot("mAP (%)", (-4, -4))
         self.losses.setToolTip("Training and validation loss. Both should fall.")
         self.scores.setToolTip(
-            "mAP on the validation images; 1 is perfect. It should rise, then level off."
+            "mAP on the validation images; 100 % is perfect. It should rise, then level off."
         )
-        self.scores.setYRange(0, 1)
+        self.scores.setYRange(0, 100)
         self.lines = {
             "train": self.losses.plot(name="training"),
             "val": self.losses.plot(name="validation", symbol="o", symbolSize=4),
@@ -86,8 +86,9 @@ class TrainingCurves(QWidget):
             self._draw("train", epochs, [_total_loss(row, "train/") for row in rows])
         self._draw_batches()
         self._draw("val", epochs, [_total_loss(row, "val/") for row in rows])
-        self._draw("mAP50", epochs, [row.get("metrics/mAP50(B)") for row in rows])
-        self._draw("mAP50-95", epochs, [row.get("metrics/mAP50-95(B)") for row in rows])
+        for name in ("mAP50", "mAP50-95"):
+            scores = [row.get(f"metrics/{name}(B)") for row in rows]
+            self._draw(name, epochs, [None if score is None else 100 * score for score in scores])
 
     def _draw(self, line: str, epochs: Sequence[float], values: Sequence[float | None]) -> None:
         points = [(x, y) for x, y in zip(epochs, values, strict=True) if y is not None]

@@ -18,7 +18,10 @@ from qtpy.QtWidgets import (
 )
 from superqt.utils import signals_blocked
 
-from napari_beerlanet.core.checkpoints.checkpoint import packaged_models
+from napari_beerlanet.core.checkpoints.checkpoint import packaged_models, read_info
+from napari_beerlanet.core.checkpoints.model_card import training_size
+from napari_beerlanet.core.common.messages import count_of
+from napari_beerlanet.core.common.storage import FileError
 from napari_beerlanet.core.project.files import MODELS_DIR
 from napari_beerlanet.core.training.runs import list_runs
 from napari_beerlanet.core.training.settings import LENGTHS, TrainSettings
@@ -29,6 +32,7 @@ from napari_beerlanet.ui.common.controls import (
     field_widget,
     form,
     heading,
+    hint,
     wrapping_label,
 )
 from napari_beerlanet.ui.common.recent import add_recent_project, recent_projects
@@ -66,6 +70,7 @@ class FineTuneForm(QWidget):
 
     def __init__(self) -> None:
         super().__init__()
+        self._scope_is_chosen = False
         layout = QVBoxLayout(self)
         layout.setContentsMargins(0, 0, 0, 0)
         layout.setSpacing(4)
@@ -106,7 +111,21 @@ class FineTuneForm(QWidget):
             buttons[scope] = radio
         buttons[TrainSettings.default("scope")].setChecked(True)
         group.buttonToggled.connect(lambda _, on: self.changed.emit() if on else None)
+        group.buttonClicked.connect(self._scope_chosen)
+        self.scope_line = hint()
+        layout.addWidget(self.scope_line)
         return buttons
+
+    def preselect_scope(self, scope: str, images: int) -> None:
+        """Select what suits so many training images, unless the user has chosen otherwise."""
+        if not self._scope_is_chosen:
+            self.scopes[scope].setChecked(True)
+            number = count_of(images, "training image")
+            self.scope_line.setText(f"“{SCOPES[scope][0]}” is preselected for {number}.")
+
+    def _scope_chosen(self) -> None:
+        self._scope_is_chosen = True
+        self.scope_line.setText("")
 
     def set_devices(self, names: list[str]) -> None:
         """Offer the devices of this machine."""
@@ -228,6 +247,15 @@ class InitialModelChoice(_ComboBoxWithButton):
         index = self.list.currentIndex()
         return self._sources[index] if 0 <= index < len(self._sources) else None
 
+    @property
+    def classes(self) -> list[str]:
+        """The classes of the selected model; none of a file that does not say."""
+        model = self.selected
+        if model is None:
+            return []
+        info = _info_of_file(model) if isinstance(model, (str, Path)) else model.info
+        return [str(name) for name in info.get("classes", ())]
+
     def set_models(
         self, loaded: Detector | None = None, key: str | None = None, project: Path | None = None
     ) -> None:
@@ -239,7 +267,7 @@ class InitialModelChoice(_ComboBoxWithButton):
             offered.append((f"{name} (loaded)", _reload_source(loaded, key)))
         offered += [(f"{name} (packaged)", name) for name in packaged_models()]
         if project is not None:
-            offered += [(path.stem + " (project)", path) for path in _saved_models(project)]
+            offered += [(_describe_saved_model(path), path) for path in _saved_models(project)]
             offered += [
                 (f"{run.name} (best epoch)", run.best) for run in list_runs(project) if run.best
             ]
@@ -267,6 +295,20 @@ class InitialModelChoice(_ComboBoxWithButton):
         path, _ = QFileDialog.getOpenFileName(self, "Open initial model", "", kinds)
         if path:
             self.choose_file(path)
+
+
+def _describe_saved_model(path: Path) -> str:
+    """The name of a project's model, and on how much it was trained."""
+    size = training_size(_info_of_file(path))
+    return f"{path.stem} (project{f', {size}' if size else ''})"
+
+
+def _info_of_file(path: str | Path) -> dict[str, Any]:
+    """What the header of a file says; nothing where there is none."""
+    try:
+        return read_info(path)
+    except (FileError, OSError):
+        return {}
 
 
 def _saved_models(project: Path) -> list[Path]:

@@ -101,6 +101,7 @@ class FineTuneWidget(Panel):
     def _connect(self) -> None:
         self.project_choice.chosen.connect(self.open_project)
         self.model_choice.changed.connect(self.estimate.update_soon)
+        self.model_choice.changed.connect(self._preselect_scope)
         self.form.changed.connect(self.estimate.update_soon)
         self.run_view.ended.connect(self._on_run_ended)
         self.run_view.resume.connect(self.resume)
@@ -158,8 +159,15 @@ class FineTuneWidget(Panel):
         self.summary, devices = inspected
         self.data_line.setText("\n".join([self.summary.sentence(), *self.summary.notes[:3]]))
         self.form.set_devices(devices)
+        self._preselect_scope()
         self._update_controls()
         self.estimate.update_soon()
+
+    def _preselect_scope(self) -> None:
+        """By the amount of data, and whether the initial model knows its classes."""
+        if self.summary is not None and self.model_choice.selected is not None:
+            images = len(self.summary.dataset.splits["train"])
+            self.form.preselect_scope(self.summary.scope(self.model_choice.classes), images)
 
     def _on_project_refused(self, error: BaseException) -> None:
         self.data_line.setText("This project cannot be used for training:")

@@ -1,0 +1,120 @@
+"""What a model's record says for people: its scores, and on how much they stand.
+
+A score on a handful of boxes says little, so such a model is headed by what it was trained and
+validated on, and by what it has forgotten of the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from napari_beerlanet.core.boxes.annotations import MIN_CLASS_BOXES
+from napari_beerlanet.core.common.messages import count_of, format_score
+
+MIN_VALIDATION_IMAGES = 5
+"""Images below which a score on them says more about these images than about a model."""
+
+_MIN_IMAGES_WITHOUT_COUNTS = 20  # of a validation whose boxes were not counted
+
+
+def headline(info: Mapping[str, Any]) -> str:
+    """The score on the largest test set, or what there is instead of a score that is reliable."""
+    training = info.get("training") or {}
+    metrics = training.get("metrics") or {}
+    tests = [m for m in metrics.values() if isinstance(m, Mapping) and "mAP50" in m]
+    if tests:
+        largest = max(tests, key=lambda m: m.get("images") or 0)
+        return f"mAP50 {format_score(largest['mAP50'])}{_on_images(largest.get('images'))}"
+    images = (training.get("images") or {}).get("val")
+    if metrics.get("mAP50") is None:
+        return evidence(training)
+    if validation_suffices(training):
+        return f"mAP50 {format_score(metrics['mAP50'])}{_on_images(images)}"
+    return evidence(training) or f"mAP50 {format_score(metrics['mAP50'])}, on unknown images"
+
+
+def evidence(training: Mapping[str, Any]) -> str:
+    """ "trained on 2 images, validated on 1; reference 95.7 → 81.8 %", as far as it is recorded."""
+    images = training.get("images") or {}
+    if not images.get("train"):
+        return ""
+    parts = [f"trained on {count_of(images['train'], 'image')}"]
+    if images.get("val"):
+        parts.append(f"validated on {images['val']}")
+    reference = (training.get("compared") or {}).get("reference")
+    forgetting = ""
+    if reference:
+        before, after = (100 * pair["mAP50"] for pair in reference)
+        forgetting = f"; reference {before:.1f} → {after:.1f} %"
+    return ", ".join(parts) + forgetting
+
+
+def validation_suffices(training: Mapping[str, Any]) -> bool:
+    """Whether a score on the validation images may head a model: enough images, and boxes of each
+    class that was trained."""
+    images = int((training.get("images") or {}).get("val") or 0)
+    boxes = training.get("boxes") or {}
+    if not boxes:
+        return images >= _MIN_IMAGES_WITHOUT_COUNTS
+    trained = [name for name, count in boxes["train"].items() if count]
+    enough = all(boxes["val"].get(name, 0) >= MIN_CLASS_BOXES for name in trained)
+    return images >= MIN_VALIDATION_IMAGES and enough
+
+
+def test_scores(info: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The name of each test set ("" for the validation) and the scores on it, with its counts."""
+    training = info.get("training") or {}
+    metrics = training.get("metrics") or {}
+    if metrics.get("mAP50") is not None:
+        images = (training.get("images") or {}).get("val")
+        return [
+            ("", _scores({"images": images, **metrics}, (training.get("boxes") or {}).get("val")))
+        ]
+    return [
+        (name, _scores(m)) for name, m in metrics.items() if isinstance(m, Mapping) and "mAP50" in m
+    ]
+
+
+def training_facts(info: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What a model was trained on, its scores with their counts, and what it has forgotten."""
+    training = info.get("training") or {}
+    facts = [("Trained on", _trained_on(training))] if training.get("data") else []
+    facts += [(f"On {name}" if name else "Validation", text) for name, text in test_scores(info)]
+    compared = training.get("compared") or {}
+    if compared.get("reference"):
+        before, after = (format_score(pair["mAP50"]) for pair in compared["reference"])
+        facts.append(("Reference", f"mAP50 {before} before, {after} after"))
+    facts += [("Forgotten", str(text)) for text in compared.get("forgotten") or ()]
+    return facts
+
+
+def training_size(info: Mapping[str, Any]) -> str:
+    """How many images a model was trained on, for a list of models; "" where it is not known."""
+    images = ((info.get("training") or {}).get("images") or {}).get("train")
+    return count_of(int(images), "image") if images else ""
+
+
+def _trained_on(training: Mapping[str, Any]) -> str:
+    images = (training.get("images") or {}).get("train")
+    number = f"{count_of(images, 'image')} of " if images else ""
+    epochs = f", {training['epochs']} epochs" if training.get("epochs") else ""
+    date = f", {str(training['date'])[:10]}" if training.get("date") else ""
+    boxes = (training.get("boxes") or {}).get("train")
+    return f"{number}{training['data']}{epochs}{date}{_boxes(boxes)}"
+
+
+def _scores(metrics: Mapping[str, Any], boxes: Mapping[str, int] | None = None) -> str:
+    strict = metrics.get("mAP50-95")
+    more = f", mAP50-95 {format_score(strict)}" if strict is not None else ""
+    images = count_of(metrics["images"], "image") if metrics.get("images") else ""
+    counts = ", ".join(part for part in (images, _boxes(boxes).strip(" ()")) if part)
+    return f"mAP50 {format_score(metrics['mAP50'])}{more}{f' ({counts})' if counts else ''}"
+
+
+def _boxes(boxes: Mapping[str, int] | None) -> str:
+    return f" ({', '.join(f'{n} {name}' for name, n in boxes.items())})" if boxes else ""
+
+
+def _on_images(images: Any) -> str:
+    return f" on {count_of(int(images), 'image')}" if images else ""
