@@ -6,7 +6,7 @@ import numpy as np
 
 from napari_beerlanet.core.boxes.annotations import Annotations
 from napari_beerlanet.core.boxes.regions import Region
-from napari_beerlanet.core.project.image_source import ImageSource
+from napari_beerlanet.core.project.files import ImageSource
 from napari_beerlanet.core.project.project import Project
 from napari_beerlanet.samples import blood_smear
 

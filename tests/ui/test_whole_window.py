@@ -11,6 +11,7 @@ from qtpy.QtWidgets import QAbstractButton, QAbstractSlider, QComboBox, QLineEdi
 
 from napari_beerlanet.samples import blood_smear
 from napari_beerlanet.ui.common.tasks import TaskOutcome
+from napari_beerlanet.ui.workspace.workspace import open_workspace
 
 pytestmark = [pytest.mark.window, pytest.mark.slow]
 
@@ -64,8 +65,9 @@ def test_open_decompose_slide_detect_filter_cancel(make_napari_viewer, qtbot, un
     cells.detect_task.ended.connect(outcomes.append)
     names = [layer.name for layer in viewer.layers]
     click(qtbot, cells.run_button)
-    until(lambda: cells.progress_bar.cancel.isVisible())
-    click(qtbot, cells.progress_bar.cancel)
+    rows = open_workspace(viewer).footer.rows
+    until(lambda: cells.progress_bar.activity in rows)
+    click(qtbot, rows[cells.progress_bar.activity].stop)
     until(lambda: not cells.detect_task.running)
     assert outcomes == [TaskOutcome.CANCELLED]
     assert [layer.name for layer in viewer.layers] == names

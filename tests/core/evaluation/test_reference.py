@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import napari_beerlanet as nb
-from napari_beerlanet.core.evaluation.reference import (
+from napari_beerlanet.core.evaluation.dataset import (
     compare_on_reference,
     evaluate_on_reference,
     reference_images,

@@ -16,8 +16,7 @@ from napari_beerlanet.core.common.storage import DataError
 from napari_beerlanet.core.formats.dataset import check_dataset, read_dataset
 from napari_beerlanet.core.images.files import read_image
 from napari_beerlanet.core.images.rgb import PADDING_GREY
-from napari_beerlanet.core.project.files import ProjectError
-from napari_beerlanet.core.project.image_source import ImageSource
+from napari_beerlanet.core.project.files import ImageSource, ProjectError
 from napari_beerlanet.core.project.project import Project
 from projects import NAMES, fill, smear, tree
 

@@ -97,6 +97,8 @@ def test_the_choice_follows_the_layers(example):
     second = viewer.add_image(RGB, name="second")
     viewer.add_image(RGB, name="ours", metadata=role_metadata(Role.RESIDUAL))
     assert offered(panel) == ["first", "second"]
+    assert panel.choice.layer is second, "what was opened last is selected"
+    panel.choice.choose(first)
     assert panel.choice.layer is first
     panel.choice.choose(second)
     first.name = "renamed"
@@ -106,7 +108,7 @@ def test_the_choice_follows_the_layers(example):
     assert panel.choice.layer is first
     viewer.layers.clear()
     assert panel.choice.layer is None
-    assert panel.heard == [first, second, first, None]
+    assert panel.heard == [first, second, first, second, first, None]
 
 
 @pytest.mark.window

@@ -16,7 +16,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from napari_beerlanet.core.batch.cluster import SchedulerLostError, cluster_runner
 from napari_beerlanet.core.batch.image import WORK_FOLDER, TaskRunner, process_image
 from napari_beerlanet.core.batch.inputs import find_images, name_jobs
 from napari_beerlanet.core.batch.manifest import (
@@ -31,6 +30,11 @@ from napari_beerlanet.core.batch.manifest import (
 )
 from napari_beerlanet.core.batch.outputs import current_row
 from napari_beerlanet.core.batch.settings import StudySettings
+from napari_beerlanet.core.batch.workers import (
+    SchedulerLostError,
+    cluster_runner,
+    process_pool_runner,
+)
 from napari_beerlanet.core.common.locking import FolderLock
 from napari_beerlanet.core.common.messages import system_reason
 from napari_beerlanet.core.common.progress import Cancelled, Progress, Report, eta_seconds
@@ -163,8 +167,6 @@ def _choose_runner(workers: int, scheduler: Any, progress: Callable[[int], Repor
     if scheduler is not None:
         return cluster_runner(scheduler)
     if workers > 0:
-        from napari_beerlanet.core.batch.workers import process_pool_runner
-
         return process_pool_runner(workers)
     return lambda tasks: ((number, process_image(task, progress(number))) for number, task in tasks)
 

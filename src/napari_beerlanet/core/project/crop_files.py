@@ -25,13 +25,13 @@ from napari_beerlanet.core.project.files import (
     DATA_FILE,
     PROJECT_FILE,
     CropRecord,
+    ImageSource,
     ProjectManifest,
     encode_crop_records,
     encode_data_yaml,
     encode_manifest,
 )
 from napari_beerlanet.core.project.folder import Transaction
-from napari_beerlanet.core.project.image_source import ImageSource
 from napari_beerlanet.core.project.split import TRAIN, split_images, split_single_image
 
 _PNG_COMPRESS_LEVEL = 4  # half the time of the usual 6 for hardly larger files

@@ -13,24 +13,25 @@ from __future__ import annotations
 
 import csv
 import errno
+import hashlib
 import io
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, TypeAdapter, ValidationError
 
 from napari_beerlanet._version import __version__
 from napari_beerlanet.core.boxes.annotations import Annotations
-from napari_beerlanet.core.common.messages import first_problem, system_reason
-from napari_beerlanet.core.common.storage import FileError
+from napari_beerlanet.core.common.messages import first_problem, slug, system_reason
+from napari_beerlanet.core.common.storage import FileError, pixel_digest
 from napari_beerlanet.core.formats.yolo import format_data_yaml
-from napari_beerlanet.core.project.image_source import ImageSource
 from napari_beerlanet.core.project.split import TRAIN, VAL
 
 FORMAT_VERSION = 1
@@ -71,6 +72,56 @@ def _plain_name(name: str) -> str:
 
 _SplitName = Annotated[str, AfterValidator(_split_name)]
 _PlainName = Annotated[str, AfterValidator(_plain_name)]
+
+
+@dataclass(frozen=True)
+class ImageSource:
+    """An image that is annotated: what it is called, where it lies and what it is.
+
+    `digest` is of its pixels, `shape` (H, W), `pixel_size` (y, x) in micrometres, `plane` the
+    place in a stack. The same pixels are the same source, wherever the file lies.
+    """
+
+    name: str
+    digest: str
+    shape: tuple[int, int]
+    path: str | None = None
+    pixel_size: tuple[float, float] | None = None
+    plane: tuple[int, ...] = ()
+
+    @classmethod
+    def from_image(
+        cls,
+        rgb: Any,
+        name: str,
+        path: str | os.PathLike[str] | None = None,
+        pixel_size: Sequence[float] | None = None,
+        plane: Sequence[int] = (),
+    ) -> ImageSource:
+        """For an image (H, W, 3 or 4), also a lazy one."""
+        return cls(
+            name,
+            pixel_digest(rgb),
+            (int(rgb.shape[0]), int(rgb.shape[1])),
+            None if path is None else os.path.abspath(path),
+            None if pixel_size is None else (float(pixel_size[0]), float(pixel_size[1])),
+            tuple(int(k) for k in plane),
+        )
+
+    @classmethod
+    def from_json(cls, content: Any) -> ImageSource:
+        """From the content of a JSON file; a `ValueError` where it is something else."""
+        return _SOURCE_ADAPTER.validate_python(content)
+
+    @property
+    def id(self) -> str:
+        """A name for files: readable, plain ASCII, and another one for every other image."""
+        what = f"{self.digest}\0{','.join(map(str, self.plane))}"
+        readable = slug(PurePath(self.name).stem or self.name)
+        return f"{readable}-{hashlib.sha256(what.encode()).hexdigest()[:10]}"
+
+
+_SOURCE_ADAPTER = TypeAdapter(ImageSource)
 
 
 @dataclass

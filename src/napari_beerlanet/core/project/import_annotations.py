@@ -20,8 +20,7 @@ from napari_beerlanet.core.formats.discover import AnnotatedImageFile, discover_
 from napari_beerlanet.core.images.files import ImageFile, read_image
 from napari_beerlanet.core.images.rgb import PADDING_GREY, ImageError
 from napari_beerlanet.core.project.crop_files import AddedImage
-from napari_beerlanet.core.project.files import clean_class_names
-from napari_beerlanet.core.project.image_source import ImageSource
+from napari_beerlanet.core.project.files import ImageSource, clean_class_names
 from napari_beerlanet.core.project.project import Project
 
 Shape = tuple[int, int]

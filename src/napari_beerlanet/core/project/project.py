@@ -43,6 +43,7 @@ from napari_beerlanet.core.project.files import (
     DATA_FILE,
     PROJECT_FILE,
     CropRecord,
+    ImageSource,
     ProjectError,
     clean_class_names,
     encode_annotations,
@@ -62,7 +63,6 @@ from napari_beerlanet.core.project.folder import (
     replay_journal,
     transaction,
 )
-from napari_beerlanet.core.project.image_source import ImageSource
 from napari_beerlanet.core.project.split import TRAIN, VAL, describe_split
 
 _PIXEL_SIZE_TOLERANCE = 0.05  # by which pixel sizes of images may differ and still be one

@@ -23,8 +23,7 @@ from napari_beerlanet.core.checkpoints.checkpoint import (
 from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
 from napari_beerlanet.core.common.storage import FileError, atomic_path
 from napari_beerlanet.core.detection.detector import Detector
-from napari_beerlanet.core.evaluation.dataset import evaluate
-from napari_beerlanet.core.evaluation.reference import REFERENCE_COUNT, compare_on_reference
+from napari_beerlanet.core.evaluation.dataset import REFERENCE_COUNT, compare_on_reference, evaluate
 from napari_beerlanet.core.training.runs import read_run, unused_model_path
 
 _CACHE_FILE = "compared.json"

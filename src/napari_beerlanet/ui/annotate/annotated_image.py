@@ -14,7 +14,7 @@ from psygnal import Signal
 
 from napari_beerlanet.core.boxes.annotations import Annotations
 from napari_beerlanet.core.boxes.regions import Region
-from napari_beerlanet.core.project.image_source import ImageSource
+from napari_beerlanet.core.project.files import ImageSource
 from napari_beerlanet.ui.annotate.annotation_layer import AnnotationLayer, empty_features
 from napari_beerlanet.ui.annotate.classes import ClassList
 from napari_beerlanet.ui.viewer.box_shapes import (

@@ -21,12 +21,12 @@ from napari_beerlanet.core.common.messages import error_message
 from napari_beerlanet.core.common.storage import FileError, atomic_path
 from napari_beerlanet.core.project.files import (
     ANNOTATIONS_DIR,
+    ImageSource,
     encode_annotations,
     explain_disk_errors,
     read_annotation_file,
     read_annotations,
 )
-from napari_beerlanet.core.project.image_source import ImageSource
 from napari_beerlanet.core.project.project import Project
 from napari_beerlanet.ui.annotate.annotated_image import AnnotatedImage, LazyImageSource
 from napari_beerlanet.ui.common.recent import user_data_folder

@@ -49,6 +49,8 @@ AnswerButton = tuple[str, str, AnswerCallback]
 class AnnotateWidget(Panel):
     """Annotate the images of a viewer."""
 
+    title = "Annotate"
+
     def __init__(self, napari_viewer: Viewer) -> None:
         super().__init__(napari_viewer)
         self.annotation_actions = AnnotationActions(self)

@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 from qtpy.QtCore import Qt, QUrl, Signal
 from qtpy.QtGui import QDesktopServices
-from qtpy.QtWidgets import QListWidget, QListWidgetItem, QProgressBar, QVBoxLayout, QWidget
+from qtpy.QtWidgets import QListWidget, QListWidgetItem, QVBoxLayout, QWidget
 
 from napari_beerlanet.core.batch.settings import STUDY_FILE, StudyConfig
 from napari_beerlanet.core.batch.study import LOCK_FILE
@@ -25,6 +25,7 @@ from napari_beerlanet.ui.common.background_process import (
     lower_priority,
 )
 from napari_beerlanet.ui.common.controls import button, heading, row, wrapping_label
+from napari_beerlanet.ui.common.progress_bar import Activity, activity_bar
 from napari_beerlanet.ui.common.recent import RecentPaths
 
 EVENTS_FILE = "progress.jsonl"
@@ -74,7 +75,6 @@ def find_active_batch() -> tuple[Path, int] | None:
     return None
 
 
-_BAR_STEPS = 1000
 _MAX_VISIBLE_FAILURES = 5
 
 
@@ -88,10 +88,12 @@ class BatchProgress(QWidget):
         super().__init__()
         self.process: BatchProcess | None = None
         self._folder: Path | None = None
-        self.bar = QProgressBar()
-        self.bar.setRange(0, _BAR_STEPS)
-        self.bar.setToolTip("Progress of the batch, and the estimated time left.")
-        self.stop = button("Stop", "Stop the run; finished images are saved.", self._stop)
+        self.bar = activity_bar("Progress of the batch, and the estimated time left.")
+        self.activity = Activity(
+            self, self._stop, "Stop", "Stop the run; finished images are saved."
+        )
+        self.activity.changed.connect(self._show_activity)
+        self.stop = button("Stop", self.activity.stop_tip, self.activity.stop)
         self.message = wrapping_label()
         self.failed = heading("")
         self.failures = QListWidget()
@@ -117,14 +119,12 @@ class BatchProgress(QWidget):
         self.process, self._folder = process, process.folder
         process.event_received.connect(self._on_event)
         process.ended.connect(self._on_end)
-        self.bar.setValue(0)
-        self.bar.setFormat("starting …")
         self.failures.clear()
         self._show_failures()
         self.message.setText(
             "Continues in the background if the viewer is closed; reopen this panel to follow it."
         )
-        self._show_running(True)
+        self.activity.begin("starting …")
         self.show()
 
     def detach(self) -> None:
@@ -133,6 +133,7 @@ class BatchProgress(QWidget):
             self.process.detach()
             self.process.deleteLater()
             self.process = None
+            self.activity.end()
 
     def open_folder(self) -> None:
         """Show the results in the system's file manager."""
@@ -150,13 +151,14 @@ class BatchProgress(QWidget):
             self.message.setText(summarize_end(event))
 
     def _show_progress(self, event: dict[str, Any]) -> None:
-        self.bar.setValue(round(_BAR_STEPS * float(event.get("fraction", 0))))
+        text = self.activity.text
         if self.process is not None and not self.process.stopping:
             left = event.get("eta_seconds")
             eta = "" if left is None else f" · {format_duration(left)} left"
-            self.bar.setFormat(f"{event['done']:,} of {event['total']:,} images{eta}")
+            text = f"{event['done']:,} of {event['total']:,} images{eta}"
             if event.get("message"):
                 self.message.setText(str(event["message"]))
+        self.activity.report(text, float(event.get("fraction", 0)))
 
     def _add_failure(self, path: str, error: str) -> None:
         text = error if path in error else f"{path}: {error}"
@@ -177,23 +179,22 @@ class BatchProgress(QWidget):
     def _stop(self) -> None:
         if self.process is not None and self.process.running:
             self.process.stop()
-            self.stop.setEnabled(False)
-            self.bar.setFormat("stopping …")
+            self.activity.report("stopping …")
 
     def _on_end(self, end: RunEnd) -> None:
-        self._show_running(False)
         if end.state is RunState.FINISHED:
-            self.bar.setValue(_BAR_STEPS)
+            self.activity.report(self.activity.text, 1.0)
+        self.activity.end()
         if end.state is RunState.STOPPED:
             self.message.setText("Stopped; finished images are saved. Run again to resume.")
         elif end.message:
             self.message.setText(end.message[:1].upper() + end.message[1:])
         self.ended.emit(end)
 
-    def _show_running(self, running: bool) -> None:
-        self.stop.setEnabled(running)
-        self.stop.setVisible(running)
-        self.bar.setVisible(running)
+    def _show_activity(self) -> None:
+        self.activity.show_on(self.bar, self.stop)
+        for widget in (self.bar, self.stop):
+            widget.setVisible(self.activity.shown_in_panel)
 
 
 def summarize_end(event: dict[str, Any]) -> str:

@@ -23,8 +23,7 @@ from napari_beerlanet.ui.batch.progress import (
     prepare_study_folder,
 )
 from napari_beerlanet.ui.batch.results import BatchResults
-from napari_beerlanet.ui.common.background_process import RunEnd
-from napari_beerlanet.ui.common.close_dialog import CloseConfirmation
+from napari_beerlanet.ui.common.background_process import CloseConfirmation, RunEnd
 from napari_beerlanet.ui.common.controls import (
     CollapsibleGroup,
     SettingsPanel,
@@ -34,7 +33,7 @@ from napari_beerlanet.ui.common.controls import (
     wrapping_label,
 )
 from napari_beerlanet.ui.common.notifications import notify_error
-from napari_beerlanet.ui.common.panel import Panel
+from napari_beerlanet.ui.common.panel import Panel, open_panels
 from napari_beerlanet.ui.common.progress_bar import TaskProgressBar
 from napari_beerlanet.ui.common.session import get_session
 
@@ -45,6 +44,8 @@ _CLOSE_QUESTION = "A batch is running", "Continue the batch after the viewer is 
 
 class BatchWidget(Panel):
     """Choose images and press Run; the settings are those of the other panels."""
+
+    title = "Run on folder"
 
     def __init__(self, napari_viewer: Viewer) -> None:
         super().__init__(napari_viewer)
@@ -245,11 +246,7 @@ def _find_active_batch() -> tuple[Path, int, dict[str, Any]] | None:
 
 def _panels_with_settings(viewer: Viewer) -> list[SettingsPanel]:
     """Panels that have settings of a study."""
-    try:
-        docked = list(viewer.window.dock_widgets.values())
-    except AttributeError:  # a viewer without a window
-        return []
-    return [panel for panel in docked if isinstance(panel, SettingsPanel)]
+    return [panel for panel in open_panels(viewer) if isinstance(panel, SettingsPanel)]
 
 
 def _image_folder(viewer: Viewer, source: SettingsPanel | None) -> Path | None:

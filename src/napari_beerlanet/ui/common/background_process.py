@@ -3,7 +3,8 @@
 The process writes its events to the run's folder, and a timer reads them there. So it makes no
 difference whether this viewer started the run, another one, or one that was killed since: an active
 run is followed as from its start. Pausing suspends the process where it is, which loses no step,
-and the operating system itself remembers that it is paused.
+and the operating system itself remembers that it is paused. When the viewer is closed, the user is
+asked what to do with an active run.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
-from qtpy.QtCore import QObject, QTimer, Signal
+from qtpy.QtCore import QEvent, QObject, QTimer, Signal
+from qtpy.QtWidgets import QMessageBox, QWidget
 
 from napari_beerlanet.core.common.events import FINAL_EVENTS, EventTail, RunState
 from napari_beerlanet.core.common.messages import error_message
@@ -393,3 +396,66 @@ def last_log_line(path: Path) -> str:
     except OSError:
         return ""
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+# --- when the viewer is closed --------------------------------------------------------------------
+
+CloseAnswer = Literal["continue", "stop", "stay"]
+TRAINING_QUESTION = "Training is running", "Continue training after the viewer is closed?"
+
+
+class CloseConfirmation(QObject):
+    """An event filter on the main window that asks before it closes. `ask` may be replaced.
+
+    `process` returns the active run, if there is one; `question` is a title and a question. The
+    answer "stay" keeps the window open.
+    """
+
+    def __init__(
+        self,
+        window: QWidget | None,
+        process: Callable[[], BackgroundProcess | None],
+        parent: QObject,
+        question: tuple[str, str] = TRAINING_QUESTION,
+    ) -> None:
+        super().__init__(parent)
+        self._window, self._process = window, process
+        self.ask: Callable[[], CloseAnswer] = lambda: ask_before_closing(window, *question)
+        if window is not None:
+            window.installEventFilter(self)
+
+    def eventFilter(self, watched: QObject | None, event: QEvent | None) -> bool:
+        """Qt's own name."""
+        if event is None or event.type() != QEvent.Type.Close:
+            return False
+        process = self._process()
+        answer = self.ask() if process is not None and process.running else "continue"
+        if answer == "stay":
+            event.ignore()
+        elif process is not None and answer == "stop":
+            process.stop()
+        elif process is not None:
+            process.resume()  # nobody would be there to do it
+        return answer == "stay"
+
+    def end(self) -> None:
+        """Remove the filter."""
+        if self._window is not None:
+            self._window.removeEventFilter(self)
+            self._window = None
+
+
+def ask_before_closing(window: QWidget | None, title: str, question: str) -> CloseAnswer:
+    """A dialog with three buttons; Escape keeps the viewer open."""
+    box = QMessageBox(window)
+    box.setWindowTitle(title)
+    box.setText(question)
+    box.setInformativeText("A run that continues is shown again when the panel is next opened.")
+    proceed = box.addButton("Continue in background", QMessageBox.ButtonRole.AcceptRole)
+    stop = box.addButton("Stop", QMessageBox.ButtonRole.DestructiveRole)
+    stay = box.addButton("Keep the viewer open", QMessageBox.ButtonRole.RejectRole)
+    box.setDefaultButton(proceed)
+    box.setEscapeButton(stay)
+    box.exec()
+    clicked = box.clickedButton()
+    return "continue" if clicked is proceed else "stop" if clicked is stop else "stay"

@@ -35,6 +35,7 @@ from qtpy.QtWidgets import (
 from superqt.utils import signals_blocked
 
 from napari_beerlanet.core.common.settings import FieldSpec, Settings
+from napari_beerlanet.ui.common.panel import open_panel
 
 if TYPE_CHECKING:
     from napari.layers import Layer
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 _TEXT_MARGIN_PX = 4  # that a style leaves beside the text of a combo box
 _SMALLEST_STEP = 0.01  # of a number with a fraction, beside a bound that is excluded
 T = TypeVar("T")
-PLUGIN_NAME, BATCH_WIDGET_NAME = "napari-beerlanet", "Run on folder"
+_BATCH_TITLE = "Run on folder"
 
 
 def not_none(value: T | None) -> T:
@@ -292,18 +293,11 @@ def batch_button(panel: SettingsPanel) -> QPushButton:
 
 
 def open_batch(panel: SettingsPanel) -> Any:
-    """The open panel “Run on folder”, or a new one, with the settings of this panel."""
-    window = panel.viewer.window
-    inner: Any
-    for inner in window.dock_widgets.values():
-        if hasattr(inner, "adopt_settings"):
-            inner.parentWidget().raise_()
-            break
-    else:
-        inner = window.add_plugin_dock_widget(PLUGIN_NAME, BATCH_WIDGET_NAME, tabify=True)[1]
-    if not inner.progress.running:
-        inner.adopt_settings(panel)
-    return inner
+    """Show “Run on folder” with the settings of this panel."""
+    batch = open_panel(panel.viewer, _BATCH_TITLE)
+    if not batch.progress.running:
+        batch.adopt_settings(panel)
+    return batch
 
 
 def wrapping_label(text: str = "") -> QLabel:

@@ -1,14 +1,14 @@
-"""Base class of the dock widgets: scrolls, and shuts down cleanly however it is closed."""
+"""Base class of the panels: scrolls, and shuts down cleanly however it is closed."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from qtpy.QtCore import QEvent, QObject, QSize, Qt
+from qtpy.QtCore import QEvent, QObject, QSize, Qt, QTimer
 from qtpy.QtGui import QKeySequence, QShowEvent
-from qtpy.QtWidgets import QFrame, QScrollArea, QShortcut, QVBoxLayout, QWidget
+from qtpy.QtWidgets import QDockWidget, QFrame, QScrollArea, QShortcut, QVBoxLayout, QWidget
 
 from napari_beerlanet.ui.common.file_opening import route_opened_files
 from napari_beerlanet.ui.common.tasks import Task, on_destroyed
@@ -16,6 +16,7 @@ from napari_beerlanet.ui.common.tasks import Task, on_destroyed
 if TYPE_CHECKING:
     from napari.viewer import Viewer
 
+PLUGIN_NAME = "napari-beerlanet"
 _PREFERRED_WIDTH_PX = 370
 
 
@@ -32,11 +33,11 @@ class Emitter(Protocol):
 Connection = tuple[Emitter, Callable[..., Any]]
 
 
-class Panel(QWidget):
-    """A dock widget. Put widgets into `self.body`, a vertical layout.
+class DockedWidget(QWidget):
+    """What a dock of napari's holds: a panel, or the workspace with all of them.
 
-    `task()` makes tasks that end with the panel, `connect_event()` connects to events of the viewer
-    until then. Override `on_closed()` for what else is to be done, once, when the panel is closed.
+    `task()` makes tasks that end with it, `connect_event()` connects to events of the viewer until
+    then. Override `on_closed()` for what else is to be done, once, when it is closed.
     """
 
     def __init__(self, viewer: Viewer) -> None:
@@ -45,25 +46,9 @@ class Panel(QWidget):
         self._tasks: list[Task] = []
         self._connections: list[tuple[Emitter, weakref.WeakMethod[Any]]] = []
         self._docked = self._closed = False
-        self.body = self._scrolling_body()
         connections = self._connections
         on_destroyed(self, lambda: _disconnect_all(connections))
         route_opened_files(self.viewer)
-
-    def _scrolling_body(self) -> QVBoxLayout:
-        inside = QWidget()
-        body = QVBoxLayout(inside)
-        body.setContentsMargins(8, 6, 8, 6)
-        body.setSpacing(6)
-        scroll = _VerticalScrollArea()
-        scroll.setWidgetResizable(True)
-        scroll.setFrameShape(QFrame.Shape.NoFrame)
-        scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        scroll.setWidget(inside)
-        outer = QVBoxLayout(self)
-        outer.setContentsMargins(0, 0, 0, 0)
-        outer.addWidget(scroll)
-        return body
 
     def task(self) -> Task:
         """A new task that is closed with the panel."""
@@ -91,6 +76,11 @@ class Panel(QWidget):
         shortcut.setContext(Qt.ShortcutContext.WindowShortcut)
         shortcut.activated.connect(method)
 
+    @property
+    def closed(self) -> bool:
+        """Whether it was shut down."""
+        return self._closed
+
     def shut_down(self) -> None:
         """Cancel all tasks and disconnect from the viewer. A second call does nothing."""
         if self._closed:
@@ -105,14 +95,57 @@ class Panel(QWidget):
         """Called once when the panel is closed."""
 
     def event(self, event: QEvent | None) -> bool:
-        """Shut down when napari removes the panel from its dock, which is how it closes one."""
+        """Notice when napari removes it from its dock, which is how napari closes one."""
         if event is not None and event.type() == QEvent.Type.ParentChange:
             if self.parent() is not None:
                 self._docked = True
             elif self._docked:
-                self.shut_down()
-                self.deleteLater()
+                self.on_undocked()
         return super().event(event)
+
+    def on_undocked(self) -> None:
+        """Shut down: the dock was closed."""
+        self.shut_down()
+        self.deleteLater()
+
+
+class Panel(DockedWidget):
+    """One step of the work, in a tab of the workspace or in a dock of its own.
+
+    Put widgets into `self.body`, a vertical layout. `title` is the panel's name in the Plugins
+    menu. `take_back` is set by the workspace while the panel belongs to it: the workspace then
+    gets the panel back when its dock is closed.
+    """
+
+    title: ClassVar[str] = ""
+
+    def __init__(self, viewer: Viewer) -> None:
+        super().__init__(viewer)
+        self.take_back: Callable[[], object] | None = None
+        self.body = self._scrolling_body()
+        _register(self)
+
+    def _scrolling_body(self) -> QVBoxLayout:
+        inside = QWidget()
+        body = QVBoxLayout(inside)
+        body.setContentsMargins(8, 6, 8, 6)
+        body.setSpacing(6)
+        scroll = _VerticalScrollArea()
+        scroll.setWidgetResizable(True)
+        scroll.setFrameShape(QFrame.Shape.NoFrame)
+        scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        scroll.setWidget(inside)
+        outer = QVBoxLayout(self)
+        outer.setContentsMargins(0, 0, 0, 0)
+        outer.addWidget(scroll)
+        return body
+
+    def on_undocked(self) -> None:
+        """Return to the workspace, or shut down where there is none."""
+        if self.take_back is not None:
+            QTimer.singleShot(0, self.take_back)  # Qt is still removing it from its dock
+        else:
+            super().on_undocked()
 
 
 class _VerticalScrollArea(QScrollArea):
@@ -139,6 +172,33 @@ class _VerticalScrollArea(QScrollArea):
         if bar is not None and content is not None:
             width = content.minimumSizeHint().width() + bar.sizeHint().width()
             self.setMinimumWidth(width)
+
+
+_panels: weakref.WeakKeyDictionary[Any, list[weakref.ref[Panel]]] = weakref.WeakKeyDictionary()
+
+
+def _register(panel: Panel) -> None:
+    panels, weak = _panels.setdefault(panel.viewer, []), weakref.ref(panel)
+    panels.append(weak)
+    on_destroyed(panel, lambda: panels.remove(weak))
+
+
+def open_panels(viewer: Viewer) -> list[Panel]:
+    """The panels of a viewer that are not closed, the oldest first, wherever they are docked."""
+    alive = (weak() for weak in _panels.get(unwrap_viewer(viewer), []))
+    return [panel for panel in alive if panel is not None and not panel.closed]
+
+
+def open_panel(viewer: Viewer, title: str) -> Any:
+    """Show the panel with this title: one that has a dock of its own, or that of the workspace."""
+    viewer = unwrap_viewer(viewer)
+    for panel in open_panels(viewer):
+        dock = panel.parentWidget()
+        if panel.title == title and isinstance(dock, QDockWidget):
+            dock.show()
+            dock.raise_()
+            return panel
+    return viewer.window.add_plugin_dock_widget(PLUGIN_NAME, title)[1]
 
 
 def _disconnect_all(connections: list[tuple[Emitter, weakref.WeakMethod[Any]]]) -> None:

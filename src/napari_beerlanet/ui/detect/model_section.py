@@ -42,8 +42,7 @@ class ModelSection(QWidget):
         self.task = panel.task()
         self.picker = ModelPicker()
         self.card = ModelCard()
-        self.progress_bar = TaskProgressBar(self.task)
-        self.progress_bar.cancel.setMaximumWidth(0)  # loading is short and cannot be cancelled
+        self.progress_bar = TaskProgressBar(self.task, can_cancel=False)  # loading is short
         layout = QVBoxLayout(self)
         layout.setContentsMargins(0, 0, 0, 0)
         layout.addWidget(self.card)

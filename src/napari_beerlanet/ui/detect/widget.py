@@ -35,6 +35,8 @@ _DEBOUNCE_MS = 15  # movements of the confidence slider within this become one
 class DetectWidget(Panel):
     """The panel "Find cells"."""
 
+    title = "Find cells"
+
     def __init__(self, napari_viewer: Viewer) -> None:
         super().__init__(napari_viewer)
         self.session = get_session(self.viewer)

@@ -126,7 +126,7 @@ class ModelComparisonPanel(QWidget):
         self.show()
 
         def work(report: Report) -> ModelComparison:
-            from napari_beerlanet.core.evaluation.reference import REFERENCE_COUNT
+            from napari_beerlanet.core.evaluation.dataset import REFERENCE_COUNT
             from napari_beerlanet.core.training.comparison import compare_models
 
             return compare_models(folder, report, reference_images or REFERENCE_COUNT)

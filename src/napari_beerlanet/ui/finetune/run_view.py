@@ -7,7 +7,7 @@ from typing import Any
 
 import psutil
 from qtpy.QtCore import Signal
-from qtpy.QtWidgets import QProgressBar, QVBoxLayout, QWidget
+from qtpy.QtWidgets import QVBoxLayout, QWidget
 
 from napari_beerlanet.core.common.events import RunState
 from napari_beerlanet.core.common.messages import format_duration
@@ -21,12 +21,13 @@ from napari_beerlanet.ui.common.background_process import (
 )
 from napari_beerlanet.ui.common.controls import button, heading, hint, row, wrapping_label
 from napari_beerlanet.ui.common.notifications import show_warning
+from napari_beerlanet.ui.common.progress_bar import Activity, activity_bar
 from napari_beerlanet.ui.common.tasks import Task
 from napari_beerlanet.ui.finetune.curves import TrainingCurves
 from napari_beerlanet.ui.finetune.prediction_preview import PredictionPreview
 
-_BAR_STEPS = 1000
 _PAUSE_TOOLTIP = "Suspend the training process where it is."
+_STOP_TOOLTIP = "Stop the training; the best model is kept."
 
 
 class RunView(QWidget):
@@ -42,11 +43,11 @@ class RunView(QWidget):
         super().__init__()
         self.process: TrainingProcess | None = None
         self.title = heading("Training")
-        self.bar = QProgressBar()
-        self.bar.setRange(0, _BAR_STEPS)
-        self.bar.setToolTip("Progress of the training, and the estimated time left.")
+        self.bar = activity_bar("Progress of the training, and the estimated time left.")
+        self.activity = Activity(self, self._stop, "Stop", _STOP_TOOLTIP)
+        self.activity.changed.connect(self._show_activity)
         self.pause_button = button("Pause", _PAUSE_TOOLTIP, self._pause_or_resume)
-        self.stop_button = button("Stop", "Stop the training; the best model is kept.", self._stop)
+        self.stop_button = button("Stop", _STOP_TOOLTIP, self.activity.stop)
         self.resume_button = button(
             "Resume", "Resume after the last completed epoch.", self._resume_stopped
         )
@@ -82,8 +83,7 @@ class RunView(QWidget):
         process.paused_changed.connect(self._on_paused_changed)
         process.ended.connect(self._on_ended)
         self.title.setText(f"Training · {process.folder.name}")
-        self.bar.setValue(0)
-        self.bar.setFormat("Loading …")
+        self.activity.begin("Loading …")
         self.resources_line.setText("")
         self._set_end_line("")
         self._set_warnings([])
@@ -104,6 +104,12 @@ class RunView(QWidget):
             self.process.detach()
             self.process.deleteLater()
             self.process = None
+            self.activity.end()
+
+    def _show_activity(self) -> None:
+        """When the run has ended, the bar says how."""
+        self.activity.show_on(self.bar)
+        self.bar.setVisible(self.activity.shown_in_panel or not self.activity.running)
 
     def _on_event(self, event: dict[str, Any]) -> None:
         if event["event"] == "batch":
@@ -118,11 +124,12 @@ class RunView(QWidget):
     def _on_batch(self, event: dict[str, Any]) -> None:
         self.curves.add_batch(event)
         done = (event["epoch"] - 1) * event["batches"] + event["batch"]
-        self.bar.setValue(round(_BAR_STEPS * done / max(event["epochs"] * event["batches"], 1)))
+        text = self.activity.text
         if self.process is not None and not self.process.stopping and not self.process.paused:
             eta = event.get("eta_seconds")
             left = f" · {format_duration(eta)} left" if eta is not None else ""
-            self.bar.setFormat(f"Epoch {event['epoch']} of {event['epochs']}{left}")
+            text = f"Epoch {event['epoch']} of {event['epochs']}{left}"
+        self.activity.report(text, done / max(event["epochs"] * event["batches"], 1))
         memory = float(event.get("memory_mb") or 0)
         size = f"{memory / 1000:.1f} GB" if memory >= 1000 else f"{memory:.0f} MB"
         self.resources_line.setText(f"Device: {event.get('device')} · memory in use: {size}")
@@ -146,19 +153,20 @@ class RunView(QWidget):
         self.pause_button.setText("Resume" if paused else "Pause")
         self.pause_button.setToolTip("Resume the training." if paused else _PAUSE_TOOLTIP)
         if paused:
-            self.bar.setFormat("Paused")
+            self.activity.report("Paused")
 
     def _stop(self) -> None:
         if self.process is not None and self.process.running:
             self.process.stop()
             self.pause_button.setEnabled(False)
             self.stop_button.setEnabled(False)
-            self.bar.setFormat("Stopping after this step …")
+            self.activity.report("Stopping after this step …")
 
     def _on_ended(self, end: RunEnd) -> None:
         run = None if self.process is None else inspect_run(self.process.folder)
         known = run is not None and run.state is end.state
-        self.bar.setFormat((run.status if run and known else str(end.state)).capitalize())
+        self.activity.report((run.status if run and known else str(end.state)).capitalize())
+        self.activity.end()
         self._show_buttons(False, can_resume=run is not None and run.can_resume)
         self._set_end_line(end.message if end.state is RunState.FINISHED else "")
         if self.process is not None:

@@ -10,8 +10,7 @@ from qtpy.QtWidgets import QVBoxLayout, QWidget
 
 from napari_beerlanet.core.common.events import RunState
 from napari_beerlanet.core.training.runs import Run
-from napari_beerlanet.ui.common.background_process import RunEnd
-from napari_beerlanet.ui.common.close_dialog import CloseConfirmation
+from napari_beerlanet.ui.common.background_process import CloseConfirmation, RunEnd
 from napari_beerlanet.ui.common.controls import button, form, separator, wrapping_label
 from napari_beerlanet.ui.common.notifications import notify_error, show_info
 from napari_beerlanet.ui.common.panel import Panel
@@ -45,6 +44,8 @@ _NO_PROJECT = (
 
 class FineTuneWidget(Panel):
     """Fine-tune a model on a project's images, in a separate process."""
+
+    title = "Fine-tune"
 
     def __init__(self, napari_viewer: Viewer) -> None:
         super().__init__(napari_viewer)

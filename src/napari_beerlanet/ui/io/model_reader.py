@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from napari_beerlanet.ui.common.model_picker import MODEL_SUFFIXES
+from napari_beerlanet.ui.common.panel import open_panel
 
 _NO_LAYERS = [(None,)]  # napari's word for a file that was read and has none
 
@@ -22,6 +23,5 @@ def _open_in_panel(path: str | list[str]) -> list[Any]:
     viewer = napari.current_viewer()
     if viewer is not None:
         name = path if isinstance(path, str) else path[0]
-        _, panel = viewer.window.add_plugin_dock_widget("napari-beerlanet", "Find cells")
-        panel.choose_model(str(name))
+        open_panel(viewer, "Find cells").choose_model(str(name))
     return _NO_LAYERS

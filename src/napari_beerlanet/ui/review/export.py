@@ -16,14 +16,14 @@ from napari_beerlanet.core.stains.decompose import decompose
 from napari_beerlanet.core.stains.decomposition import Decomposition
 from napari_beerlanet.ui.common.controls import button, row
 from napari_beerlanet.ui.common.notifications import notify_error
-from napari_beerlanet.ui.common.panel import Panel
+from napari_beerlanet.ui.common.panel import Panel, open_panel
 from napari_beerlanet.ui.common.progress_bar import TaskProgressBar
 from napari_beerlanet.ui.common.session import get_session
 from napari_beerlanet.ui.evaluate.annotation_tab import AnnotationComparisonTab
 from napari_beerlanet.ui.review.filter import FilterForm
 from napari_beerlanet.ui.review.target import ReviewTarget
 
-PLUGIN_NAME, ANNOTATE_TITLE = "napari-beerlanet", "Annotate"
+ANNOTATE_TITLE = "Annotate"
 _MAX_REPORT_PIXELS = 1e8  # larger images get no report
 
 
@@ -112,7 +112,7 @@ class ReviewExport(QWidget):
         if not len(accepted):
             notify_error("No boxes are accepted yet: accept some first (Y).")
             return
-        annotate = _annotate_widget(self._viewer)
+        annotate = open_panel(self._viewer, ANNOTATE_TITLE)
         annotate.image.choose(self._target.source)
         annotate.annotation_actions.add_confirmed(accepted, "accept in review")
 
@@ -125,13 +125,3 @@ def _checkpoint_digest(key: str | None) -> dict[str, str]:
         return {"the checkpoint": checkpoint_hash(key)} if key else {}
     except (OSError, FileError):
         return {}  # moved since it was loaded
-
-
-def _annotate_widget(viewer: Any) -> Any:
-    """The open Annotate panel, or a new one."""
-    from napari_beerlanet.ui.annotate.widget import AnnotateWidget
-
-    for inner in viewer.window.dock_widgets.values():
-        if isinstance(inner, AnnotateWidget):
-            return inner
-    return viewer.window.add_plugin_dock_widget(PLUGIN_NAME, ANNOTATE_TITLE, tabify=True)[1]

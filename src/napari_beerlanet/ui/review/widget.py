@@ -73,6 +73,8 @@ class ReviewWidget(Panel):
     `current` is the row that canvas, table and gallery highlight.
     """
 
+    title = "Review detections"
+
     def __init__(self, napari_viewer: Viewer) -> None:
         super().__init__(napari_viewer)
         self.target: ReviewTarget | None = None

@@ -53,6 +53,8 @@ _MAX_REDRAW_INTERVAL_S = 0.15  # while a slider moves, a stale result is shown a
 class DecomposeWidget(Panel):
     """See the stains of an image separately, live under the sliders."""
 
+    title = "Stain decomposition"
+
     def __init__(self, napari_viewer: Viewer) -> None:
         super().__init__(napari_viewer)
         self.images, self.empty = ImagePicker(self), EmptyState(self)

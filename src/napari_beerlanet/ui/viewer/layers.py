@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from napari.layers import Image, Layer
-from qtpy.QtCore import Signal
-from qtpy.QtWidgets import QComboBox, QSizePolicy
+from qtpy.QtCore import Qt, Signal
+from qtpy.QtWidgets import QComboBox, QFormLayout, QSizePolicy
 from superqt.utils import signals_blocked
 
 from napari_beerlanet.ui.viewer.planes import colour_images
@@ -17,7 +17,7 @@ from napari_beerlanet.ui.viewer.planes import colour_images
 if TYPE_CHECKING:
     from napari.viewer import Viewer
 
-    from napari_beerlanet.ui.common.panel import Panel
+    from napari_beerlanet.ui.common.panel import DockedWidget
 
 METADATA_KEY = "napari-beerlanet"
 """The key of our part of a layer's metadata: its role, the image that it belongs to, …"""
@@ -202,16 +202,29 @@ class UpdateGuard:
         return self._depth > 0
 
 
-class ImagePicker(QComboBox):
-    """A list of the user's RGB images that follows the viewer's layers.
+def source_image(viewer: Viewer, layer: Layer | None) -> Image | None:
+    """The user's RGB image that a layer is, or that a layer of ours was made from."""
+    images = user_images(viewer)
+    for image in images:
+        if image is layer:
+            return image
+    if layer is None:
+        return None
+    source = own_metadata(layer.metadata).get("source")
+    return next((image for image in images if image.name == source), None)
 
-    `chosen` is emitted with the layer, or None when there is none. A new image is not chosen by
-    itself, unless there was none before.
+
+class ImagePicker(QComboBox):
+    """A list of the user's RGB images that follows the viewer's layers and the selected one.
+
+    `chosen` is emitted with the layer, or None when there is none. Selecting a layer of ours in
+    napari's list, such as detections, chooses the image that it was made from; a layer that has
+    nothing to do with an RGB image changes nothing.
     """
 
     chosen = Signal(object)
 
-    def __init__(self, panel: Panel) -> None:
+    def __init__(self, panel: DockedWidget) -> None:
         super().__init__()
         self.setToolTip("The image to work on: an RGB layer of this viewer.")
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
@@ -220,9 +233,13 @@ class ImagePicker(QComboBox):
         self._viewer = panel.viewer
         self._layers: list[Image] = []
         self._layer: Image | None = None
+        self._leader: ImagePicker | None = None
         self._names = LayerListWatcher(panel, self._refresh)
+        panel.connect_event(panel.viewer.layers.selection.events.active, self._layer_selected)
         self.currentIndexChanged.connect(self._choose)
+        self.activated.connect(self._select_layer)
         self._refresh()
+        self._layer_selected()
 
     @property
     def layer(self) -> Image | None:
@@ -234,30 +251,77 @@ class ImagePicker(QComboBox):
         if layer in self._layers:
             self.setCurrentIndex(self._layers.index(layer))
 
+    def bind(self, leader: ImagePicker) -> None:
+        """Choose what another picker chooses from now on, and let it choose what is chosen here."""
+        self.unbind()
+        self._leader = leader
+        leader.chosen.connect(self._follow_leader)
+        self._follow_leader(leader.layer)
+
+    def unbind(self) -> None:
+        """Be independent again."""
+        if self._leader is not None:
+            self._leader.chosen.disconnect(self._follow_leader)
+            self._leader = None
+
+    def _follow_leader(self, layer: Image | None) -> None:
+        if layer is not None and layer not in self._layers:
+            self._refresh()  # the leader has heard of a new layer first
+        elif layer is not None:
+            self.choose(layer)
+
     def _refresh(self) -> None:
         self._layers = user_images(self._viewer)
         index = len(self._layers) - 1
-        if self._layer in self._layers:
-            index = self._layers.index(self._layer)
+        for preferred in (self._layer, self._leader.layer if self._leader is not None else None):
+            if preferred in self._layers:
+                index = self._layers.index(preferred)
         with signals_blocked(self):
             self.clear()
-            self.addItems([layer.name for layer in self._layers])
+            for place, layer in enumerate(self._layers):
+                self.addItem(layer.name)
+                self.setItemData(place, layer.name, Qt.ItemDataRole.ToolTipRole)
             self.setCurrentIndex(index)
             self.setEnabled(bool(self._layers))
-        if self._layer not in self._layers:
+        if self._layer not in self._layers or self._leader is not None:
             self._choose(index)
 
     def _choose(self, index: int) -> None:
         layer = self._layers[index] if 0 <= index < len(self._layers) else None
-        if layer is not self._layer:
-            self._layer = layer
-            self.chosen.emit(layer)
+        if layer is self._layer:
+            return
+        self._layer = layer
+        if self._leader is not None and layer is not None:
+            self._leader.choose(layer)
+        self.chosen.emit(layer)
+
+    def _layer_selected(self, event: Any = None) -> None:
+        """The user has selected or opened a layer; where there is a leader, it follows."""
+        image = source_image(self._viewer, self._viewer.layers.selection.active)
+        if image is not None and self._leader is None:
+            self.choose(image)
+
+    def _select_layer(self, index: int) -> None:
+        """The user has picked an image here: select it in napari's list, too."""
+        image, selection = self._layer, self._viewer.layers.selection
+        if image is not None and source_image(self._viewer, selection.active) is not image:
+            selection.active = image
+
+
+def show_picker(picker: ImagePicker, visible: bool) -> None:
+    """Show or hide a picker with its label in a form."""
+    picker.setVisible(visible)
+    parent = picker.parentWidget()
+    for rows in parent.findChildren(QFormLayout) if parent is not None else []:
+        label = rows.labelForField(picker)
+        if label is not None:
+            label.setVisible(visible)
 
 
 class LayerListWatcher:
     """Calls back when layers are added, removed or renamed, until the panel is closed."""
 
-    def __init__(self, panel: Panel, changed: Callable[[], None]) -> None:
+    def __init__(self, panel: DockedWidget, changed: Callable[[], None]) -> None:
         self._panel, self._changed = panel, changed
         layers = panel.viewer.layers
         panel.connect_event(layers.events.inserted, self._inserted)

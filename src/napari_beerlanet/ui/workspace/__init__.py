@@ -1,0 +1,1 @@
+"""The workspace: one dock with a tab for every panel."""

@@ -1,0 +1,132 @@
+"""The foot of the workspace: what runs in any tab, and the next step."""
+
+from __future__ import annotations
+
+from qtpy.QtCore import Qt, Signal
+from qtpy.QtGui import QShowEvent
+from qtpy.QtWidgets import (
+    QHBoxLayout,
+    QPushButton,
+    QSizePolicy,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
+
+from napari_beerlanet.ui.common.controls import separator
+from napari_beerlanet.ui.common.panel import Panel
+from napari_beerlanet.ui.common.progress_bar import Activity, activity_bar
+
+
+class ActivityRow(QWidget):
+    """An activity while it runs: the label of its tab, to go there, progress, and how to stop it.
+
+    `changed` is emitted when it starts or ends, `clicked` with the place of the tab.
+    """
+
+    changed = Signal()
+    clicked = Signal(int)
+
+    def __init__(self, place: int, label: str, activity: Activity) -> None:
+        super().__init__()
+        self.place, self.label, self.activity = place, label, activity
+        self.link = QToolButton()
+        self.link.setText(label)
+        self.link.setToolTip(f"Go to “{label}”.")
+        self.link.setAutoRaise(True)
+        self.link.setCursor(Qt.CursorShape.PointingHandCursor)
+        self.link.clicked.connect(self._click)
+        self.bar, self.stop = activity_bar(), QPushButton()
+        self.bar.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Expanding)
+        self.stop.clicked.connect(activity.stop)
+        layout = QHBoxLayout(self)
+        layout.setContentsMargins(0, 0, 0, 0)
+        layout.setSpacing(6)
+        layout.addWidget(self.link)
+        layout.addWidget(self.bar, 1)
+        layout.addWidget(self.stop)
+        self.hide()
+        activity.changed.connect(self.update_state)
+        self.update_state()
+
+    def update_state(self) -> None:
+        """Show how far it is."""
+        self.activity.show_on(self.bar, self.stop)
+        self.bar.setToolTip(f"{self.activity.text}: progress, and the estimated time left.")
+        if self.activity.running == self.isHidden():
+            self.setVisible(self.activity.running)
+            self.changed.emit()
+
+    def _click(self) -> None:
+        self.clicked.emit(self.place)
+
+
+class Footer(QWidget):
+    """Rows of what runs, one below the other, above the button for the next step.
+
+    The space of one row is always kept, so that nothing moves when something starts. `changed` is
+    emitted when something starts or ends, `tab_requested` with the place of a tab to go to.
+    """
+
+    changed = Signal()
+    tab_requested = Signal(int)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rows: list[ActivityRow] = []
+        self.next_button = QPushButton("Next")
+        self._spare = ActivityRow(0, "Stains", Activity(self, _nothing, "Cancel", ""))
+        self._activities = QVBoxLayout()
+        self._activities.setSpacing(4)
+        self._activities.addWidget(self._spare)
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(8, 4, 8, 6)
+        layout.setSpacing(4)
+        layout.addWidget(separator())
+        layout.addLayout(self._activities)
+        layout.addWidget(self.next_button)
+        self._keep_space()
+
+    def watch(self, place: int, label: str, panel: Panel) -> None:
+        """Show what runs in the panel of a tab from now on; tabs have places from left to right."""
+        for activity in panel.findChildren(Activity):
+            row = ActivityRow(place, label, activity)
+            row.setMinimumHeight(self._spare.minimumHeight())
+            row.clicked.connect(self.tab_requested)
+            row.changed.connect(self._keep_space)
+            row.changed.connect(self.changed)
+            above = [other for other in self._rows if other.place <= place]
+            self._rows.insert(len(above), row)
+            self._activities.insertWidget(len(above), row)
+        self._keep_space()
+
+    @property
+    def rows(self) -> dict[Activity, ActivityRow]:
+        """What runs now and its row, from top to bottom."""
+        return {row.activity: row for row in self._rows if row.activity.running}
+
+    def close_down(self) -> None:
+        """Show nothing more; panels may outlive the workspace."""
+        for row in self._rows:
+            row.activity.changed.disconnect(row.update_state)
+        self._rows.clear()
+
+    def showEvent(self, event: QShowEvent | None) -> None:
+        """The theme is known by now, and with it the height of a row."""
+        parts = (self._spare.link, self._spare.bar, self._spare.stop)
+        for part in parts:
+            part.ensurePolished()
+        height = max(part.sizeHint().height() for part in parts)
+        for row in (self._spare, *self._rows):
+            row.setMinimumHeight(height)
+        super().showEvent(event)
+
+    def _keep_space(self) -> None:
+        """The hidden row takes its space as long as there is no other."""
+        policy = self._spare.sizePolicy()
+        policy.setRetainSizeWhenHidden(not self.rows)
+        self._spare.setSizePolicy(policy)
+
+
+def _nothing() -> None:
+    """The spare row has nothing to stop."""

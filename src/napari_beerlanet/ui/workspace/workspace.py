@@ -1,0 +1,424 @@
+"""The workspace: a dock with the image to work on, a tab for every panel, and progress below."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from qtpy.QtCore import QEvent, QPoint, QSize, Qt, QTimer
+from qtpy.QtWidgets import (
+    QDockWidget,
+    QHBoxLayout,
+    QLabel,
+    QMenu,
+    QTabWidget,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
+
+from napari_beerlanet.ui.common.controls import button, wrapping_label
+from napari_beerlanet.ui.common.panel import DockedWidget, Panel, unwrap_viewer
+from napari_beerlanet.ui.common.progress_bar import Activity
+from napari_beerlanet.ui.viewer.layers import ImagePicker, show_picker
+from napari_beerlanet.ui.workspace.footer import Footer
+
+if TYPE_CHECKING:
+    from napari.viewer import Viewer
+
+DOCK_NAME = "BeerLaNet"
+_WIDTH_PX = 390
+
+
+@dataclass(frozen=True)
+class Tab:
+    """A tab: `label` on the tab itself, `title` of its panel in the Plugins menu.
+
+    `panel` is where its class is found. It is imported when the tab is first opened.
+    """
+
+    label: str
+    title: str
+    tooltip: str
+    panel: str
+
+    def make_panel(self, viewer: Viewer) -> Panel:
+        """A new panel."""
+        made: Panel = resolve_name(f"napari_beerlanet.ui.{self.panel}")(viewer)
+        return made
+
+
+STAINS = Tab(
+    "Stains",
+    "Stain decomposition",
+    "See the stains of the image separately.",
+    "stains.widget:DecomposeWidget",
+)
+CELLS = Tab(
+    "Cells",
+    "Find cells",
+    "Find and count the cells of the image with a model.",
+    "detect.widget:DetectWidget",
+)
+ANNOTATE = Tab(
+    "Annotate",
+    "Annotate",
+    "Correct boxes or draw them, and add the image to a project to train on.",
+    "annotate.widget:AnnotateWidget",
+)
+TRAIN = Tab(
+    "Train",
+    "Fine-tune",
+    "Fine-tune a model on a project's images, compare it with the one before, keep it.",
+    "finetune.widget:FineTuneWidget",
+)
+REVIEW = Tab(
+    "Review",
+    "Review detections",
+    "Go through the detections one by one, compare them with annotations, write a report.",
+    "review.widget:ReviewWidget",
+)
+BATCH = Tab(
+    "Batch",
+    "Run on folder",
+    "Process many images with the same settings.",
+    "batch.widget:BatchWidget",
+)
+
+TABS = (STAINS, CELLS, ANNOTATE, TRAIN, REVIEW, BATCH)
+"""From left to right."""
+
+
+class Workspace(DockedWidget):
+    """All panels of one viewer, in tabs. A panel is made when its tab is first opened.
+
+    `image` is the picker that all panels follow. A tab can be moved to a dock of its own with
+    `float_tab`, and back with `put_back`.
+    """
+
+    def __init__(self, napari_viewer: Viewer) -> None:
+        super().__init__(napari_viewer)
+        self.image = ImagePicker(self)
+        self.tabs, self.footer = QTabWidget(), Footer()
+        self.pages = {tab: TabPage(tab, self) for tab in TABS}
+        self.handles: dict[Tab | None, QWidget] = {}
+        self._build()
+        self.tabs.currentChanged.connect(self._tab_opened)
+        self.footer.tab_requested.connect(self._open_place)
+
+    def _build(self) -> None:
+        bar = self.tabs.tabBar()
+        assert bar is not None
+        bar.setUsesScrollButtons(False)
+        bar.setElideMode(Qt.TextElideMode.ElideNone)
+        bar.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
+        bar.customContextMenuRequested.connect(self._show_tab_menu)
+        self.tabs.setDocumentMode(True)
+        for tab, page in self.pages.items():
+            index = self.tabs.addTab(page, tab.label)
+            self.tabs.setTabToolTip(index, tab.tooltip)
+        self.float_button = QToolButton()
+        self.float_button.setText("⇱")
+        self.float_button.setToolTip("Move this tab to a window of its own.")
+        self.float_button.clicked.connect(lambda *_: self.float_tab(self.current_tab))
+        header = QHBoxLayout()
+        header.setContentsMargins(8, 6, 8, 4)
+        header.setSpacing(6)
+        header.addWidget(QLabel("Image"))
+        header.addWidget(self.image, 1)
+        header.addWidget(self.float_button)
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(0, 0, 0, 0)
+        layout.setSpacing(0)
+        layout.addLayout(header)
+        layout.addWidget(self.tabs, 1)
+        layout.addWidget(self.footer)
+
+    def sizeHint(self) -> QSize:
+        """As wide as a panel needs, as high as there is space."""
+        return QSize(_WIDTH_PX, super().sizeHint().height())
+
+    # --- tabs -------------------------------------------------------------------------------------
+
+    @property
+    def current_tab(self) -> Tab:
+        """The tab in front."""
+        return TABS[self.tabs.currentIndex()]
+
+    def open_tab(self, tab: Tab) -> Panel:
+        """Bring a tab to the front, or the dock that it was moved to; returns its panel."""
+        page = self.pages[tab]
+        self.tabs.setCurrentWidget(page)
+        panel = self._filled(page)
+        dock = panel.parentWidget()
+        for widget in (self.parentWidget(), dock if page.is_floating else None):
+            if isinstance(widget, QDockWidget):
+                widget.show()
+                widget.raise_()
+        return panel
+
+    def _open_place(self, place: int) -> None:
+        self.open_tab(TABS[place])
+
+    def panel(self, tab: Tab) -> Panel | None:
+        """The panel of a tab, None where it was not opened yet."""
+        return self.pages[tab].panel
+
+    def _tab_opened(self, index: int) -> None:
+        self._filled(self.pages[TABS[index]])
+
+    def _filled(self, page: TabPage) -> Panel:
+        if page.panel is None:
+            panel = page.tab.make_panel(self.viewer)
+            for picker in panel.findChildren(ImagePicker):
+                picker.bind(self.image)
+            page.take(panel)
+            self.footer.watch(TABS.index(page.tab), page.tab.label, panel)
+        return page.panel  # type: ignore[return-value]
+
+    # --- docks of their own -----------------------------------------------------------------------
+
+    def float_tab(self, tab: Tab) -> None:
+        """Move a tab to a dock of its own, where it has its own image picker."""
+        page = self.pages[tab]
+        if not page.is_floating:
+            page.release(self._filled(page))
+
+    def put_back(self, tab: Tab) -> None:
+        """Move a tab from its dock back here."""
+        page = self.pages[tab]
+        if page.panel is not None and page.is_floating:
+            dock = page.panel.parentWidget()
+            page.take(page.panel)
+            if isinstance(dock, QDockWidget):
+                self.viewer.window.remove_dock_widget(dock)
+
+    def _show_tab_menu(self, position: Any) -> None:
+        bar = self.tabs.tabBar()
+        index = bar.tabAt(position) if bar is not None else -1
+        if bar is None or index < 0:
+            return
+        tab = TABS[index]
+        menu = QMenu(self)
+        if self.pages[tab].is_floating:
+            menu.addAction("Put back here", lambda: self.put_back(tab))
+        else:
+            menu.addAction("Move to a window of its own", lambda: self.float_tab(tab))
+        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        menu.popup(bar.mapToGlobal(position))
+
+    def remove_handle(self, tab: Tab | None) -> None:
+        """Remove the dock that a menu entry has made, see `MenuEntry`."""
+        handle = self.handles.pop(tab, None)
+        dock = handle.parentWidget() if handle is not None else None
+        if isinstance(dock, QDockWidget):
+            self.viewer.window.remove_dock_widget(dock)
+
+    def on_closed(self) -> None:
+        """Close the panels, too; one in a dock of its own stays, and is independent from now on."""
+        self.footer.close_down()
+        for tab in list(self.handles):
+            self.remove_handle(tab)
+        for page in self.pages.values():
+            if page.panel is None:
+                continue
+            if page.is_floating:
+                page.panel.take_back = None
+                for picker in page.panel.findChildren(ImagePicker):
+                    picker.unbind()
+            else:
+                page.panel.shut_down()
+
+
+class TabPage(QWidget):
+    """The content of a tab: its panel, or a note where that is in a dock of its own."""
+
+    def __init__(self, tab: Tab, workspace: Workspace) -> None:
+        super().__init__()
+        self.tab, self.panel = tab, None  # type: Tab, Panel | None
+        self._workspace = weakref.ref(workspace)
+        self.put_back_button = button(
+            "Put back", "Move it from its window back here.", self._put_back
+        )
+        self.floating_note = QWidget()
+        note = QVBoxLayout(self.floating_note)
+        note.addWidget(wrapping_label(f"“{tab.label}” is in a window of its own."))
+        note.addWidget(self.put_back_button)
+        note.addStretch(1)
+        self.floating_note.hide()
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(0, 0, 0, 0)
+        layout.addWidget(self.floating_note)
+
+    @property
+    def is_floating(self) -> bool:
+        """Whether the panel is in a dock of its own."""
+        return self.panel is not None and self.panel.parentWidget() is not self
+
+    def take(self, panel: Panel) -> None:
+        """Show the panel here; the workspace's image picker stands for its own."""
+        self.panel = panel
+        panel.take_back = None
+        self._share(True)
+        layout = self.layout()
+        assert layout is not None
+        layout.addWidget(panel)
+        panel.show()
+        self.floating_note.hide()
+
+    def release(self, panel: Panel) -> None:
+        """Move the panel to a dock of its own."""
+        self._share(False)
+        panel.take_back = self._put_back
+        corner, size = self.mapToGlobal(QPoint(0, 0)), self.size()
+        dock = panel.viewer.window.add_dock_widget(panel, name=self.tab.title, area="right")
+        dock.setFloating(True)  # beside the workspace neither would have enough space
+        dock.move(corner - QPoint(size.width() // 2, 0))
+        dock.resize(size)
+        panel.show()
+        self.floating_note.show()
+
+    def _share(self, shared: bool) -> None:
+        """Whether the workspace shows image and progress in place of the panel."""
+        if self.panel is not None:
+            for picker in self.panel.findChildren(ImagePicker):
+                show_picker(picker, not shared)
+            for activity in self.panel.findChildren(Activity):
+                activity.show_in_footer(shared)
+
+    def _put_back(self) -> None:
+        workspace = self._workspace()
+        if workspace is not None and self.panel is not None:
+            if self.panel.parentWidget() is None:  # its dock was closed
+                self.take(self.panel)
+            else:
+                workspace.put_back(self.tab)
+
+
+_workspaces: weakref.WeakKeyDictionary[Any, weakref.ref[Workspace]] = weakref.WeakKeyDictionary()
+
+
+def open_workspace(viewer: Viewer, tab: Tab | None = None) -> Workspace:
+    """The workspace of a viewer, made if there is none; at a tab, or as it was left."""
+    viewer = unwrap_viewer(viewer)
+    weak = _workspaces.get(viewer)
+    workspace = weak() if weak is not None else None
+    if workspace is None or workspace.closed:
+        workspace = Workspace(viewer)
+        _workspaces[viewer] = weakref.ref(workspace)
+        dock = viewer.window.add_dock_widget(workspace, name=DOCK_NAME, area="right")
+        viewer.window._qt_window.resizeDocks([dock], [_WIDTH_PX], Qt.Orientation.Horizontal)
+    workspace.open_tab(tab or workspace.current_tab)
+    return workspace
+
+
+# --- napari's Plugins menu ------------------------------------------------------------------------
+#
+# napari makes an instance of an entry's class and puts it into a new dock, under the entry's name.
+# Here that instance is the panel in the workspace, and the dock holds a `TabHandle` in its place:
+# an empty widget whose dock is never seen. So every entry, and `Window.add_plugin_dock_widget`,
+# leads to the one workspace and still returns a dock and the panel.
+
+
+class TabHandle(QWidget):
+    """Takes the place of a panel in the dock that napari makes for a menu entry.
+
+    Showing that dock opens the tab.
+    """
+
+    def __init__(self, widget: DockedWidget, workspace: Workspace, tab: Tab | None) -> None:
+        super().__init__()
+        # What napari's `Window.dock_widgets` returns for the dock.
+        self._magic_widget: Any = widget
+        self._workspace, self._tab = workspace, tab
+        self._name = f"{DOCK_NAME}: {tab.title if tab is not None else 'workspace'}"
+
+    def event(self, event: QEvent | None) -> bool:
+        """Hide the dock as soon as napari makes it."""
+        if event is not None and event.type() == QEvent.Type.ParentChange:
+            dock: Any = self.parent()
+            if dock is None:
+                self.deleteLater()
+            else:
+                del self._magic_widget.native
+                # napari registers a dock by its name after this. Under a name of ours, the entry is
+                # called again the next time, and napari does not just show this dock.
+                dock.name = self._name
+                dock.hide()
+                QTimer.singleShot(0, self._remove_from_window)
+        elif event is not None and event.type() == QEvent.Type.Show and not self._workspace.closed:
+            QTimer.singleShot(0, self._open)
+        return super().event(event)
+
+    def _remove_from_window(self) -> None:
+        """Give the dock's space back to the others."""
+        dock = self.parent()
+        if isinstance(dock, QDockWidget):
+            self._workspace.viewer.window._qt_window.removeDockWidget(dock)
+            dock.setFixedSize(0, 0)
+
+    def _open(self) -> None:
+        dock = self.parentWidget()
+        if dock is not None:
+            dock.hide()
+        open_workspace(self._workspace.viewer, self._tab)
+
+
+class MenuEntry(QWidget):
+    """Base of the entries: calling the class opens the workspace and returns the panel."""
+
+    tab: ClassVar[Tab | None] = None
+
+    def __new__(cls, napari_viewer: Viewer) -> Any:
+        """Python does not initialise what is no instance of this class."""
+        workspace = open_workspace(unwrap_viewer(napari_viewer), cls.tab)
+        widget: Any = workspace if cls.tab is None else workspace.open_tab(cls.tab)
+        workspace.remove_handle(cls.tab)
+        # napari docks the attribute `native` of a widget that has one.
+        widget.native = workspace.handles[cls.tab] = TabHandle(widget, workspace, cls.tab)
+        return widget
+
+    def __init__(self, napari_viewer: Viewer) -> None:
+        """By these parameters napari knows that it has to pass the viewer."""
+
+
+class WorkspaceEntry(MenuEntry):
+    """Opens the workspace at the tab that was open last."""
+
+
+class StainsEntry(MenuEntry):
+    """Opens “Stains”."""
+
+    tab = STAINS
+
+
+class CellsEntry(MenuEntry):
+    """Opens “Cells”."""
+
+    tab = CELLS
+
+
+class AnnotateEntry(MenuEntry):
+    """Opens “Annotate”."""
+
+    tab = ANNOTATE
+
+
+class TrainEntry(MenuEntry):
+    """Opens “Train”."""
+
+    tab = TRAIN
+
+
+class ReviewEntry(MenuEntry):
+    """Opens “Review”."""
+
+    tab = REVIEW
+
+
+class BatchEntry(MenuEntry):
+    """Opens “Batch”."""
+
+    tab = BATCH

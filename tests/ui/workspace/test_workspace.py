@@ -1,0 +1,290 @@
+"""One dock for all panels: how it is opened, the image that the tabs share, docks of their own."""
+
+import gc
+
+import numpy as np
+import pytest
+from napari.layers import Shapes
+from qtpy.QtCore import QCoreApplication, QEvent
+from qtpy.QtWidgets import QDockWidget, QScrollArea
+
+from napari_beerlanet.ui.common.panel import open_panel, open_panels
+from napari_beerlanet.ui.detect.widget import DetectWidget
+from napari_beerlanet.ui.viewer.layers import ImagePicker, Role, role_metadata
+from napari_beerlanet.ui.workspace.workspace import (
+    ANNOTATE,
+    BATCH,
+    CELLS,
+    STAINS,
+    TABS,
+    Workspace,
+    open_workspace,
+)
+
+pytestmark = pytest.mark.window
+
+PLUGIN = "napari-beerlanet"
+RGB = np.full((48, 64, 3), 200, np.uint8)
+
+
+@pytest.fixture
+def viewer(make_napari_viewer):
+    return make_napari_viewer()
+
+
+def opened(viewer, title):
+    """As a script or napari's menu does."""
+    return viewer.window.add_plugin_dock_widget(PLUGIN, title)
+
+
+def delete_later():
+    QCoreApplication.processEvents()
+    QCoreApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete)
+    QCoreApplication.processEvents()
+
+
+def workspaces(viewer):
+    return viewer.window._qt_window.findChildren(Workspace)
+
+
+# --- opening it -----------------------------------------------------------------------------------
+
+
+def test_every_menu_entry_leads_to_the_one_workspace(make_napari_viewer, until):
+    viewer = make_napari_viewer(show=True)
+    for tab in (*TABS, *TABS[:2]):  # some of them again
+        dock, panel = opened(viewer, tab.title)
+        (workspace,) = workspaces(viewer)
+        assert workspace.current_tab is tab
+        assert workspace.panel(tab) is panel
+        assert type(panel).__name__ == tab.panel.split(":")[1]
+        assert panel.title == tab.title
+        assert isinstance(dock, QDockWidget)
+        QCoreApplication.processEvents()
+        assert not dock.isVisible()
+        assert panel.isVisible()
+        assert workspace.isVisible()
+    shown = [d for d in viewer.window._qt_window.findChildren(QDockWidget) if d.isVisible()]
+    assert sum(d.widget() is workspace for d in shown) == 1
+    assert len(open_panels(viewer)) == len(TABS)
+    dock.show()  # what a script may do with the dock that it got
+    workspace.open_tab(STAINS)
+    dock.show()
+    until(lambda: workspace.current_tab is TABS[1] and not dock.isVisible())
+
+
+def test_napari_s_own_menu_opens_it_and_opens_the_tab_again(make_napari_viewer):
+    from napari._app_model import get_app_model
+
+    viewer = make_napari_viewer(show=True)
+    commands = get_app_model().commands
+    commands.execute_command(f"{PLUGIN}.detect").result()
+    (workspace,) = workspaces(viewer)
+    assert workspace.current_tab is CELLS
+    workspace.open_tab(STAINS)
+    commands.execute_command(f"{PLUGIN}.detect").result()
+    assert workspace.current_tab is CELLS
+    workspace.parentWidget().hide()
+    commands.execute_command(f"{PLUGIN}.workspace").result()
+    assert workspace.isVisible()
+    assert workspace.current_tab is CELLS
+    assert workspaces(viewer) == [workspace]
+
+
+def test_a_panel_is_made_when_its_tab_is_opened(viewer):
+    workspace = open_workspace(viewer, BATCH)
+    assert [tab for tab in TABS if workspace.panel(tab)] == [BATCH]
+    workspace.tabs.setCurrentIndex(TABS.index(CELLS))
+    assert isinstance(workspace.panel(CELLS), DetectWidget)
+    assert [tab for tab in TABS if workspace.panel(tab)] == [CELLS, BATCH]
+
+
+def test_each_viewer_has_its_own(make_napari_viewer):
+    first, second = make_napari_viewer(), make_napari_viewer()
+    panels = [opened(viewer, "Run on folder")[1] for viewer in (first, second)]
+    assert panels[0] is not panels[1]
+    assert [panel.viewer for panel in panels] == [first, second]
+
+
+def test_closing_it_ends_all_tasks_and_it_can_be_opened_again(viewer):
+    _, cells = opened(viewer, "Find cells")
+    ends = []
+    cells.detect_task.ended.connect(ends.append)
+    cells.detect_task.start(lambda report: 1)
+    workspace = open_workspace(viewer)
+    workspace.parentWidget().destroyOnClose()
+    assert len(ends) == 1
+    assert cells.closed
+    assert open_panels(viewer) == []
+    delete_later()
+    assert not [name for name in viewer.window.dock_widgets if "BeerLaNet" in name]
+    del workspace, cells
+    gc.collect()
+    _, again = opened(viewer, "Find cells")
+    assert not again.closed
+    assert len(workspaces(viewer)) == 1
+
+
+def test_opening_a_panel_prefers_one_that_is_docked_alone(viewer):
+    alone = DetectWidget(viewer)
+    viewer.window.add_dock_widget(alone)
+    assert open_panel(viewer, "Find cells") is alone
+    assert workspaces(viewer) == []
+    batch = open_panel(viewer, "Run on folder")
+    assert open_workspace(viewer).panel(BATCH) is batch
+
+
+# --- the image ------------------------------------------------------------------------------------
+
+
+def test_the_image_follows_what_the_user_selects_or_opens(viewer):
+    workspace = open_workspace(viewer, STAINS)
+    heard = []
+    workspace.image.chosen.connect(heard.append)
+    first = viewer.add_image(RGB, name="first")
+    assert workspace.image.layer is first
+    second = viewer.add_image(RGB, name="second")
+    assert workspace.image.layer is second
+    boxes = viewer.add_layer(Shapes(name="boxes", metadata=role_metadata(Role.DETECTIONS, first)))
+    assert workspace.image.layer is first, "a result stands for its image"
+    viewer.layers.selection.active = second
+    assert workspace.image.layer is second
+    viewer.layers.selection.active = boxes
+    assert workspace.image.layer is first
+    viewer.add_points(np.zeros((1, 2)))
+    viewer.add_image(np.zeros((8, 8)), name="grey")
+    viewer.layers.selection.clear()
+    assert workspace.image.layer is first, "what is no RGB image changes nothing"
+    assert heard == [first, second, first, second, first]
+
+
+def test_picking_an_image_selects_its_layer(viewer):
+    first = viewer.add_image(RGB, name="first")
+    second = viewer.add_image(RGB, name="second")
+    workspace = open_workspace(viewer, STAINS)
+    assert workspace.image.layer is second
+    workspace.image.setCurrentIndex(0)
+    workspace.image.activated.emit(0)  # as by the mouse
+    assert viewer.layers.selection.active is first
+    viewer.layers.selection.active = second
+    assert workspace.image.layer is second
+
+
+def test_all_tabs_work_on_the_shared_image(make_napari_viewer):
+    viewer = make_napari_viewer(show=True)
+    first = viewer.add_image(RGB, name="first")
+    second = viewer.add_image(RGB, name="second")
+    workspace = open_workspace(viewer, STAINS)
+    pickers = []
+    for tab in TABS:
+        panel = workspace.open_tab(tab)
+        pickers += panel.findChildren(ImagePicker)
+    assert len(pickers) == 4
+    assert all(picker.layer is second for picker in pickers)
+    viewer.layers.selection.active = first
+    assert all(picker.layer is first for picker in pickers)
+    pickers[2].choose(second)  # as a panel does that sends another one to an image
+    assert workspace.image.layer is second
+    assert all(picker.layer is second for picker in pickers)
+    third = viewer.add_image(RGB, name="third")
+    assert all(picker.layer is third for picker in pickers)
+    viewer.layers.clear()
+    assert all(picker.layer is None for picker in pickers)
+    fourth = viewer.add_image(RGB, name="fourth")
+    assert all(picker.layer is fourth for picker in pickers)
+    for tab in TABS:
+        shown = workspace.open_tab(tab).findChildren(ImagePicker)
+        assert not any(picker.isVisible() for picker in shown)
+    assert workspace.image.isVisible()
+
+
+def test_a_panel_alone_follows_the_selection_too(viewer):
+    first = viewer.add_image(RGB, name="first")
+    alone = DetectWidget(viewer)
+    viewer.window.add_dock_widget(alone)
+    second = viewer.add_image(RGB, name="second")
+    assert alone.image.layer is second
+    viewer.layers.selection.active = first
+    assert alone.image.layer is first
+    assert alone.image.isVisibleTo(alone)
+
+
+# --- docks of their own ---------------------------------------------------------------------------
+
+
+def test_a_tab_can_have_a_dock_of_its_own_and_come_back(make_napari_viewer, until):
+    viewer = make_napari_viewer(show=True)
+    viewer.add_image(RGB)
+    workspace = open_workspace(viewer, ANNOTATE)
+    panel = workspace.panel(ANNOTATE)
+    ends = []
+    panel.annotation_actions.lookup_task.ended.connect(ends.append)
+    for way in ("button", "close"):
+        workspace.float_button.click()
+        page = workspace.pages[ANNOTATE]
+        dock = panel.parentWidget()
+        assert isinstance(dock, QDockWidget)
+        assert page.is_floating
+        assert dock.isFloating()
+        until(lambda: panel.isVisible())
+        assert panel.image.isVisible(), "in a dock of its own it has its own picker"
+        assert page.floating_note.isVisible()
+        workspace.float_tab(ANNOTATE)
+        assert panel.parentWidget() is dock, "it is there already"
+        workspace.open_tab(STAINS)
+        assert opened(viewer, "Annotate")[1] is panel
+        assert panel.parentWidget() is dock
+        if way == "button":
+            page.put_back_button.click()
+        else:
+            dock.destroyOnClose()
+        until(lambda page=page: not page.is_floating)
+        assert workspace.current_tab is ANNOTATE
+        assert panel.isVisible()
+        assert not panel.image.isVisible()
+        assert not panel.closed
+        delete_later()
+        assert "Annotate" not in viewer.window.dock_widgets
+    assert ends == []
+
+
+def test_what_has_its_own_dock_outlives_the_workspace(viewer):
+    first = viewer.add_image(RGB, name="first")
+    viewer.add_image(RGB, name="second")
+    workspace = open_workspace(viewer, CELLS)
+    cells = workspace.panel(CELLS)
+    workspace.float_tab(CELLS)
+    workspace.parentWidget().destroyOnClose()
+    delete_later()
+    assert not cells.closed
+    viewer.layers.selection.active = first
+    assert cells.image.layer is first
+    cells.parentWidget().destroyOnClose()
+    assert cells.closed
+
+
+# --- space ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("theme", ["dark", "light"])
+def test_nothing_is_cut_off_at_1280_by_720(make_napari_viewer, smear, theme, qtbot):
+    viewer = make_napari_viewer(show=True)
+    viewer.theme = theme
+    viewer.add_image(smear, name="a smear with quite a long name, as cameras give them.tif")
+    viewer.window.resize(1280, 720)
+    workspace = open_workspace(viewer)
+    for tab in TABS:
+        panel = workspace.open_tab(tab)
+        qtbot.wait(50)
+        assert panel.minimumSizeHint().width() <= panel.width() <= 400, tab.label
+        assert workspace.parentWidget().width() <= 400, tab.label
+        for area in panel.findChildren(QScrollArea):
+            bar = area.horizontalScrollBar()
+            assert bar.maximum() == 0 or not area.isVisible(), tab.label
+            inside = area.widget()
+            assert inside.minimumSizeHint().width() <= area.viewport().width(), tab.label
+    bar = workspace.tabs.tabBar()
+    assert bar.tabRect(bar.count() - 1).right() < bar.width() or bar.width() <= workspace.width()
+    assert bar.sizeHint().width() <= workspace.width()
+    window = viewer.window._qt_window
+    assert (window.width(), window.height()) == (1280, 720), "no dock has forced the window open"
