@@ -245,7 +245,7 @@ def test_measures_are_those_of_quality(smear):
     )
     for score in [*v.per_class, v.mean, v.all_boxes]:
         numbers = (score.precision, score.recall, score.f1, score.ap50, score.ap)
-        assert " ".join(f"{number:.3f}" for number in numbers) in text
+        assert " ".join(f"{100 * number:.1f} %" for number in numbers) in text
     coco = subject.evaluation.average_precisions("coco").mean(axis=0)
     assert f"As COCO's own program computes it: {coco[0]:.3f} and {coco.mean():.3f}." in text
     assert f"highest on average at {subject.evaluation.best_threshold():.2f}" in text
