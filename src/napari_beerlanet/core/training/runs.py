@@ -30,7 +30,7 @@ import psutil
 from napari_beerlanet.core.common.events import FINAL_EVENTS, EventTail, RunState
 from napari_beerlanet.core.common.locking import FolderLock
 from napari_beerlanet.core.common.messages import slug, system_reason
-from napari_beerlanet.core.common.storage import FileError, atomic_path, remove_path
+from napari_beerlanet.core.common.storage import FileError, atomic_path, read_json, remove_path
 from napari_beerlanet.core.project.files import MODELS_DIR, RUNS_DIR
 
 FORMAT_VERSION = 1
@@ -199,13 +199,8 @@ class RunFolder:
 
 def read_run(path: str | os.PathLike[str]) -> dict[str, Any]:
     """A run.json, or a `FileError`."""
-    try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise FileError(f"{path}: {system_reason(error)}.") from error
-    except (ValueError, RecursionError) as error:
-        raise FileError(f"{path}: not a JSON file of a run.") from error
-    if not isinstance(content, dict) or not isinstance(content.get("settings"), dict):
+    content = read_json(path)
+    if not isinstance(content.get("settings"), dict):
         raise FileError(f"{path}: holds no settings of a run.")
     if content.get("format", FORMAT_VERSION) != FORMAT_VERSION:
         raise FileError(f"{path}: of another version of this program; update napari-beerlanet.")
