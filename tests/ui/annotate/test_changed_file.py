@@ -115,6 +115,56 @@ def test_it_is_asked_too_when_the_project_is_opened_later(changed, open_file, un
     assert len(panel.store.project.sources()) == (1 if use else 2)
 
 
+@pytest.fixture
+def changed_draft(open_file, until, tmp_path, smear):
+    """The file, annotated with two boxes without a project and then saved with other pixels."""
+    path = tmp_path / "smear.png"
+    Image.fromarray(smear).save(path)
+    panel = open_file(project=False)
+    panel.annotate.click()
+    until(lambda: panel.annotation_actions.annotated is not None)
+    panel.annotation_actions.annotated.boxes.layer.add([BOX, BOX + 50])
+    panel.store.autosave.flush()
+    panel.viewer.close()
+    Image.fromarray(255 - smear // 2).save(path)
+    return path
+
+
+@pytest.mark.parametrize("project", [False, True])
+def test_a_draft_of_a_changed_file_can_be_used(changed_draft, open_file, until, project):
+    panel = open_file(project=project)
+    panel.annotate.click()
+    until(lambda: asks(panel))
+    assert panel.annotation_actions.annotated is None
+    panel.question.buttons[0].click()
+    until(lambda: panel.annotation_actions.annotated is not None)
+    assert count(panel) == 2
+    panel.store.autosave.flush()
+    if project:
+        assert len(panel.store.project.sources()) == 1
+    panel.store.projects.put(None)
+    panel.viewer.close()
+    again = open_file(project=project)
+    again.annotate.click()
+    until(lambda: again.annotation_actions.annotated is not None)
+    assert count(again) == 2, "the decision holds"
+    drafts = again.store.autosave.drafts
+    assert len(list(drafts.folder.glob("*.aside"))) == 1, "the earlier draft is kept"
+
+
+def test_or_one_starts_anew_and_the_draft_is_kept(changed_draft, open_file, until):
+    panel = open_file(project=False)
+    panel.annotate.click()
+    until(lambda: asks(panel))
+    panel.question.buttons[1].click()
+    until(lambda: panel.annotation_actions.annotated is not None)
+    assert count(panel) == 0
+    panel.annotation_actions.annotated.boxes.layer.add(BOX)
+    panel.store.autosave.flush()
+    drafts = panel.store.autosave.drafts
+    assert sorted(len(drafts.load(source)) for source in drafts.sources()) == [1, 2]
+
+
 def test_a_file_that_has_not_changed_is_not_asked_about(open_file, until, tmp_path, smear):
     Image.fromarray(smear).save(tmp_path / "smear.png")
     for expected in (0, 1):

@@ -113,6 +113,15 @@ class ImageSource:
         """From the content of a JSON file; a `ValueError` where it is something else."""
         return _SOURCE_ADAPTER.validate_python(content)
 
+    def is_changed_version_of(self, other: ImageSource) -> bool:
+        """Whether it lies in the file of another image, is as large, and has other pixels.
+
+        It may be the same picture saved again, or another one under the same name: only a person
+        can tell.
+        """
+        here, there = ((one.path, one.plane, one.shape) for one in (self, other))
+        return self.path is not None and here == there and self.digest != other.digest
+
     @property
     def id(self) -> str:
         """A name for files: readable, plain ASCII, and another one for every other image."""

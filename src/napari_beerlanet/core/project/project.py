@@ -195,16 +195,12 @@ class Project:
     def previous_version_of(self, source: ImageSource) -> str:
         """The id of an image that lay in the same file and was as large, "" if there is none.
 
-        It may be the same picture saved again, or another one under the same name: only a person
-        can tell. If it is the same, `reuse_annotations` transfers its annotations.
+        If it is the same picture, `reuse_annotations` transfers its annotations.
         """
-        if source.path is None or self.id_of(source) in self._sources:
+        if self.id_of(source) in self._sources:
             return ""
-        place = (source.path, source.plane, source.shape)
-        for name, other in list(self._sources.items()):
-            if (other.path, other.plane, other.shape) == place and other.digest != source.digest:
-                return name
-        return ""
+        earlier = (n for n, o in list(self._sources.items()) if source.is_changed_version_of(o))
+        return next(earlier, "")
 
     def check_ready_to_train(self) -> None:
         """A `DataError` that says what is missing for training."""

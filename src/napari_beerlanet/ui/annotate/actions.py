@@ -34,6 +34,7 @@ from napari_beerlanet.ui.annotate.annotation_layer import copy_of_detections
 from napari_beerlanet.ui.annotate.autosave import SavedAnnotations
 from napari_beerlanet.ui.annotate.classes import model_classes
 from napari_beerlanet.ui.annotate.store import (
+    PreviousVersion,
     SavedPlanes,
     Sources,
     adopt_previous,
@@ -67,14 +68,14 @@ Unreviewed = Literal["ask", "use", "hide"]
 class ChangedFile:
     """An image whose file has changed since it was annotated, until the user has decided.
 
-    `sources` and `saved` by plane; `previous` are the project's ids of the earlier version.
+    `sources`, `saved`, and the earlier version in the project or among the drafts, by plane.
     """
 
     image: Image
     plane: PlaneIndex
     sources: Sources
     saved: dict[PlaneIndex, SavedAnnotations]
-    previous: dict[PlaneIndex, str]
+    previous: dict[PlaneIndex, PreviousVersion]
 
 
 class AnnotationActions(QObject):
@@ -152,23 +153,22 @@ class AnnotationActions(QObject):
     def use_existing_annotations(self) -> None:
         """Of a changed file: continue with the annotations of its earlier version."""
         changed, self.changed_file = self.changed_file, None
-        project = self.store.project
-        if changed is None or project is None:
+        project, drafts = self.store.project, self.store.autosave.drafts
+        if changed is None:
             return
 
-        def done(adopted: dict[PlaneIndex, Annotations]) -> None:
+        def done(adopted: dict[PlaneIndex, SavedAnnotations]) -> None:
             if changed.image in self.viewer.layers and self.store.of(changed.image) is None:
-                existing = {p: SavedAnnotations(a, draft=False) for p, a in adopted.items()}
-                self._show_layers(changed.image, changed.plane, changed.saved | existing)
+                self._show_layers(changed.image, changed.plane, changed.saved | adopted)
 
         self.lookup_task.start(
-            lambda report: adopt_previous(changed.sources, changed.previous, project),
+            lambda report: adopt_previous(changed.sources, changed.previous, project, drafts),
             done,
             self._report_problem,
         )
 
     def start_anew(self) -> None:
-        """Of a changed file: annotate it as a new image; the project keeps the earlier version."""
+        """Of a changed file: annotate it as a new image; the earlier version's boxes are kept."""
         changed, self.changed_file = self.changed_file, None
         if changed is not None and changed.image in self.viewer.layers:
             self._show_layers(changed.image, changed.plane, changed.saved)

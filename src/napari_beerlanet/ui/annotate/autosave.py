@@ -230,10 +230,24 @@ class Drafts:
             path.rename(path.with_suffix(f".{now}.aside"))
 
     def sources(self) -> Iterable[ImageSource]:
-        """All images with drafts; files that cannot be read are skipped."""
-        for file in sorted(self.folder.glob("[!.]*.json")):
+        """All images with drafts, by age; files that cannot be read are skipped."""
+        for file in sorted(self.folder.glob("[!.]*.json"), key=_modified):
             with suppress(FileError, KeyError, TypeError, ValueError, OSError):
                 yield ImageSource.from_json(read_annotation_file(file)["source"])
+
+    def previous_version_of(self, source: ImageSource) -> ImageSource | None:
+        """The last image with a draft that lay in the same file and was as large, None without."""
+        earlier = [other for other in self.sources() if source.is_changed_version_of(other)]
+        return earlier[-1] if earlier else None
+
+    def reuse(self, source: ImageSource, previous: ImageSource) -> Annotations:
+        """Transfer the draft of an image's earlier version to it; a copy is kept."""
+        annotations = self.load(previous)
+        if annotations is None:
+            raise FileError(f"{self.path(previous)}: this draft is gone.")
+        self.save(source, annotations)
+        self.archive(previous)
+        return annotations
 
 
 def find_saved(
@@ -255,6 +269,13 @@ def planes_with_annotations(
     """Planes of stacks of images (H, W) that have saved annotations, perhaps of another stack."""
     sources = [*(project.sources().values() if project else ()), *drafts.sources()]
     return {s.plane for s in sources if s.shape == shape and len(s.plane) == axes}
+
+
+def _modified(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:  # it has become part of a project meanwhile
+        return 0
 
 
 def _is_newer(one: Path, other: Path) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from qtpy.QtCore import QEvent, QObject, QTimer, Signal
 from superqt.utils import QSignalThrottler
 
 from napari_beerlanet.core.boxes.annotations import Annotations
+from napari_beerlanet.core.project.files import ImageSource
 from napari_beerlanet.core.project.project import Project
 from napari_beerlanet.ui.annotate.annotated_image import (
     WHOLE_IMAGE,
@@ -47,6 +48,9 @@ _ZOOM_THROTTLE_MS = 60
 _WIDTH_TOLERANCE = 0.02  # relative
 
 Sources = dict[PlaneIndex, LazyImageSource]
+
+PreviousVersion = str | ImageSource
+"""An image's earlier version: the project's id of it, or what its draft is of."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,10 +229,14 @@ class AnnotationStore(QObject):
         if not previous or project is None:
             self._replace(conflict.image, conflict.theirs)
             return
+        drafts = self.autosave.drafts
+
+        def done(adopted: dict[PlaneIndex, SavedAnnotations]) -> None:
+            theirs = {plane: saved.annotations for plane, saved in adopted.items()}
+            self._replace(conflict.image, conflict.theirs | theirs)
+
         self._adopt_task.start(
-            lambda report: adopt_previous(sources, previous, project),
-            lambda adopted: self._replace(conflict.image, conflict.theirs | adopted),
-            notify_error,
+            lambda report: adopt_previous(sources, previous, project, drafts), done, notify_error
         )
 
     def _replace(self, image: AnnotatedImage, theirs: dict[PlaneIndex, Annotations]) -> None:
@@ -291,10 +299,10 @@ def annotation_store(viewer: Viewer) -> AnnotationStore:
 
 @dataclass(frozen=True)
 class SavedPlanes:
-    """Saved annotations of an image by plane, and ids of earlier versions of planes without any."""
+    """Saved annotations of an image by plane, and the earlier version of planes without any."""
 
     saved: dict[PlaneIndex, SavedAnnotations]
-    previous: dict[PlaneIndex, str]
+    previous: dict[PlaneIndex, PreviousVersion]
 
 
 def find_saved_planes(
@@ -303,15 +311,20 @@ def find_saved_planes(
     """What was saved of an image's planes: of the current one, and of all that may have some."""
     shape = sources[current].plane.shape
     listed = planes_with_annotations(shape, len(current), project, drafts)
-    saved, previous = {}, {}
+    saved: dict[PlaneIndex, SavedAnnotations] = {}
+    previous: dict[PlaneIndex, PreviousVersion] = {}
     for plane in sorted({current, *(listed & sources.keys())}):
         source = sources[plane].resolve()
         annotations = find_saved(source, project, drafts)
         if annotations is not None:
             saved[plane] = annotations
-        elif project is not None and not project.read_only:
-            previous[plane] = project.previous_version_of(source)
-    return SavedPlanes(saved, {plane: name for plane, name in previous.items() if name})
+            continue
+        writable = project is not None and not project.read_only
+        earlier = project.previous_version_of(source) if project is not None and writable else ""
+        version = earlier or drafts.previous_version_of(source)
+        if version:
+            previous[plane] = version
+    return SavedPlanes(saved, previous)
 
 
 def project_annotations(
@@ -336,13 +349,21 @@ def project_annotations(
 
 
 def adopt_previous(
-    sources: Sources, previous: dict[PlaneIndex, str], project: Project
-) -> dict[PlaneIndex, Annotations]:
+    sources: Sources,
+    previous: Mapping[PlaneIndex, PreviousVersion],
+    project: Project | None,
+    drafts: Drafts,
+) -> dict[PlaneIndex, SavedAnnotations]:
     """Make the annotations of an earlier version of an image's file those of its present one."""
-    return {
-        plane: project.reuse_annotations(sources[plane].resolve(), name)
-        for plane, name in previous.items()
-    }
+    adopted = {}
+    for plane, version in previous.items():
+        source = sources[plane].resolve()
+        if isinstance(version, ImageSource):
+            adopted[plane] = SavedAnnotations(drafts.reuse(source, version), draft=True)
+        elif project is not None:
+            annotations = project.reuse_annotations(source, version)
+            adopted[plane] = SavedAnnotations(annotations, draft=False)
+    return adopted
 
 
 def _comparable(annotations: Annotations) -> Any:

@@ -370,13 +370,13 @@ class QuestionFrame(QFrame):
             f"“{name}” has changed since it was annotated.",
             (
                 "Use the existing annotations",
-                "It is the same picture, saved again: continue with the project's annotations.",
+                "It is the same picture, saved again: continue with its annotations.",
                 use,
             ),
             (
                 "Start over",
-                "It is another picture: annotate it as a new image. The project keeps the "
-                "annotations of the earlier one.",
+                "It is another picture: annotate it as a new image. The annotations of the "
+                "earlier one are kept.",
                 restart,
             ),
         )
