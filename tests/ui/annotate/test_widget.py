@@ -330,6 +330,58 @@ def test_an_image_goes_into_the_project_as_crops(drawing, until, tmp_path):
     assert "Only one image" in drawing.split.text()
 
 
+def test_an_image_can_be_removed_from_the_training_data_and_added_again(drawing, until, tmp_path):
+    images, task = drawing.project_images, drawing.annotation_actions.project_task
+    assert images.isHidden()
+    drawing.project.create_project(tmp_path / "my cells")
+    until(lambda: drawing.store.project is not None)
+    boxes(drawing).layer.add([BOX, BOX + 60])
+    drawing.add.click()
+    until(lambda: not task.running)
+    project = drawing.store.project
+    assert images.isVisibleTo(drawing)
+    images.header.click()
+    assert [images.list.item(0).text()] == ["smear: training, 1 crop, 2 boxes"]
+    assert not images.remove_button.isEnabled(), "nothing is selected"
+
+    images.list.item(0).setSelected(True)
+    images.remove_button.click()
+    assert drawing.remove_question.isVisibleTo(drawing)
+    assert "“smear”" in drawing.remove_question.text.text()
+    assert "annotations are kept" in drawing.remove_question.text.text()
+    drawing.remove_question.buttons[1].click()
+    assert project.summary()["images"] == 1, "cancelled"
+
+    images.remove_button.click()
+    drawing.remove_question.buttons[0].click()
+    until(lambda: not task.running)
+    assert project.summary()["images"] == 0
+    assert not list((project.path / "images").rglob("*.png"))
+    assert images.isHidden()
+    assert drawing.remove_question.isHidden()
+    assert "“smear” was removed" in drawing.message.text()
+    assert "0 images" in drawing.project.status.text()
+    assert len(project.load_annotations(next(iter(project.sources().values())))) == 2
+
+    drawing.add.click()
+    until(lambda: not task.running)
+    assert project.summary()["images"] == 1
+    assert images.isVisibleTo(drawing)
+
+
+def test_no_image_is_removed_from_a_project_of_another_viewer(drawing, until, tmp_path):
+    drawing.project.create_project(tmp_path / "p")
+    until(lambda: drawing.store.project is not None)
+    boxes(drawing).layer.add(BOX)
+    drawing.add.click()
+    until(lambda: not drawing.annotation_actions.project_task.running)
+    drawing.store.projects.put(None)
+    drawing.project.open(tmp_path / "p", read_only=True)
+    until(lambda: drawing.store.project is not None)
+    drawing.project_images.list.item(0).setSelected(True)
+    assert not drawing.project_images.remove_button.isEnabled()
+
+
 def copied_and_confirmed(drawing, until, folder):
     """Three copied boxes, one of them confirmed, and a project to add them to."""
     drawing.project.create_project(folder)

@@ -17,14 +17,13 @@ from qtpy.QtCore import QObject, Signal
 from napari_beerlanet.core.boxes.annotations import CONFIRMED, Annotations
 from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.common.messages import count_of
-from napari_beerlanet.core.common.progress import Report
+from napari_beerlanet.core.common.progress import Report, report_progress
 from napari_beerlanet.core.common.storage import atomic_path
 from napari_beerlanet.core.images.files import ImageFile
 from napari_beerlanet.core.project.crop_files import AddedImage
 from napari_beerlanet.core.project.crops import choose_crop_size, padding_grey
 from napari_beerlanet.core.project.import_annotations import import_dataset, import_for_image
 from napari_beerlanet.core.project.project import Project
-from napari_beerlanet.core.project.split import TRAIN, VAL
 from napari_beerlanet.ui.annotate.annotated_image import (
     AnnotatedImage,
     LazyImageSource,
@@ -33,6 +32,7 @@ from napari_beerlanet.ui.annotate.annotated_image import (
 from napari_beerlanet.ui.annotate.annotation_layer import copy_of_detections
 from napari_beerlanet.ui.annotate.autosave import SavedAnnotations
 from napari_beerlanet.ui.annotate.classes import model_classes
+from napari_beerlanet.ui.annotate.project_bar import SPLIT_NAMES
 from napari_beerlanet.ui.annotate.store import (
     PreviousVersion,
     SavedPlanes,
@@ -58,7 +58,6 @@ DEFAULT_TRAINING_SIZE = 640
 
 _SAME_BOX_IOU = 0.5  # from which a new box counts as annotated already
 _MAX_NOTES = 6  # of an import
-_SPLIT_NAMES = {TRAIN: "training", VAL: "validation"}
 
 Unreviewed = Literal["ask", "use", "hide"]
 """What to do with boxes that were copied from detections and not reviewed."""
@@ -331,7 +330,6 @@ class AnnotationActions(QObject):
 
         def done(addition: ProjectAddition) -> None:
             annotated.saved[plane] = annotations.to_json()
-            self.store.projects.notify_updated()
             notes = [*annotated.boxes.notes, *annotated.regions.read(plane)[1]]
             self.message.emit("\n".join([*addition.sentences(), *notes]))
 
@@ -341,6 +339,27 @@ class AnnotationActions(QObject):
             ),
             done,
         )
+
+    def remove_from_project(self, ids: Sequence[str], names: Sequence[str]) -> None:
+        """Take images out of the training data, off the GUI thread; their annotations stay."""
+        project = self._writable_project()
+        if project is None or not ids:
+            return
+        self.importing = False
+
+        def work(report: Report) -> None:
+            for number, one in enumerate(ids):
+                report_progress(report, number, len(ids), names[number])
+                project.remove_image(one)
+
+        def done(_: None) -> None:
+            which = f"“{names[0]}” was" if len(ids) == 1 else f"{len(ids)} images were"
+            self.message.emit(
+                f"{which} removed from the training data. The annotations are kept: open the "
+                "image and add it to the project again to bring it back."
+            )
+
+        self.project_task.start(work, done)
 
     def import_dataset(self, path: str) -> None:
         """Import the annotated images of a folder or dataset file into the project."""
@@ -356,12 +375,14 @@ class AnnotationActions(QObject):
         )
 
     def _project_task_ended(self, outcome: TaskOutcome) -> None:
-        """Images that were imported before an import failed or was cancelled stay imported."""
+        """What was done before an import or a removal failed or was cancelled stays done."""
         project = self.store.project
-        if self.importing and project is not None and not self.project_task.running:
+        if project is None or self.project_task.running:
+            return
+        if self.importing:
             self.store.classes.place_first(project.classes)
             self.store.compare_with_project()
-            self.store.projects.notify_updated()
+        self.store.projects.notify_updated()
 
     def _writable_project(self) -> Project | None:
         project = self.store.project
@@ -401,7 +422,7 @@ class ProjectAddition:
     def sentences(self) -> list[str]:
         """The result for people."""
         added = self.added
-        split = _SPLIT_NAMES.get(added.split, added.split)
+        split = SPLIT_NAMES.get(added.split, added.split)
         all_of = f"{added.used} of " if added.unused else ""
         boxes = f"{all_of}{count_of(self.boxes, 'box', 'boxes')}"
         crops = count_of(added.crops, f"{'overlapping ' * (added.crops > 1)}crop")
@@ -459,7 +480,7 @@ def import_into_project(
     imported = import_dataset(
         project, path, training_size, crop_size=crop_size, grey=padding_grey(info), report=report
     )
-    splits = Counter(_SPLIT_NAMES.get(added.split, added.split) for added in imported.added)
+    splits = Counter(SPLIT_NAMES.get(added.split, added.split) for added in imported.added)
     images = count_of(len(imported.added), "image")
     by_split = ", ".join(f"{number} for {split}" for split, number in splits.items())
     boxes = count_of(sum(added.boxes for added in imported.added), "box", "boxes")

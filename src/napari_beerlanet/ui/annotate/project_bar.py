@@ -1,18 +1,28 @@
-"""Choose the project: create one, open one, or reopen a recent one."""
+"""Choose the project (create one, open one, or reopen a recent one), and see what is in it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
-from qtpy.QtCore import QSignalBlocker, Qt
-from qtpy.QtWidgets import QComboBox, QFileDialog, QSizePolicy, QVBoxLayout, QWidget
+from qtpy.QtCore import QSignalBlocker, Qt, Signal
+from qtpy.QtWidgets import (
+    QComboBox,
+    QFileDialog,
+    QListWidget,
+    QSizePolicy,
+    QVBoxLayout,
+    QWidget,
+)
+from superqt.utils import signals_blocked
 
 from napari_beerlanet.core.common.locking import LockedError
-from napari_beerlanet.core.common.messages import error_message
+from napari_beerlanet.core.common.messages import count_of, error_message
 from napari_beerlanet.core.common.progress import Cancelled, Progress, Report
+from napari_beerlanet.core.project.files import CropRecord
 from napari_beerlanet.core.project.project import Project
-from napari_beerlanet.ui.common.controls import button, hint, row
+from napari_beerlanet.core.project.split import TRAIN, VAL
+from napari_beerlanet.ui.common.controls import CollapsibleGroup, button, hint, not_none, row
 from napari_beerlanet.ui.common.notifications import notify_error
 from napari_beerlanet.ui.common.panel import Panel
 from napari_beerlanet.ui.common.recent import recent_projects
@@ -22,6 +32,10 @@ from napari_beerlanet.ui.common.session import (
 )
 
 _NO_PROJECT = "No project"
+_IMAGE_LIST_HEIGHT_PX = 140
+
+SPLIT_NAMES = {TRAIN: "training", VAL: "validation"}
+"""What a person calls the splits."""
 
 
 class ProjectBar(QWidget):
@@ -168,6 +182,70 @@ class ProjectBar(QWidget):
         """Show a status, muted unless there is a problem."""
         self.status.setText(text)
         self.status.setEnabled(problem)
+
+
+class ProjectImages(CollapsibleGroup):
+    """The images that a project trains on; hidden while there are none.
+
+    `remove_requested` is emitted with the ids and the names of the selected ones.
+    """
+
+    remove_requested = Signal(list, list)
+
+    def __init__(self) -> None:
+        super().__init__("Images in the training data")
+        self.list = QListWidget()
+        self.list.setToolTip("Images of the project with their split, training crops and boxes.")
+        self.list.setSelectionMode(QListWidget.SelectionMode.ExtendedSelection)
+        self.list.setMaximumHeight(_IMAGE_LIST_HEIGHT_PX)
+        self.remove_button = button(
+            "Remove …",
+            "Take the selected images out of the training data. Their annotations are kept.",
+            self._request_removal,
+        )
+        self._ids: list[str] = []
+        self._project: Project | None = None
+        self.list.itemSelectionChanged.connect(self._update_button)
+        self.body.addWidget(self.list)
+        self.body.addWidget(row(self.remove_button))
+        self.refresh(None)
+
+    def refresh(self, project: Project | None, busy: bool = False) -> None:
+        """List the images of the project; the selection stays."""
+        selected = set(self.selected_ids())
+        by_image: dict[str, list[CropRecord]] = {}
+        for crop in project.crops if project is not None else ():
+            by_image.setdefault(crop.source, []).append(crop)
+        self._ids, self._project = list(by_image), project
+        with signals_blocked(self.list):
+            self.list.clear()
+            for name, crops in by_image.items():
+                self.list.addItem(_describe_image(crops))
+                not_none(self.list.item(self.list.count() - 1)).setSelected(name in selected)
+        self.header.setText(f"{count_of(len(self._ids), 'image')} in the training data")
+        self.setVisible(bool(self._ids))
+        self._update_button(busy)
+
+    def selected_ids(self) -> list[str]:
+        """The project's ids of the selected images."""
+        return [self._ids[self.list.row(item)] for item in self.list.selectedItems()]
+
+    def _update_button(self, busy: bool = False) -> None:
+        writable = self._project is not None and not self._project.read_only and not busy
+        self.remove_button.setEnabled(writable and bool(self.list.selectedItems()))
+
+    def _request_removal(self) -> None:
+        ids = self.selected_ids()
+        crops = [] if self._project is None else self._project.crops
+        names = {crop.source: crop.source_name for crop in crops}
+        self.remove_requested.emit(ids, [names.get(one, one) for one in ids])
+
+
+def _describe_image(crops: list[CropRecord]) -> str:
+    splits = " and ".join(sorted({SPLIT_NAMES[crop.split] for crop in crops}))
+    boxes = count_of(sum(crop.boxes for crop in crops), "box", "boxes")
+    plane = f" [{crops[0].plane}]" if crops[0].plane else ""
+    return f"{crops[0].source_name}{plane}: {splits}, {count_of(len(crops), 'crop')}, {boxes}"
 
 
 def _close_if_cancelled(project: Project, report: Report) -> Project:

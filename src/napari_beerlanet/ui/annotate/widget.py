@@ -25,7 +25,7 @@ from napari_beerlanet.ui.annotate.annotated_image import (
 )
 from napari_beerlanet.ui.annotate.classes import ClassTable
 from napari_beerlanet.ui.annotate.key_bindings import KEY_HELP
-from napari_beerlanet.ui.annotate.project_bar import ProjectBar
+from napari_beerlanet.ui.annotate.project_bar import ProjectBar, ProjectImages
 from napari_beerlanet.ui.annotate.store import Conflict
 from napari_beerlanet.ui.common.controls import button, form, heading, hint, row, wrapping_label
 from napari_beerlanet.ui.common.panel import Panel
@@ -160,7 +160,13 @@ class AnnotateWidget(Panel):
         self.saved = hint()
         buttons = row(self.add, self.import_dataset)
         question = (self.unreviewed, buttons, self.add_question)
-        return [heading("Training data"), *question, self.bar, self.message, self.split, self.saved]
+        self.project_images = ProjectImages()
+        self.remove_question = QuestionFrame()
+        content = (self.split, self.project_images, self.remove_question)
+        return [
+            *(heading("Training data"), *question, self.bar, self.message, *content),
+            self.saved,
+        ]
 
     def _connect(self) -> None:
         actions = self.annotation_actions
@@ -169,6 +175,7 @@ class AnnotateWidget(Panel):
         actions.started.connect(self.refresh)
         actions.file_changed.connect(self.refresh)
         actions.unreviewed_found.connect(self._ask_unreviewed)
+        self.project_images.remove_requested.connect(self._ask_removal)
         actions.project_task.started.connect(self.refresh)
         actions.project_task.ended.connect(self._project_task_ended)
         self.store.changed.connect(self.refresh)
@@ -212,6 +219,7 @@ class AnnotateWidget(Panel):
         self._show_unreviewed()
         self._show_coverage()
         self.split.setText("\n".join(project.split_notes()) if project else "")
+        self._show_project_images()
         self._show_saved()
         self.classes.refresh()
 
@@ -230,6 +238,20 @@ class AnnotateWidget(Panel):
         self.unreviewed.setVisible(bool(copies))
         if not copies:
             self.add_question.dismiss()
+
+    def _show_project_images(self) -> None:
+        project, busy = self.store.project, self.annotation_actions.project_task.running
+        self.project_images.refresh(project, busy)
+        about = self.remove_question.about
+        present = set() if project is None else {crop.source for crop in project.crops}
+        if isinstance(about, tuple) and (busy or not present.issuperset(about)):
+            self.remove_question.dismiss()
+
+    def _ask_removal(self, ids: list[str], names: list[str]) -> None:
+        def remove() -> None:
+            self.annotation_actions.remove_from_project(ids, names)
+
+        self.remove_question.ask_removal(ids, names, remove)
 
     def _ask_unreviewed(self, copies: int, total: int) -> None:
         add = self.annotation_actions.add_to_project
@@ -436,6 +458,17 @@ class QuestionFrame(QFrame):
         chosen = self.buttons[1 if last_answer == "hide" and copies < total else 0]
         chosen.setDefault(True)
         chosen.setFocus()
+
+    def ask_removal(self, ids: list[str], names: list[str], remove: AnswerCallback) -> None:
+        """Whether images shall leave the training data; `about` are their ids."""
+        which = f"“{names[0]}”" if len(names) == 1 else f"{len(names)} images"
+        self.ask(
+            tuple(ids),
+            f"Remove {which} from the training data? The training crops are deleted; the "
+            "annotations are kept, and adding the image again brings it back.",
+            ("Remove", "Delete the training crops of the selected images.", remove),
+            ("Cancel", "Change nothing.", _nothing),
+        )
 
     def dismiss(self) -> None:
         """Hide the question."""
