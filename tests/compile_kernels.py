@@ -1,4 +1,4 @@
-"""Compile the kernels, which numba keeps beside their sources, before all workers need them.
+"""Compile kernels, ours and napari's, which numba keeps beside their sources, for all workers.
 
     python tests/compile_kernels.py
 
@@ -12,9 +12,11 @@ import torch
 import napari_beerlanet as nb
 from napari_beerlanet.core.boxes.matching import match_boxes, non_max_suppression
 from napari_beerlanet.samples import blood_smear
+from napari_beerlanet.ui.viewer.fast_shapes import fast_shapes_supported
 
 
 def main() -> None:
+    fast_shapes_supported()
     image = blood_smear((120, 160), cell_diameter=40).image
     for pixels in (image, image / 255):
         for iterations in (3, "converge"):

@@ -21,6 +21,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # who runs the tests shall not matter, and shall stay.
 os.environ.setdefault("NAPARI_CONFIG", "")
 
+# Importing makes millions of objects and no garbage; see also `pytest_runtest_setup`.
+gc.disable()
+
 # The first example may compile a kernel, and the machine may be busy: time proves nothing here.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
@@ -47,6 +50,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_xdist_auto_num_workers() -> int:
     """One worker more than cores, as many tests wait for processes, threads or timers."""
     return min((os.cpu_count() or 1) + 1, 4)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """All is imported."""
+    gc.enable()
 
 
 _modules_frozen = 0
