@@ -15,6 +15,7 @@ import pytest
 from napari_beerlanet.core.project.project import Project
 from napari_beerlanet.ui.annotate import autosave
 from napari_beerlanet.ui.annotate.widget import AnnotateWidget
+from napari_beerlanet.ui.common.session import save_open_project
 
 pytestmark = pytest.mark.window
 
@@ -273,3 +274,94 @@ def test_a_killed_viewer_loses_no_more_than_the_last_moments(open_panel, tmp_pat
     assert len(panel.annotation_actions.annotated.boxes.all()) >= before
     assert panel.store.project.read_only == ""
     assert not list(folder.rglob("*.partial*"))
+
+
+# --- saved annotations are shown when their image is opened ---------------------------------------
+
+
+@pytest.fixture
+def saved_draft(open_panel, until, smear):
+    """Two boxes on the smear, saved as a draft by an earlier viewer."""
+    panel = open_panel()
+    draw(panel, BOX, BOX + 60)
+    until(lambda: drafts(panel) != [] and len(drafts(panel)[0]["objects"]) == 2)
+    panel.viewer.close()
+    return panel.store.autosave.drafts.folder
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_saved_annotations_are_there_when_the_image_is_opened(
+    saved_draft, make_napari_viewer, smear, until, qtbot
+):
+    before = content(saved_draft)
+    viewer = make_napari_viewer()
+    panel = AnnotateWidget(viewer)
+    viewer.window.add_dock_widget(panel, name="Annotate")
+    other = viewer.add_image(255 - smear, name="without annotations")
+    image = viewer.add_image(smear, name="smear")
+    until(lambda: panel.store.of(image) is not None)
+    shown = panel.store.of(image).boxes.layer
+    assert shown.nshapes == 2
+    assert shown.visible
+    assert viewer.layers.selection.active is image, "the selection is the user's"
+    assert shown.mode == "pan_zoom"
+    panel.image.choose(image)
+    assert "2 saved boxes of this image, from a draft" in panel.shown_from.text()
+    assert panel.shown_from.isVisibleTo(panel)
+    qtbot.wait(2 * autosave.SAVE_DELAY_MS)
+    assert content(saved_draft) == before, "to look is not to save"
+    assert panel.store.of(other) is None
+    assert not [layer for layer in viewer.layers if layer.name.startswith("without annotations ·")]
+    again = viewer.add_image(smear, name="the same pixels")
+    until(lambda: again in panel.store._looked_up and not panel.store._show_task.running)
+    assert panel.store.of(again) is None, "boxes have one place"
+    panel.annotate.click()
+    assert viewer.layers.selection.active is shown
+    assert shown.mode == "add_rectangle"
+    assert panel.store.of(image).shown_from == ""
+    viewer.layers.remove(shown)
+    qtbot.wait(300)
+    assert panel.store.of(image) is None, "what the user puts away stays away"
+
+
+def test_a_draft_that_is_only_shown_does_not_go_into_a_project(
+    saved_draft, make_napari_viewer, smear, until, tmp_path, qtbot
+):
+    viewer = make_napari_viewer()
+    image = viewer.add_image(smear, name="smear")
+    panel = AnnotateWidget(viewer)
+    viewer.window.add_dock_widget(panel, name="Annotate")
+    until(lambda: panel.store.of(image) is not None)
+    panel.project.create_project(tmp_path / "p")
+    until(lambda: panel.store.project is not None)
+    until(lambda: panel.store.of(image) is not None and not panel.store._show_task.running)
+    qtbot.wait(2 * autosave.SAVE_DELAY_MS)
+    assert files(tmp_path / "p" / "annotations") == []
+    assert "go into p when you continue" in panel.shown_from.text()
+    panel.annotate.click()
+    until(lambda: files(tmp_path / "p" / "annotations") != [])
+    assert len(files(tmp_path / "p" / "annotations")[0]["objects"]) == 2
+    until(lambda: list(saved_draft.glob("[!.]*.json")) == [])
+
+
+def test_the_projects_annotations_are_shown_once_it_is_open(open_panel, until, tmp_path, smear):
+    panel = open_panel(project=tmp_path / "p")
+    draw(panel, BOX)
+    panel.viewer.close()
+    panel.store.projects.release()
+    save_open_project(None)
+    panel = open_panel(255 - smear, "another")
+    image = panel.viewer.add_image(smear, name="smear")
+    until(lambda: image in panel.store._looked_up and not panel.store._show_task.running)
+    assert panel.store.of(image) is None
+    panel.project.open(tmp_path / "p")
+    until(lambda: panel.store.of(image) is not None)
+    panel.image.choose(image)
+    assert "1 saved box of this image, from p" in panel.shown_from.text()
+    draw(panel, BOX + 60)
+    assert panel.store.of(image).shown_from == ""
+    until(lambda: len(files(tmp_path / "p" / "annotations")) >= 1 and panel.saved.text() != "")
+    until(lambda: max(len(f["objects"]) for f in files(tmp_path / "p" / "annotations")) == 2)

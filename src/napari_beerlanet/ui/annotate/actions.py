@@ -121,7 +121,7 @@ class AnnotationActions(QObject):
         if self.image is None:
             self._report_problem("There is no image to annotate; open a colour image first.")
         elif self.annotated is not None:
-            self.activate(self.annotated.boxes.layer)
+            self._continue(self.annotated)
         elif self._ensure_classes():
             image, plane, project = self.image, self.plane, self.store.project
             sources, drafts = image_sources(image), self.store.autosave.drafts
@@ -135,7 +135,12 @@ class AnnotationActions(QObject):
     def _looked_up(
         self, image: Image, plane: PlaneIndex, sources: Sources, result: SavedPlanes
     ) -> None:
-        if image not in self.viewer.layers or self.store.of(image) is not None:
+        if image not in self.viewer.layers:
+            return
+        shown = self.store.of(image)
+        if shown is not None:  # by itself, while it was looked up
+            self._continue(shown)
+            self.started.emit()
             return
         same = self.store.same_image(sources[plane])
         if same is not None:
@@ -148,6 +153,10 @@ class AnnotationActions(QObject):
             self.file_changed.emit()
         else:
             self._show_layers(image, plane, result.saved)
+
+    def _continue(self, annotated: AnnotatedImage) -> None:
+        self.store.take_up(annotated)
+        self.activate(annotated.boxes.layer)
 
     def use_existing_annotations(self) -> None:
         """Of a changed file: continue with the annotations of its earlier version."""

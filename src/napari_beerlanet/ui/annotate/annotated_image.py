@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from napari_beerlanet.ui.viewer.box_shapes import (
 from napari_beerlanet.ui.viewer.layers import (
     Role,
     UpdateGuard,
+    add_unselected,
     guard_software_opengl,
     role_metadata,
     transform_kwargs,
@@ -51,11 +53,17 @@ class AnnotatedImage:
     `changed` is emitted when the user, or one of our keys, has changed something. `coverage` is the
     part that is annotated: `WHOLE_IMAGE`, `DRAWN_REGIONS`, or None while the user has not decided.
     `held`: nothing is written to the project until the user has decided whose boxes are right.
+    `shown_from` says where annotations come from that are only shown so far; "" once the user works
+    on them, and `shown_drafts` are the planes of those that are in no project. `edited`: there was
+    a change by the user.
     """
 
     changed = Signal()
 
-    def __init__(self, image: Image, viewer: Viewer, classes: ClassList) -> None:
+    def __init__(
+        self, image: Image, viewer: Viewer, classes: ClassList, select: bool = True
+    ) -> None:
+        """`select` makes the layer of boxes the active one."""
         guard_software_opengl(viewer)
         self._image = weakref.ref(image)
         self.name = image.name
@@ -65,19 +73,23 @@ class AnnotatedImage:
         self.coverage = WHOLE_IMAGE if small else None
         self.saved: dict[PlaneIndex, dict[str, Any] | None] = {}
         self.held = False
+        self.shown_from = ""
+        self.edited = False
+        self.shown_drafts: set[PlaneIndex] = set()
         width = float(np.clip(max(self.shape) / _EDGES_PER_SIDE, _MIN_EDGE_WIDTH, _MAX_EDGE_WIDTH))
-        self.regions = RegionLayer(
-            _new_shapes_layer(image, viewer, f"{image.name} · annotated regions", Role.REGIONS, {}),
-            width,
-        )
+        add = viewer.add_layer if select else partial(add_unselected, viewer)
+        regions = _new_shapes_layer(image, f"{image.name} · annotated regions", Role.REGIONS, {})
         layer = _new_shapes_layer(
-            image, viewer, f"{image.name} · annotations", Role.ANNOTATIONS, empty_features()
+            image, f"{image.name} · annotations", Role.ANNOTATIONS, empty_features()
         )
+        for new in (regions, layer):
+            add(new)
+        self.regions = RegionLayer(regions, width)
         layer.current_edge_width = width
         layer.current_face_color = "transparent"
         self.boxes = AnnotationLayer(layer, classes, self.shape, width)
         self.boxes.changed.connect(self._boxes_changed)
-        self.regions.changed.connect(self.changed.emit)
+        self.regions.changed.connect(self._emit_changed)
 
     @property
     def image(self) -> Image | None:
@@ -153,6 +165,10 @@ class AnnotatedImage:
         if self.coverage == WHOLE_IMAGE and not self.regions.edited:
             for plane in self.boxes.planes():
                 self.mark_whole_by_default(plane)
+        self._emit_changed()
+
+    def _emit_changed(self) -> None:
+        self.edited = True
         self.changed.emit()
 
 
@@ -268,8 +284,8 @@ def _is_whole_image(regions: Sequence[Region], shape: tuple[int, int]) -> bool:
     return len(regions) == 1 and regions[0].kind == "rectangle" and regions[0].bounds == whole
 
 
-def _new_shapes_layer(image: Image, viewer: Viewer, name: str, role: Role, features: Any) -> Shapes:
-    layer = Shapes(
+def _new_shapes_layer(image: Image, name: str, role: Role, features: Any) -> Shapes:
+    return Shapes(
         [],
         ndim=image.ndim,
         name=name,
@@ -278,5 +294,3 @@ def _new_shapes_layer(image: Image, viewer: Viewer, name: str, role: Role, featu
         metadata=role_metadata(role, image),
         **transform_kwargs(image),
     )
-    viewer.add_layer(layer)
-    return layer

@@ -186,10 +186,11 @@ def _saved_message(job: SaveJob, drafts: Drafts) -> str:
 
 @dataclass(frozen=True)
 class SavedAnnotations:
-    """Annotations that were saved earlier, in the project or as a `draft`."""
+    """Annotations that were saved earlier, in the project or as a `draft`, and when."""
 
     annotations: Annotations
     draft: bool
+    time: datetime | None = None
 
 
 class Drafts:
@@ -258,9 +259,16 @@ def find_saved(
     file = project.path / ANNOTATIONS_DIR / f"{project.id_of(source)}.json" if project else None
     if project is not None and file is not None and file.exists() and _is_newer(file, draft):
         saved = project.load_annotations(source)
-        return None if saved is None else SavedAnnotations(saved, draft=False)
+        return None if saved is None else SavedAnnotations(saved, False, _time_of(file))
     saved = drafts.load(source)
-    return None if saved is None else SavedAnnotations(saved, draft=True)
+    return None if saved is None else SavedAnnotations(saved, True, _time_of(draft))
+
+
+def _time_of(file: Path) -> datetime | None:
+    try:
+        return datetime.fromtimestamp(file.stat().st_mtime)
+    except (OSError, OverflowError, ValueError):
+        return None
 
 
 def planes_with_annotations(

@@ -13,6 +13,7 @@ from qtpy.QtCore import QEvent, QObject, QTimer, Signal
 from superqt.utils import QSignalThrottler
 
 from napari_beerlanet.core.boxes.annotations import Annotations
+from napari_beerlanet.core.common.messages import count_of, error_message
 from napari_beerlanet.core.project.files import ImageSource
 from napari_beerlanet.core.project.project import Project
 from napari_beerlanet.ui.annotate.annotated_image import (
@@ -20,6 +21,7 @@ from napari_beerlanet.ui.annotate.annotated_image import (
     AnnotatedImage,
     LazyImageSource,
     RegionLayer,
+    image_sources,
 )
 from napari_beerlanet.ui.annotate.annotation_layer import AnnotationLayer
 from napari_beerlanet.ui.annotate.autosave import (
@@ -37,7 +39,8 @@ from napari_beerlanet.ui.common.panel import Connection, unwrap_viewer
 from napari_beerlanet.ui.common.session import get_project_store
 from napari_beerlanet.ui.common.tasks import Task, on_destroyed
 from napari_beerlanet.ui.viewer.box_shapes import set_edge_width
-from napari_beerlanet.ui.viewer.planes import PlaneIndex
+from napari_beerlanet.ui.viewer.layers import user_images
+from napari_beerlanet.ui.viewer.planes import PlaneIndex, current_plane
 from napari_beerlanet.ui.viewer.viewport import viewport_of
 
 if TYPE_CHECKING:
@@ -69,6 +72,8 @@ class Conflict:
 class AnnotationStore(QObject):
     """Images, classes and saving of one viewer; a child of its window.
 
+    `lookup_notes` are sentences on images whose saved annotations cannot be shown by themselves.
+
     `changed` is emitted when images or boxes have changed, `conflict_found` when `conflicts` has a
     new entry: the user has to decide whose boxes are right.
     """
@@ -87,10 +92,16 @@ class AnnotationStore(QObject):
         self.autosave = Autosave(self, self._save_jobs, self._mark_saved, Drafts())
         self._edges = ConstantEdgeWidth(self, viewer, self._shape_layers)
         self._lookup_task, self._adopt_task = Task(self), Task(self)
+        self._show_task = Task(self)
+        self._shows_saved = False
+        self._looked_up: weakref.WeakSet[Image] = weakref.WeakSet()
+        self._put_away: weakref.WeakSet[Image] = weakref.WeakSet()
+        self.lookup_notes: weakref.WeakKeyDictionary[Image, str] = weakref.WeakKeyDictionary()
         connections: list[Connection] = [
             (self.projects.about_to_change, self.autosave.flush),
             (self.projects.changed, self._project_changed),
             (viewer.layers.events.removed, self._layer_removed),
+            (viewer.layers.events.inserted, self._show_saved_soon),
         ]
         for emitter, method in connections:
             emitter.connect(method)
@@ -125,26 +136,118 @@ class AnnotationStore(QObject):
         return None
 
     def start(
-        self, image: Image, saved: dict[PlaneIndex, SavedAnnotations], plane: PlaneIndex
+        self,
+        image: Image,
+        saved: dict[PlaneIndex, SavedAnnotations],
+        plane: PlaneIndex,
+        only_show: bool = False,
     ) -> AnnotatedImage:
-        """Create an image's layers and show its saved annotations."""
+        """Create an image's layers and show its saved annotations.
+
+        `only_show`: nothing is selected, and a draft goes nowhere until the user works on it.
+        """
         assert self.viewer is not None
-        annotated = AnnotatedImage(image, self.viewer, self.classes)
+        annotated = AnnotatedImage(image, self.viewer, self.classes, select=not only_show)
         for index, one in saved.items():
             self.classes.add(one.annotations.names)
             annotated.put(one.annotations, index)
-            if one.draft and self.project is not None:
-                annotated.saved[index] = None  # a draft goes into the project
+            if one.draft:
+                annotated.shown_drafts.add(index)
         if annotated.coverage == WHOLE_IMAGE:
             annotated.mark_whole_by_default(plane)
         self.images.append(annotated)
         annotated.changed.connect(self._image_changed)
         bind_keys(self.viewer, annotated.boxes)
-        if any(one.draft for one in saved.values()):
-            self.autosave.touch()
+        if only_show:
+            annotated.shown_from = describe_saved(saved, self.project)
+        else:
+            self.take_up(annotated)
         self._edges.update()
         self.changed.emit()
         return annotated
+
+    def take_up(self, annotated: AnnotatedImage) -> None:
+        """The user works on annotations from now on: drafts go into the project."""
+        annotated.shown_from = ""
+        drafts, annotated.shown_drafts = annotated.shown_drafts, set()
+        if drafts and self.project is not None:
+            annotated.saved |= dict.fromkeys(drafts)
+        if drafts:
+            self.autosave.touch()
+
+    # --- saved annotations of images that are opened ----------------------------------------------
+
+    def show_saved(self) -> None:
+        """Show the saved annotations of every image that is open, or opened from now on."""
+        self._shows_saved = True
+        self._show_saved_soon()
+
+    def _show_saved_soon(self, event: Any = None) -> None:
+        if self._shows_saved:  # a turn later: a reader may still be adding layers
+            QTimer.singleShot(0, self._show_next)
+
+    def _show_next(self) -> None:
+        """Look up one image after another, off the GUI thread."""
+        viewer = self.viewer
+        if viewer is None or self._show_task.running:
+            return
+        waiting = (one for one in user_images(viewer) if one not in self._looked_up)
+        image = next((one for one in waiting if self.of(one) is None), None)
+        if image is None:
+            return
+        self._looked_up.add(image)
+        sources, plane = image_sources(image), current_plane(image, viewer).index
+        project, drafts = self.project, self.autosave.drafts
+        weak_image = weakref.ref(image)
+
+        def failed(error: BaseException) -> None:
+            QTimer.singleShot(0, self._show_next)
+            self._note(weak_image(), f"Saved annotations cannot be shown: {error_message(error)}")
+
+        self._show_task.start(
+            lambda report: find_listed_planes(sources, plane, project, drafts),
+            lambda found: self._show_found(weak_image(), plane, sources, found, project),
+            failed,
+        )
+
+    def _show_found(
+        self,
+        image: Image | None,
+        plane: PlaneIndex,
+        sources: Sources,
+        found: SavedPlanes,
+        project: Project | None,
+    ) -> None:
+        QTimer.singleShot(0, self._show_next)
+        viewer = self.viewer
+        if viewer is None or image is None or image not in viewer.layers:
+            return
+        if self.of(image) is not None or image in self._put_away or project is not self.project:
+            return
+        if found.previous:
+            self._note(image, f"“{image.name}” has changed since it was annotated; press Annotate.")
+            return
+        content = [(p, one) for p, one in found.saved.items() if _has_content(one.annotations)]
+        if content and self.same_image(sources[content[0][0]]) is None:
+            self.start(image, dict(content), plane, only_show=True)
+
+    def _note(self, image: Image | None, text: str) -> None:
+        if image is not None:
+            self.lookup_notes[image] = text
+            self.changed.emit()
+
+    def _look_up_again(self) -> None:
+        """Another project may have other annotations of images that nobody works on yet."""
+        viewer = self.viewer
+        for annotated in [one for one in self.images if one.shown_from]:
+            self.images.remove(annotated)
+            annotated.close()
+            for layer in (annotated.boxes.layer, annotated.regions.layer):
+                if viewer is not None and layer in viewer.layers:
+                    viewer.layers.remove(layer)
+        self.lookup_notes.clear()
+        self._looked_up.clear()
+        self._show_saved_soon()
 
     def _shape_layers(self) -> list[AnnotationLayer | RegionLayer]:
         return [layer for image in self.images for layer in (image.boxes, image.regions)]
@@ -156,6 +259,8 @@ class AnnotationStore(QObject):
                 self.autosave.flush()
                 image.close()
                 self.images.remove(image)
+                if image.image is not None:
+                    self._put_away.add(image.image)
                 self.changed.emit()
             elif event.value is image.regions.layer:
                 # When the viewer is closed all layers go, one after the other: the user has deleted
@@ -193,6 +298,7 @@ class AnnotationStore(QObject):
     def _project_changed(self, project: Project | None) -> None:
         if project is not None:
             self.classes.place_first(project.classes)
+        self._look_up_again()
         self.compare_with_project()
 
     def _compare(self, conflict: Conflict) -> None:
@@ -258,6 +364,9 @@ class AnnotationStore(QObject):
     # --- saving -----------------------------------------------------------------------------------
 
     def _image_changed(self) -> None:
+        for image in self.images:
+            if image.shown_from and image.edited:
+                self.take_up(image)
         self.autosave.touch()
         self.changed.emit()
 
@@ -325,6 +434,34 @@ def find_saved_planes(
         if version:
             previous[plane] = version
     return SavedPlanes(saved, previous)
+
+
+def find_listed_planes(
+    sources: Sources, current: PlaneIndex, project: Project | None, drafts: Drafts
+) -> SavedPlanes:
+    """As `find_saved_planes`, without reading the pixels of an image that has none for certain."""
+    shape = sources[current].plane.shape
+    listed = planes_with_annotations(shape, len(current), project, drafts)
+    if not listed & sources.keys():
+        return SavedPlanes({}, {})
+    return find_saved_planes(sources, current, project, drafts)
+
+
+def describe_saved(saved: dict[PlaneIndex, SavedAnnotations], project: Project | None) -> str:
+    """How many boxes were saved where, and when."""
+    count = sum(len(one.annotations) for one in saved.values())
+    boxes = count_of(count, "saved box", "saved boxes")
+    times = [one.time for one in saved.values() if one.time is not None]
+    when = f", {max(times):%d %b %Y %H:%M}" if times else ""
+    if all(one.draft for one in saved.values()):
+        goes = f"; they go into {project.path.name} when you continue" if project else ""
+        return f"{boxes} of this image, from a draft{when}{goes}."
+    name = project.path.name if project is not None else "the project"
+    return f"{boxes} of this image, from {name}{when}."
+
+
+def _has_content(annotations: Annotations) -> bool:
+    return bool(len(annotations) or annotations.regions)
 
 
 def project_annotations(

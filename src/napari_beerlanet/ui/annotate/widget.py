@@ -60,6 +60,7 @@ class AnnotateWidget(Panel):
         self._choose_image(self.image.layer)
         if self.store.project is None:
             self.project.reopen()
+        self.store.show_saved()
 
     # --- layout -----------------------------------------------------------------------------------
 
@@ -97,6 +98,7 @@ class AnnotateWidget(Panel):
             "Draw boxes on the image; its saved annotations are loaded.",
             self.annotation_actions.start,
         )
+        self.shown_from = wrapping_label()
         self.help = hint(KEY_HELP)
         self.question = QuestionFrame()
         self.confidence = QDoubleSpinBox()
@@ -117,7 +119,14 @@ class AnnotateWidget(Panel):
             self._choose_box_file,
         )
         tools = row(self.copy, self.confidence, self.import_boxes)
-        return [heading("Boxes"), self.annotate, self.help, self.question, tools]
+        return [
+            heading("Boxes"),
+            self.annotate,
+            self.shown_from,
+            self.help,
+            self.question,
+            tools,
+        ]
 
     def _region_widgets(self) -> list[QWidget]:
         self.coverage = hint()
@@ -205,6 +214,7 @@ class AnnotateWidget(Panel):
         self.image_section.setEnabled(has_image)
         self.model_classes.setVisible(get_session(self.viewer).model is not None)
         self.annotate.setText("Annotate" if annotated is None else "Continue drawing")
+        self._show_origin()
         for widget in (
             self.copy,
             self.confidence,
@@ -222,6 +232,15 @@ class AnnotateWidget(Panel):
         self._show_project_images()
         self._show_saved()
         self.classes.refresh()
+
+    def _show_origin(self) -> None:
+        """Where annotations come from that are shown, but nobody works on yet."""
+        annotated, image = self.annotation_actions.annotated, self.annotation_actions.image
+        text = "" if annotated is None else annotated.shown_from
+        if annotated is None and image is not None:
+            text = self.store.lookup_notes.get(image, "")
+        self.shown_from.setText(text)
+        self.shown_from.setVisible(bool(text))
 
     def _project_task_ended(self, outcome: TaskOutcome) -> None:
         if outcome is TaskOutcome.CANCELLED and self.annotation_actions.importing:
