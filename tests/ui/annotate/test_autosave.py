@@ -318,6 +318,7 @@ def test_saved_annotations_are_there_when_the_image_is_opened(
     again = viewer.add_image(smear, name="the same pixels")
     until(lambda: again in panel.store._looked_up and not panel.store._show_task.running)
     assert panel.store.of(again) is None, "boxes have one place"
+    panel.image.choose(image)
     panel.annotate.click()
     assert viewer.layers.selection.active is shown
     assert shown.mode == "add_rectangle"
