@@ -102,6 +102,19 @@ def test_a_dataset_of_ultralytics(project, tmp_path):
     assert project.summary()["images"] == 4, "the same images again are no new ones"
 
 
+def test_an_image_of_a_dataset_without_a_readable_box_is_no_background(project, tmp_path):
+    """Labels with confidences, say: the image came in with no box at all, as background."""
+    data = write_smears(tmp_path / "data", train=3, val=1)
+    first, *others = sorted((data.parent / "labels").rglob("*.txt"))
+    first.write_text("".join(f"{line} 0.9\n" for line in first.read_text().splitlines()))
+    imported = import_dataset(project, data, 96)
+    assert len(imported.added) == len(others)
+    assert first.stem not in {Path(name).stem for name in saved(project)}
+    (told,) = [note for note in imported.notes if "is left out" in note]
+    assert "6 numbers" in told
+    assert first.stem in told
+
+
 def test_classes_go_by_name_and_new_ones_are_added(project, tmp_path):
     found = write_image(tmp_path / "theirs" / "1.png", 1)
     other = type(found)(found.xyxy, found.labels, found.scores, ["rbc", "Blast", "Platelets"])

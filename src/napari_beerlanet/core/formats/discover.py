@@ -167,6 +167,9 @@ def _annotated_image(image: Path, file: Path, names: Sequence[str]) -> Annotated
 
 def _label_reader(item: LabelledImage, names: list[str]) -> Callable[[ImageShape], Detections]:
     def read(shape: ImageShape) -> Detections:
+        if item.problems and not len(item.labels):
+            # Without any box it would count as an image of background.
+            raise FileError(f"{item.problems[0]} So {item.image.name} is left out.")
         boxes = cxcywh_to_xyxy(item.cxcywh, shape).astype(np.float32)
         ones = np.ones(len(boxes), np.float32)
         return Detections(boxes, item.labels, ones, names, image_shape=shape)
