@@ -60,6 +60,14 @@ def test_objects_shown_at_quite_another_size_are_as_they_were_shown():
     assert pooled == {**now, "WBC": size(100.0, 300)}
 
 
+def test_a_few_boxes_of_another_size_do_not_replace_what_many_have_shown():
+    before = {"Platelets": size(21.5, 258)}
+    few = pool_sizes(before, {"Platelets": size(28.65, 1)})["Platelets"]
+    assert few["count"] == 259
+    assert few["median"] == pytest.approx(21.5, rel=0.01)
+    assert pool_sizes(before, {"Platelets": size(28.65, 10)})["Platelets"]["median"] == 28.65
+
+
 def test_pooling_with_nothing_changes_nothing():
     sizes = {"RBC": size(50.0, 3000)}
     assert pool_sizes({}, sizes) == pool_sizes(sizes, {}) == sizes

@@ -220,9 +220,20 @@ def test_a_network_without_stains_learns_as_ultralytics_has_it(shared, data, tmp
     ).resolved(TrainingSchedule())
 
 
-def test_new_classes_learn_faster(start, tmp_path):
+def test_a_model_that_learns_another_class_is_trained_as_gently(start, tmp_path):
     data = write_smears(tmp_path / "smears", train=2, val=1, side=64)
-    data.write_text(data.read_text().replace("RBC", "cell"))
+    data.write_text(data.read_text().replace("[RBC", "[parasite, RBC"))
+    plan = choose_schedule(2)
+    for scope in ("all", "head"):
+        recipe = resolve_defaults(TrainSettings(model=str(start), data=str(data), scope=scope))
+        assert (recipe.learning_rate, recipe.advanced["optimizer"]) == (3e-4, "AdamW")
+        assert recipe.share == plan.share < 1
+        assert recipe.keep_statistics
+
+
+def test_a_new_head_learns_faster(start, tmp_path):
+    data = write_smears(tmp_path / "smears", train=2, val=1, side=64)
+    data.write_text(data.read_text().replace("RBC, WBC, Platelets", "a, b, c"))
     recipe = resolve_defaults(TrainSettings(model=str(start), data=str(data)))
     assert recipe.learning_rate is None  # Ultralytics' own
     assert recipe.share == 1  # half a new head is none

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from napari_beerlanet.core.boxes.annotations import MIN_CLASS_BOXES
+
 _SIZE_TOLERANCE = math.log(1.3)  # sizes that differ by less than this need no other resolution
 _CONFIDENT_SCORE = 0.4  # of detections that tell the size
 _MIN_CONFIDENT = 3  # detections
@@ -63,14 +65,14 @@ def pool_sizes(
     """Sizes of all that a model has learned from, by those its parent knew and those of new data.
 
     Medians are averaged (of logarithms) by the number of objects, so a few images do not change
-    the resolution that a model works at. What is new, or shown at quite another size than before,
-    is as the new data shows it.
+    the resolution that a model works at. What is new, or shown at quite another size than before
+    by enough boxes, is as the new data shows it.
     """
     sizes = {name: dict(size) for name, size in now.items()}
     for name in before.keys() & now.keys():
         old, new = before[name], now[name]
         ratio = math.log(new["median"] / old["median"])
-        if abs(ratio) <= _SIZE_TOLERANCE:
+        if abs(ratio) <= _SIZE_TOLERANCE or new["count"] < MIN_CLASS_BOXES:
             count = old["count"] + new["count"]
             sizes[name] = {
                 "median": round(old["median"] * math.exp(ratio * new["count"] / count), 2),

@@ -72,6 +72,7 @@ try:
     from ultralytics.nn.tasks import DetectionModel, parse_model
     from ultralytics.utils import LOGGER, SETTINGS
     from ultralytics.utils.events import events
+    from ultralytics.utils.loss import v8DetectionLoss
     from ultralytics.utils.metrics import ConfusionMatrix, ap_per_class
     from ultralytics.utils.nms import non_max_suppression
     from ultralytics.utils.torch_utils import ModelEMA
@@ -129,4 +130,5 @@ __all__ = [
     "cv2",
     "non_max_suppression",
     "parse_model",
+    "v8DetectionLoss",
 ]

@@ -83,12 +83,16 @@ def prepare_training(
     sample = training_sample(dataset, size)
     network = build_network(parent, dataset.names, size, settings, sample)
     info = checkpoint_info(parent, network, dataset, settings, size, folder.path.name)
-    return TrainingSetup(folder, settings, dataset, network, info, sample, notes)
+    new = [name for name in dataset.names if name not in parent.classes]
+    return TrainingSetup(folder, settings, dataset, network, info, sample, notes, new)
 
 
 @dataclass
 class TrainingSetup:
-    """All that a run needs to start; `notes` are sentences on what is odd in the data."""
+    """All that a run needs to start; `notes` are sentences on what is odd in the data.
+
+    `new_classes` are those that the parent does not know.
+    """
 
     folder: RunFolder
     settings: TrainSettings
@@ -97,6 +101,7 @@ class TrainingSetup:
     info: dict[str, Any]
     sample: list[AnnotatedSample]
     notes: list[str]
+    new_classes: list[str]
 
     def train(
         self,
@@ -146,6 +151,7 @@ class TrainingSetup:
                 dataset=self.dataset,
                 repeats=self.settings.repeats or 1,
                 keep_statistics=bool(self.settings.keep_statistics),
+                new_classes=self.new_classes,
                 average=self.settings.average,
                 share=self.settings.share or 1.0,
                 fitness_tolerance=_SINGLE_IMAGE_MAP_ERROR
@@ -170,8 +176,8 @@ def resolve_defaults_for(
 ) -> TrainSettings:
     """The same for a model and a dataset that are loaded: the number of images decides.
 
-    An untrained front end is trained with Ultralytics' own schedule, and new classes at its
-    learning rate.
+    An untrained front end is trained with Ultralytics' own schedule, and a head of which no class
+    is known at its learning rate.
     """
     if settings.is_resolved:
         return settings
@@ -179,8 +185,11 @@ def resolve_defaults_for(
         return settings.resolved(TrainingSchedule())
     images = max(len(dataset.splits.get("train", ())), 1)
     schedule = choose_schedule(images, settings.scope, settings.length, settings.batch_size)
-    if parent.classes != dataset.names:
+    if not set(parent.classes) & set(dataset.names):
         schedule = replace(schedule, learning_rate=None, share=1.0)  # a new head has no way back
+    elif parent.classes != dataset.names:  # new rows of the head learn faster, see `StainTrainer`
+        rate = choose_schedule(images, "all", settings.length, settings.batch_size)
+        schedule = replace(schedule, optimizer=rate.optimizer, learning_rate=rate.learning_rate)
     return settings.resolved(schedule)
 
 

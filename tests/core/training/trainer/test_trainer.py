@@ -17,7 +17,11 @@ import torch
 from napari_beerlanet.core.common.progress import Cancelled
 from napari_beerlanet.core.training.trainer.data import StainJitter
 from napari_beerlanet.core.training.trainer.deterministic import DeterministicTrainer
-from napari_beerlanet.core.training.trainer.trainer import StainTrainer
+from napari_beerlanet.core.training.trainer.trainer import (
+    RetainingLoss,
+    StainTrainer,
+    class_rows,
+)
 from tinydata import MODEL, NAMES, write_smears
 
 
@@ -59,7 +63,7 @@ class Memory:
         self.rows.append(trainer.epoch_metrics)
 
 
-OURS = ("repeats", "keep_statistics", "average", "share", "fitness_tolerance")
+OURS = ("repeats", "keep_statistics", "average", "share", "fitness_tolerance", "new_classes")
 
 
 def trained(data, folder, watcher=None, state=None, scope="all", **overrides):
@@ -138,6 +142,76 @@ def test_a_class_without_boxes_is_left_alone(tmp_path):
         for name in ("model.5.cv3.0.2.weight", "model.5.cv3.0.2.bias"):
             assert torch.equal(before[name][2], after[name][2]) == keep
             assert not torch.equal(before[name][:2], after[name][:2])
+
+
+def test_a_class_with_a_few_boxes_is_taught_as_far_as_they_are_evidence(data, tmp_path):
+    """Against the gradient of Ultralytics' loss: none where the model scores as its parent."""
+    seen = []
+
+    class Following(Memory):
+        def on_batch_end(self, trainer):
+            seen.append(trainer.model.criterion)
+
+    trainer, _ = trained(data, tmp_path / "run", Following(), keep_statistics=True, lr0=1e-9)
+    loss = seen[0]
+    assert isinstance(loss, RetainingLoss)
+    counts = np.bincount(np.concatenate([i.labels for i in trainer.dataset.splits["train"]]))
+    expected = np.minimum(counts / 10, 1)
+    np.testing.assert_allclose(loss._evidence, expected, atol=1e-6)
+    assert 0 < expected.min() < 1
+
+    logits = torch.randn(2, 5, 3, requires_grad=True)
+    annotated = torch.randint(0, 2, (2, 5, 3)).float()
+    loss._parent_scores = logits.detach().sigmoid()
+    value = loss._cross_entropy(logits, annotated)
+    (gradient,) = torch.autograd.grad(value.sum(), logits)
+    plain = logits.detach().sigmoid() - annotated
+    torch.testing.assert_close(gradient, plain * torch.as_tensor(expected, dtype=torch.float32))
+    assert (value > -1e-5).all()
+
+
+def test_rare_classes_are_held_to_the_parent_in_a_real_run(tmp_path):
+    """Scores of a class with one box move less, and those of a common class as before."""
+    data = write_smears(tmp_path / "smears", train=3, val=1, side=64)
+    kept = 0
+    for labels in sorted((tmp_path / "smears" / "labels" / "train").iterdir()):
+        rows = labels.read_text().splitlines()
+        few = [row for row in rows if row.startswith("1")]
+        rows = [row for row in rows if not row.startswith("1")] + few[: 1 - kept]
+        kept += len(few[: 1 - kept])
+        labels.write_text("\n".join(rows) + "\n")
+    assert kept == 1
+    settings = {"epochs": 3, "optimizer": "AdamW", "lr0": 0.01, "warmup_epochs": 0, "batch": 2}
+    drift = {}
+    for keep in (True, False):
+        new = () if keep else ("WBC",)  # as if there were nothing to retain
+        trainer, before = trained(
+            data, tmp_path / f"run-{keep}", keep_statistics=True, new_classes=new, **settings
+        )
+        images = torch.stack([trainer.test_loader.dataset[0]["img"]]).float() / 255
+        parent = copy.deepcopy(trainer.model).eval()
+        parent.load_state_dict(before)
+        with torch.no_grad():
+            now, then = (m.eval()(images)[1]["scores"].sigmoid() for m in (trainer.model, parent))
+        drift[keep] = (now - then).abs().mean((0, 2))
+    assert drift[True][1] < 0.5 * drift[False][1]
+
+
+def test_rows_of_new_classes_learn_faster_and_are_not_held_back(data, tmp_path):
+    settings = {"optimizer": "AdamW", "lr0": 1e-3, "weight_decay": 0.0, "warmup_epochs": 0}
+    settings |= {"keep_statistics": True, "average": 1, "share": 0.25, "nbs": 2}
+    trainer, before = trained(data, tmp_path / "run", new_classes=["WBC"], **settings)
+    rows = class_rows(trainer.model)
+    assert set(rows) == {
+        f"model.5.cv3.{k}.2.{what}" for k in range(3) for what in ("weight", "bias")
+    }
+    held = trainer.ema.ema.state_dict()
+    for name, row in rows.items():
+        moved = (row.detach() - before[name]).abs().reshape(3, -1).amax(1)
+        assert moved[1] > 4 * moved[0]
+        torch.testing.assert_close(held[name][1], row.detach()[1])
+        expected = before[name][0] + 0.25 * (row.detach()[0] - before[name][0])
+        torch.testing.assert_close(held[name][0], expected)
 
 
 def test_an_epoch_shows_every_image_as_often_as_asked(data, tmp_path):

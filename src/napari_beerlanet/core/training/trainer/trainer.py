@@ -10,13 +10,17 @@ parent's weights to the learned ones, what is new comes before what was known go
 from __future__ import annotations
 
 import copy
+from collections.abc import Collection, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
+from torch.nn import functional
 
+from napari_beerlanet.core.boxes.annotations import MIN_CLASS_BOXES
 from napari_beerlanet.core.detection.network import StainDetectionModel
-from napari_beerlanet.core.detection.ultralytics_api import ModelEMA
+from napari_beerlanet.core.detection.ultralytics_api import ModelEMA, v8DetectionLoss
 from napari_beerlanet.core.formats.dataset import Dataset, inspect_images, read_dataset
 from napari_beerlanet.core.training.trainer.data import StainDataset, StainJitter
 from napari_beerlanet.core.training.trainer.deterministic import (
@@ -40,6 +44,9 @@ DEFAULT_ARGS: dict[str, Any] = {
 }
 
 
+_NEW_CLASS_SPEED = 10.0  # times the steps of what the parent knows, for rows that start at random
+
+
 class StainTrainer(DeterministicTrainer):
     """Trains a `StainDetectionModel`, or a plain one where `front_end` is None.
 
@@ -61,7 +68,11 @@ class StainTrainer(DeterministicTrainer):
     keep_statistics
         Normalise with the batch statistics that the model came with, and leave them as they are:
         those of a few images are no good substitute. Nor are few images without any box of a class
-        taken for proof that there is none: that class is neither taught nor untaught.
+        taken for proof that there is none: that class is neither taught nor untaught. A class with
+        a few boxes is taught by them as far as they are evidence, see `RetainingLoss`.
+    new_classes
+        Classes that the parent does not know: nothing of them is to be retained, their rows of the
+        head learn faster, and are not held back to the parent.
     average
         Steps over which weights are averaged; None is Ultralytics' own average, which forgets what
         is more than some thousand steps ago and hardly averages anything in the first hundreds.
@@ -85,6 +96,7 @@ class StainTrainer(DeterministicTrainer):
         dataset: Dataset | None = None,
         repeats: int = 1,
         keep_statistics: bool = False,
+        new_classes: Collection[str] = (),
         average: int | None = None,
         share: float = 1.0,
         fitness_tolerance: float = 0.0,
@@ -94,6 +106,7 @@ class StainTrainer(DeterministicTrainer):
         self.jitter, self.front_end, self.scope, self.dataset = jitter, front_end, scope, dataset
         self.repeats, self.keep_statistics, self.average = repeats, keep_statistics, average
         self.share, self.fitness_tolerance = share, fitness_tolerance
+        self.new_classes = frozenset(new_classes)
         self.ema: Any = None
         super().__init__({**DEFAULT_ARGS, **overrides}, callback, state)
 
@@ -156,8 +169,45 @@ class StainTrainer(DeterministicTrainer):
     def resume_training(self, ckpt: Any) -> None:
         """With the average that is asked for, which holds the weights at the beginning."""
         if self.average is not None and self.ema is not None:
-            self.ema = AnchoredEMA(self.model, self.share, self.average)
+            free = {name: self._new_labels() for name in class_rows(self.model)}
+            self.ema = AnchoredEMA(self.model, self.share, self.average, free)
+        self._retain_rare_classes()  # the weights are still the parent's
         super().resume_training(ckpt)
+        self._let_new_classes_learn_faster()
+
+    def _new_labels(self) -> list[int]:
+        return [k for k, name in self.data["names"].items() if name in self.new_classes]
+
+    def _retain_rare_classes(self) -> None:
+        assert self.dataset is not None
+        labels = [item.labels for item in self.dataset.splits["train"]]
+        counts = np.bincount(np.concatenate(labels), minlength=len(self.data["names"]))
+        evidence = np.minimum(counts / MIN_CLASS_BOXES, 1.0)
+        evidence[self._new_labels()] = 1.0
+        rare = (evidence > 0) & (evidence < 1)  # without any box, a class is left alone
+        model = unwrap_model(self.model)
+        loss = model.init_criterion() if self.keep_statistics and rare.any() else None
+        if isinstance(loss, v8DetectionLoss):
+            weights = torch.as_tensor(evidence, dtype=torch.float32, device=self.device)
+            model.criterion = RetainingLoss(loss, copy.deepcopy(model), weights)
+
+    def _let_new_classes_learn_faster(self) -> None:
+        labels = self._new_labels()
+        rows = list(class_rows(self.model).values())
+        if not labels or not rows or not self.keep_statistics:
+            return
+        before: list[torch.Tensor] = []
+
+        def remember(*_: Any) -> None:
+            before[:] = [row.detach()[labels].clone() for row in rows]
+
+        @torch.no_grad()
+        def lengthen(*_: Any) -> None:
+            for row, old in zip(rows, before, strict=True):
+                row[labels] = old + _NEW_CLASS_SPEED * (row[labels] - old)
+
+        self.optimizer.register_step_pre_hook(remember)
+        self.optimizer.register_step_post_hook(lengthen)
 
     def set_class_weights(self) -> None:
         """Ultralytics' weights, or 0 for classes that are left alone."""
@@ -206,6 +256,47 @@ def ultralytics_data(dataset: Dataset, splits: tuple[str, ...]) -> dict[str, Any
     return {"names": names, "nc": len(names), "channels": 3, **dataset.splits}
 
 
+def class_rows(model: Any) -> dict[str, torch.Tensor]:
+    """Weights and biases of the head with one row per class, by name; none of other heads."""
+    model = unwrap_model(model)
+    branches = getattr(model.model[-1], "cv3", None) or ()
+    ours = {id(p) for branch in branches for p in branch[-1].parameters()}
+    return {name: p for name, p in model.named_parameters() if id(p) in ours}
+
+
+class RetainingLoss:
+    """Ultralytics' detection loss, with classes of few boxes held to what the parent sees.
+
+    The target of a class is e y + (1 − e) t: y as annotated, t the score that the parent gives in
+    the same place, and e (classes,) the evidence, which grows with the number of boxes up to 1. So
+    one box teaches a tenth of what it could, and does not undo what many have taught before.
+    """
+
+    def __init__(self, loss: Any, parent: Any, evidence: torch.Tensor) -> None:
+        self._loss, self._parent, self._evidence = loss, parent.eval(), evidence
+        for parameter in self._parent.parameters():
+            parameter.requires_grad = False
+        self._parent_scores: Any = None
+        loss.bce = self._cross_entropy
+
+    def __call__(self, preds: Any, batch: dict[str, Any]) -> Any:
+        """Ultralytics' loss and its parts."""
+        with torch.no_grad():
+            scores = self._loss.parse_output(self._parent(batch["img"]))["scores"]
+            self._parent_scores = scores.permute(0, 2, 1).sigmoid()
+        return self._loss(preds, batch)
+
+    def _cross_entropy(self, logits: torch.Tensor, annotated: torch.Tensor) -> torch.Tensor:
+        """(images, anchors, classes), less the entropy of the targets, which no model is below."""
+        e = self._evidence
+        target = e * annotated + (1 - e) * self._parent_scores.to(annotated.dtype)
+        cross_entropy = functional.binary_cross_entropy_with_logits
+        entropy = cross_entropy(torch.logit(target, 1e-6), target, reduction="none")
+        mixed = cross_entropy(logits, target, reduction="none") - entropy
+        plain = cross_entropy(logits, annotated, reduction="none")
+        return torch.where(e < 1, mixed, plain)
+
+
 class AnchoredEMA(ModelEMA):  # type: ignore[misc]
     """The average of p + share · (w − p): p are the weights at the beginning, w after each step.
 
@@ -215,11 +306,15 @@ class AnchoredEMA(ModelEMA):  # type: ignore[misc]
         0 would be the parent, 1 is what was learned.
     steps
         Over which is averaged: a plain mean at first, p among it, then the last ones.
+    free
+        Rows of weights, by name, that no parent has learned: their share is 1.
     """
 
-    def __init__(self, model: Any, share: float, steps: int) -> None:
+    def __init__(
+        self, model: Any, share: float, steps: int, free: Mapping[str, list[int]] | None = None
+    ) -> None:
         super().__init__(model)
-        self.share, self.steps = share, steps
+        self.share, self.steps, self.free = share, steps, free or {}
         self.parent = {k: v.clone() for k, v in self._averaged().items()}
 
     def _averaged(self) -> dict[str, torch.Tensor]:
@@ -235,4 +330,8 @@ class AnchoredEMA(ModelEMA):  # type: ignore[misc]
         learned = (1 - past) * self.share / (1 - back)  # so that `past` stays of the average
         weights = unwrap_model(model).state_dict()
         for name, value in self._averaged().items():
+            rows = self.free.get(name, [])
+            plain = value[rows].lerp(weights[name][rows], 1 - past) if rows else None
             value.lerp_(weights[name], learned).lerp_(self.parent[name], back)
+            if plain is not None:
+                value[rows] = plain
