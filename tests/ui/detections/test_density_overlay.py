@@ -202,9 +202,10 @@ def test_the_density_goes_with_its_boxes(made, viewer, until):
     assert not viewer.canvas.overlays.text.visible
 
 
-def test_few_boxes_have_none(viewer, qtbot):
+def test_few_boxes_have_none(viewer, qtbot, until):
     made = DetectionLayer(viewer, slide(viewer), detections(MIN_BOXES_FOR_DENSITY), COLOURS)
     look(viewer, WHOLE)
+    until(lambda: len(made.layer.data) == box_shapes.MAX_DRAWN_BOXES)
     qtbot.wait(400)
     assert heat_of(viewer) is None
     assert len(made.layer.data) == box_shapes.MAX_DRAWN_BOXES

@@ -138,7 +138,7 @@ def test_a_panel_in_a_window_of_its_own_has_its_own_bar(viewer, until):
     workspace.float_tab(CELLS)
     cells.detect_task.start(gate)
     until(lambda: cells.progress_bar.bar.isVisible())
-    assert rows(workspace) == [("Cells", "tile 2 of 4")]
+    until(lambda: rows(workspace) == [("Cells", "tile 2 of 4")])
     workspace.put_back(CELLS)
     assert not cells.progress_bar.bar.isVisible()
     workspace.float_tab(CELLS)
