@@ -16,6 +16,7 @@ from napari_beerlanet.core.project.project import Project
 from napari_beerlanet.ui.annotate import autosave
 from napari_beerlanet.ui.annotate.widget import AnnotateWidget
 from napari_beerlanet.ui.common.session import save_open_project
+from napari_beerlanet.ui.workspace.workspace import ANNOTATE, STAINS, open_workspace
 
 pytestmark = pytest.mark.window
 
@@ -366,3 +367,16 @@ def test_the_projects_annotations_are_shown_once_it_is_open(open_panel, until, t
     assert panel.store.of(image).shown_from == ""
     until(lambda: len(files(tmp_path / "p" / "annotations")) >= 1 and panel.saved.text() != "")
     until(lambda: max(len(f["objects"]) for f in files(tmp_path / "p" / "annotations")) == 2)
+
+
+def test_the_workspace_shows_them_whatever_tab_is_open(
+    saved_draft, make_napari_viewer, smear, until
+):
+    viewer = make_napari_viewer()
+    workspace = open_workspace(viewer, STAINS)
+    assert workspace.panel(ANNOTATE) is None
+    viewer.add_image(smear, name="smear")
+    until(lambda: "smear · annotations" in viewer.layers)
+    assert viewer.layers["smear · annotations"].nshapes == 2
+    assert workspace.current_tab is STAINS
+    assert viewer.layers.selection.active is viewer.layers["smear"]

@@ -29,7 +29,7 @@ from napari_beerlanet.core.project.files import (
 )
 from napari_beerlanet.core.project.project import Project
 from napari_beerlanet.ui.annotate.annotated_image import AnnotatedImage, LazyImageSource
-from napari_beerlanet.ui.common.recent import user_data_folder
+from napari_beerlanet.ui.common.recent import drafts_folder
 from napari_beerlanet.ui.common.tasks import Task
 from napari_beerlanet.ui.viewer.planes import PlaneIndex
 
@@ -197,7 +197,7 @@ class Drafts:
     """The drafts in a folder, by default that of the user."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        self.folder = folder or user_data_folder() / "drafts"
+        self.folder = folder or drafts_folder()
 
     def path(self, source: ImageSource) -> Path:
         """The file of an image's draft."""

@@ -21,6 +21,11 @@ def user_data_folder() -> Path:
     return _user_folder(platformdirs.user_data_dir)
 
 
+def drafts_folder() -> Path:
+    """Annotations of images that are in no project yet, one JSON file for each plane."""
+    return user_data_folder() / "drafts"
+
+
 def _user_folder(default: Callable[..., str]) -> Path:
     folder = os.environ.get(_FOLDER_VARIABLE) or default("napari-beerlanet", appauthor=False)
     return Path(folder)

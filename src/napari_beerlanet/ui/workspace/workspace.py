@@ -19,9 +19,12 @@ from qtpy.QtWidgets import (
     QWidget,
 )
 
+from napari_beerlanet.core.common.progress import Report
 from napari_beerlanet.ui.common.controls import button, wrapping_label
 from napari_beerlanet.ui.common.panel import DockedWidget, Panel, unwrap_viewer
 from napari_beerlanet.ui.common.progress_bar import Activity
+from napari_beerlanet.ui.common.recent import drafts_folder
+from napari_beerlanet.ui.common.session import last_open_project
 from napari_beerlanet.ui.viewer.layers import ImagePicker, show_picker
 from napari_beerlanet.ui.workspace.footer import Footer
 
@@ -105,6 +108,9 @@ class Workspace(DockedWidget):
         self.pages = {tab: TabPage(tab, self) for tab in TABS}
         self.handles: dict[Tab | None, QWidget] = {}
         self._build()
+        self._saved_task = self.task()
+        self.image.chosen.connect(self._prepare_annotations)
+        self._prepare_annotations(self.image.layer)
         self.tabs.currentChanged.connect(self._tab_opened)
         self.footer.tab_requested.connect(self._open_place)
 
@@ -177,6 +183,25 @@ class Workspace(DockedWidget):
             page.take(panel)
             self.footer.watch(TABS.index(page.tab), page.tab.label, panel)
         return page.panel  # type: ignore[return-value]
+
+    def _prepare_annotations(self, image: object) -> None:
+        """Make the panel that shows an image's saved annotations, where there are any.
+
+        It takes long to import, so that is done off the GUI thread.
+        """
+        page = self.pages[ANNOTATE]
+        if image is None or page.panel is not None or self._saved_task.running:
+            return
+
+        def work(report: Report) -> bool:
+            saved = last_open_project() is not None or any(drafts_folder().glob("[!.]*.json"))
+            return saved and bool(resolve_name(f"napari_beerlanet.ui.{ANNOTATE.panel}"))
+
+        def done(saved: bool) -> None:
+            if saved and not self.closed:
+                self._filled(page)
+
+        self._saved_task.start(work, done)
 
     # --- docks of their own -----------------------------------------------------------------------
 
