@@ -41,6 +41,7 @@ def test_open_decompose_slide_detect_filter_cancel(make_napari_viewer, qtbot, un
     assert all(np.allclose(layer.scale, sample.scale) for layer in densities(viewer))
     before = densities(viewer)[0].data.copy()
 
+    click(qtbot, stains.form.advanced.header)
     stains.form.gamma.slider.setFocus()
     for _ in range(25):
         qtbot.keyClick(stains.form.gamma.slider, Qt.Key.Key_Right)

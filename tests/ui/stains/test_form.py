@@ -8,6 +8,7 @@ from qtpy.QtCore import Qt
 from napari_beerlanet.core.checkpoints.checkpoint import learned_spectra
 from napari_beerlanet.core.stains.decompose import decompose
 from napari_beerlanet.core.stains.files import write_spectra
+from napari_beerlanet.core.stains.presets import load_preset
 from napari_beerlanet.ui.common.panel import Panel
 from napari_beerlanet.ui.common.sliders import AutoSlider, IntegerScale, LogScale
 from napari_beerlanet.ui.stains import form as form_module
@@ -19,7 +20,8 @@ def form(qtbot):
     panel = Panel(ViewerModel())
     qtbot.addWidget(panel)
     made = DecomposeForm(panel)
-    panel.body.addWidget(made)
+    for part in (made.start_row, made, made.advanced):
+        panel.body.addWidget(part)
     yield made
     panel.shut_down()
 
@@ -147,6 +149,33 @@ def test_spectra_of_a_file(form, told, until, smear, tmp_path):
     assert form.start.currentText() == "mine.json"
 
 
+def test_a_preset_is_kept_fixed_and_has_names_until_the_tick_is_taken_away(form, told):
+    index = form.start.findText("H-DAB")
+    form.start.activated.emit(index)
+    assert form.start.currentText() == "H-DAB"
+    settings = form.settings()
+    np.testing.assert_array_equal(settings.spectra, load_preset("H-DAB").spectra)
+    assert settings.fixed_spectra
+    assert settings.stain_names == ("haematoxylin", "DAB")
+    assert not form.start.keep.isHidden()
+    assert len(told) == 1
+    form.start.keep.click()
+    assert not form.settings().fixed_spectra
+    assert len(told) == 2
+    form.start.activated.emit(0)
+    assert form.settings().spectra is None
+    assert not form.settings().fixed_spectra
+    assert form.start.keep.isHidden()
+
+
+def test_penalties_iterations_and_components_are_advanced(form):
+    assert form.advanced.content.isHidden()
+    for slider in form.sliders:
+        assert form.advanced.content.isAncestorOf(slider)
+    form.advanced.header.click()
+    assert not form.advanced.content.isHidden()
+
+
 @pytest.mark.parametrize("name", ["gone.json", "broken.json", "gone.safetensors", "broken.pt"])
 def test_a_file_that_cannot_be_used_is_told_and_nothing_changes(
     form, told, until, tmp_path, name, monkeypatch
@@ -159,17 +188,17 @@ def test_a_file_that_cannot_be_used_is_told_and_nothing_changes(
     until(lambda: bool(said))
     assert name in said[0]
     assert form.start.spectra is None
-    assert form.start.currentText() == "Common dyes"
+    assert form.start.currentText() == "Found in this image"
     assert not told
 
 
 def test_a_dialog_that_is_cancelled_changes_nothing(form, told, monkeypatch):
     monkeypatch.setattr(form_module.QFileDialog, "getOpenFileName", lambda *_: ("", ""))
-    for text in ("Checkpoint …", "Spectra file …"):
+    for text in ("Checkpoint …", "Spectra or preset file …"):
         index = form.start.findText(text)
         form.start.setCurrentIndex(index)
         form.start.activated.emit(index)
-        assert form.start.currentText() == "Common dyes"
+        assert form.start.currentText() == "Found in this image"
     assert not told
 
 

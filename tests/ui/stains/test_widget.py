@@ -4,11 +4,20 @@ import dask.array as da
 import numpy as np
 import pytest
 from napari.components import ViewerModel
+from PIL import Image
 
 from napari_beerlanet.core.stains.decompose import decompose
 from napari_beerlanet.core.stains.files import read_spectra
+from napari_beerlanet.core.stains.presets import (
+    load_preset,
+    read_preset,
+    spectral_angle,
+    stain_of_region,
+)
+from napari_beerlanet.samples import he_field
 from napari_beerlanet.ui.common import notifications
 from napari_beerlanet.ui.common.session import get_session
+from napari_beerlanet.ui.stains.form import DecomposeForm
 from napari_beerlanet.ui.stains.widget import DecomposeWidget
 from napari_beerlanet.ui.viewer import planes
 from napari_beerlanet.ui.viewer.layers import role_of
@@ -276,6 +285,182 @@ def test_a_disk_that_is_full_is_told_and_nothing_is_left(panel, tmp_path, errors
     assert not list(tmp_path.glob("*.json*"))
 
 
+# --- names and presets ---
+
+
+def test_the_button_and_the_result_come_first_and_the_largest_share_on_top(panel):
+    panel.resize(400, 1400)
+    panel.show()
+    top = {
+        name: widget.mapTo(panel, widget.rect().topLeft()).y()
+        for name, widget in (
+            ("spectra", panel.form.start),
+            ("button", panel.run_button),
+            ("first", panel.result_panel.rows[panel.fitted.decomposition.order[0]].swatch),
+            ("second", panel.result_panel.rows[panel.fitted.decomposition.order[1]].swatch),
+            ("reconstruct", panel.result_panel.reconstruct_button),
+            ("advanced", panel.form.advanced.header),
+        )
+    }
+    assert list(top) == sorted(top, key=top.get)
+    assert panel.form.advanced.content.isHidden()
+    panel.hide()
+
+
+def named(panel, component, name):
+    """As a person types it."""
+    edit = panel.result_panel.rows[component].edit
+    edit.setText(name)
+    edit.editingFinished.emit()
+    panel.settle()
+
+
+def test_a_name_is_on_the_layer_in_the_session_and_in_files(panel, viewer, tmp_path):
+    first, second = panel.fitted.decomposition.order
+    layer, users = panel.layers.layers[first], panel.layers.layers[second]
+    users.name = "my own"
+    named(panel, first, "haemoglobin")
+    named(panel, second, "azure")
+    assert layer.name.startswith("haemoglobin · ")
+    assert users.name == "my own"
+    d = get_session(viewer).decompositions[viewer.layers["smear"]]
+    assert (d.labels[first], d.labels[second]) == ("haemoglobin", "azure")
+    panel.result_panel.reconstruct_button.click()
+    panel.settle()
+    (made,) = [one for one in viewer.layers if role_of(one) == "reconstruction"]
+    assert set(made.name.removeprefix("Reconstruction: ").split(" + ")) == {"haemoglobin", "azure"}
+    panel.save_spectra(str(tmp_path / "mine.json"))
+    panel.settle()
+    assert read_preset(tmp_path / "mine.json").names == ("haemoglobin", "azure")
+    panel.form.lam.slider.setValue(panel.form.lam.slider.value() + 20)
+    panel.settle()
+    assert panel.fitted.decomposition.labels[first] == "haemoglobin"
+    assert layer.name.startswith("haemoglobin · ")
+    named(panel, first, "")
+    assert panel.fitted.decomposition.labels[first] == "Stain 1"
+    assert layer.name.startswith("Stain 1 · ")
+
+
+def test_names_of_an_image_file_are_back_the_next_time(viewer, opened, smear, tmp_path):
+    Image.fromarray(smear).save(tmp_path / "smear.png")
+    for visit in (1, 2):
+        layer = viewer.add_image(
+            smear, rgb=True, metadata={"path": str(tmp_path / "smear.png")}, name="smear"
+        )
+        panel = opened(viewer)
+        panel.run()
+        panel.settle()
+        first = panel.fitted.decomposition.order[0]
+        if visit == 1:
+            named(panel, first, "red cells")
+        assert panel.fitted.decomposition.labels[first] == "red cells"
+        assert panel.result_panel.rows[first].edit.text() == "red cells"
+        panel.shut_down()
+        viewer.layers.clear()
+        del layer
+
+
+def test_a_suggestion_is_taken_with_one_click_and_shows_its_angle(viewer, opened):
+    viewer.add_image(he_field((96, 96), nucleus_diameter=14, seed=3).image, rgb=True)
+    panel = opened(viewer)
+    panel.run()
+    panel.settle()
+    ((component, suggested),) = panel.fitted.decomposition.suggestions().items()
+    row = panel.result_panel.rows[component]
+    assert suggested.name == "haematoxylin"
+    assert not row.suggestion.isHidden()
+    assert row.suggestion.text() == f"haematoxylin?  {suggested.angle:.0f}°"
+    assert "Ruifrok" in row.suggestion.toolTip()
+    row.suggestion.click()
+    assert panel.fitted.decomposition.labels[component] == "haematoxylin"
+    assert panel.result_panel.rows[component].suggestion.isHidden()
+    other = next(i for i in panel.fitted.decomposition.order if i != component)
+    assert panel.result_panel.rows[other].suggestion.isHidden()
+    combo = panel.result_panel.rows[other].name
+    index = next(k for k in range(combo.count()) if combo.itemText(k).startswith("eosin"))
+    combo.activated.emit(index)
+    assert panel.fitted.decomposition.labels[other] == "eosin"
+
+
+def test_decompose_with_the_spectra_of_a_preset(panel, viewer, smear):
+    panel.form.start.use_preset("Giemsa")
+    panel.settle()
+    d = panel.fitted.decomposition
+    right = decompose(smear, spectra=load_preset("Giemsa"), fixed_spectra=True)
+    np.testing.assert_array_equal(d.densities, right.densities)
+    assert d.fixed_spectra
+    shown = {layer.name.partition(" · ")[0] for layer in densities(viewer) if layer.visible}
+    assert shown <= {"methylene blue / azure", "eosin"}
+    assert panel.study_settings()["fixed_spectra"]
+    assert panel.study_settings()["stain_names"] == ("methylene blue / azure", "eosin")
+    made = run_snippet(panel, viewer)
+    for layer, i in zip(made, d.order, strict=True):
+        np.testing.assert_array_equal(layer.data, d.densities[i])
+        assert layer.name.startswith(d.labels[i])
+
+
+@pytest.fixture
+def editor(panel):
+    panel.edit_presets()
+    editor = panel.preset_editor
+    yield editor
+    editor.close()
+
+
+def test_a_preset_from_this_images_stains_is_saved_listed_and_used(editor, panel, until):
+    editor.add_stains()
+    editor.name.setText("Our smears")
+    editor.table.item(0, 0).setText("cells")
+    editor.save()
+    until(lambda: panel.form.start.currentText() == "Our smears")
+    panel.settle()
+    assert panel.fitted.settings.fixed_spectra
+    assert panel.fitted.decomposition.names[0] == "cells"
+    other = DecomposeForm(panel)
+    assert other.start.findText("Our smears") > 0
+    editor.delete()
+    until(lambda: panel.form.start.findText("Our smears") < 0)
+    assert panel.form.start.spectra is None
+
+
+def test_a_stain_is_measured_in_a_drawn_region(editor, panel, viewer, smear, until, errors):
+    editor.add_region()
+    assert "Draw a rectangle" in errors[0]
+    d = panel.fitted.decomposition
+    dark = np.unravel_index(int(smear[20:-20, 20:-20].sum(-1).argmin()), (200, 280))
+    y, x = dark[0] + 20, dark[1] + 20
+    box = np.array([[y - 4, x - 4], [y - 4, x + 4], [y + 4, x + 4], [y + 4, x - 4]], float)
+    shapes = viewer.add_shapes([box], shape_type="polygon")
+    shapes.selected_data = {0}
+    editor.add_region()
+    until(lambda: editor.table.rowCount() == 1)
+    editor.name.setText("measured")
+    (stain,) = editor.preset.stains
+    pixels = smear[y - 4 : y + 4, x - 4 : x + 4].reshape(-1, 3)
+    expected = stain_of_region(pixels, d.background)
+    assert spectral_angle(stain.spectrum, expected.spectrum) < 2
+    assert "nearest known dye" in editor.note.text()
+
+
+def test_presets_are_exported_and_imported(editor, panel, until, tmp_path, errors):
+    editor.export_file(str(tmp_path / "a"))
+    assert "needs a name" in errors[-1]
+    editor.add_stains()
+    editor.name.setText("mine")
+    editor.export_file(str(tmp_path / "a"))
+    until(lambda: (tmp_path / "a.json").exists() and not editor.task.running)
+    names = read_preset(tmp_path / "a.json").names
+    editor.table.setRowCount(0)
+    editor.import_file(str(tmp_path / "a.json"))
+    until(lambda: editor.table.rowCount() == len(names))
+    assert editor.preset.names == names
+    editor.import_file(str(tmp_path / "gone.json"))
+    until(lambda: "gone.json" in errors[-1])
+    editor.name.setText("H&E")
+    editor.save()
+    assert "built in" in errors[-1]
+
+
 # --- bad input ---
 
 
@@ -475,7 +660,7 @@ def test_the_snippet_makes_the_same_layers(panel, viewer, what, until):
         form.components.slider.setValue(4)
         form.gamma.slider.setValue(150)
     elif what == "spectra":
-        form.start._load("Model “blood-cells”", "blood-cells", lambda _: np.eye(3) + 0.1)
+        form.start.activated.emit(form.start.findText("Model “blood-cells”"))
         until(lambda: form.start.spectra is not None)
     panel.settle()
     panel.copy_snippet()

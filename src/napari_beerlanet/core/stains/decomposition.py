@@ -134,10 +134,7 @@ class Decomposition:
     @property
     def colours(self) -> npt.NDArray[np.uint8]:
         """(r, 3) RGB: what each component alone would look like in white illumination."""
-        strongest = self.spectra.max(axis=0)
-        scale = np.divide(_DISPLAY_OD, strongest, where=strongest > 0, out=np.zeros_like(strongest))
-        seen = np.exp(-(self.spectra * scale).T)
-        return np.asarray(np.rint(255 * seen), dtype=np.uint8)
+        return display_colours(self.spectra)
 
     def reconstruct(self, components: Sequence[int] | None = None) -> npt.NDArray[Any]:
         """(H, W, 3) in the input's dtype, from all components or those of a list or mask."""
@@ -224,6 +221,13 @@ class Decomposition:
             raise ValueError(f"components must be indices from 0 to {r - 1}, not {components!r}.")
         wanted = wanted.astype(np.intp)
         return np.unique(wanted)
+
+
+def display_colours(spectra: Array) -> npt.NDArray[np.uint8]:
+    """(r, 3) RGB: what stains of spectra (3, r) look like in white illumination."""
+    strongest = spectra.max(axis=0)
+    scale = np.divide(_DISPLAY_OD, strongest, where=strongest > 0, out=np.zeros_like(strongest))
+    return np.asarray(np.rint(255 * np.exp(-(spectra * scale).T)), dtype=np.uint8)
 
 
 def map_pixels(

@@ -152,6 +152,13 @@ class DensityLayers:
             self._set_source_visible(blending == "opaque" or not active)
         remove_unused_colormaps(self._viewer)
 
+    def rename(self, d: Decomposition) -> None:
+        """The stains have other names now; a layer that the user has renamed keeps its own."""
+        with self._updating:
+            for i in d.order:
+                if i in self._components:
+                    self._components[i].update_name(stain_layer_name(d, i))
+
     def show_only(self, index: int) -> None:
         """Show this component alone, or the image itself if it was alone already."""
         alone = self.visible_components == {index}
@@ -325,7 +332,7 @@ class ComponentLayer:
     ) -> None:
         """Show the component of a new fit."""
         self._update_data(data, viewer)
-        self._update_name(name)
+        self.update_name(name)
         if np.abs(np.asarray(colour, int) - self._colour).max() > _COLOUR_TOLERANCE:
             self._colour = np.asarray(colour, int)
             self._update_colormap()
@@ -341,7 +348,7 @@ class ComponentLayer:
         keep = self.edited_by_user
         if data is not None:
             self._update_data(data)
-        self._update_name(f"{self._name.partition(' · ')[0]} · inactive")
+        self.update_name(f"{self._name.partition(' · ')[0]} · inactive")
         self._visible_before_fading = self.layer.visible
         if not keep:
             self.set_visible(False)
@@ -373,7 +380,8 @@ class ComponentLayer:
         with self.layer.events.data.blocker(axes):
             self.layer.data = data
 
-    def _update_name(self, name: str) -> None:
+    def update_name(self, name: str) -> None:
+        """Set the name, unless it is the user's."""
         if self.layer.name == self._name and name != self._name:
             self.layer.name = name
             self._name = self.layer.name  # napari makes it unique

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,12 @@ from magicgui.widgets import CheckBox, ComboBox
 from qtpy.QtCore import QObject, Signal
 from qtpy.QtWidgets import (
     QButtonGroup,
+    QCheckBox,
     QComboBox,
     QFileDialog,
     QFormLayout,
+    QLabel,
+    QPushButton,
     QRadioButton,
     QSizePolicy,
     QWidget,
@@ -25,31 +29,37 @@ from superqt.utils import signals_blocked
 from napari_beerlanet.core.checkpoints.checkpoint import learned_spectra, packaged_models
 from napari_beerlanet.core.images.tissue import NonTissue
 from napari_beerlanet.core.stains.decomposition import Decomposition
-from napari_beerlanet.core.stains.files import read_spectra
+from napari_beerlanet.core.stains.presets import BUILT_IN_PRESETS, read_start
 from napari_beerlanet.core.stains.settings import (
     DEFAULT_COMPONENTS,
     DEFAULT_ITERATIONS,
     DecomposeSettings,
 )
-from napari_beerlanet.ui.common.controls import expand, form, not_none, row
+from napari_beerlanet.ui.common.controls import CollapsibleGroup, expand, form, not_none, row
 from napari_beerlanet.ui.common.notifications import notify_error
 from napari_beerlanet.ui.common.panel import Panel
 from napari_beerlanet.ui.common.sliders import AutoSlider, IntegerScale, LogScale
 from napari_beerlanet.ui.stains.density_layers import Blending
 from napari_beerlanet.ui.stains.fitting import NON_TISSUE_NAMES, PREVIEW_TILES, SlideFitOptions
+from napari_beerlanet.ui.stains.preset_editor import saved_presets
 
 _MIN_LEVEL_PIXELS = 1_000_000  # a smaller pyramid level is not worth a fit
 _PREVIEW_ONLY = -1  # in place of a level
-_DEFAULT_DYES = "Common dyes"
-_CHECKPOINT_ENTRY, _FILE_ENTRY = "Checkpoint …", "Spectra file …"
+_FROM_IMAGE = "Found in this image"
+_CHECKPOINT_ENTRY, _FILE_ENTRY = "Checkpoint …", "Spectra or preset file …"
 
 Spectra = npt.NDArray[np.float64]
 LevelShapes = Sequence[tuple[int, int]]
 
 _START_TIP = (
-    "Spectra that the solver starts from. Common dyes: haematoxylin, eosin, DAB, methylene blue "
-    "and others. Checkpoint: the spectra that a detector has learned. Spectra file: those that you "
-    "saved from another slide."
+    "Which spectra the stains have. Found in this image: from the image alone, starting from "
+    "common dyes. A preset: published spectra (H&E, H-DAB, Giemsa) or your own. Model, "
+    "Checkpoint: the spectra that a detector has learned. File: those that you saved from another "
+    "image."
+)
+_KEEP_TIP = (
+    "Decompose with exactly these spectra: only densities and background are solved for, so that "
+    "images can be compared. Without the tick, the spectra adapt to the image."
 )
 _COMPONENTS_TIP = "Components that the slide does not need stay empty and get no layer."
 _AUTO_COMPONENTS_TIP = (
@@ -94,7 +104,11 @@ _EXCLUDABLE_KINDS: tuple[tuple[NonTissue, bool, str], ...] = (
 
 
 class DecomposeForm(QWidget):
-    """`changed` for what needs a new fit, `blending_changed` for how layers are blended."""
+    """`changed` for what needs a new fit, `blending_changed` for how layers are blended.
+
+    In three parts: `start_row`, which spectra; this widget, what only stacks and slides need; and
+    `advanced`, a group that is collapsed at first.
+    """
 
     changed = Signal()
     blending_changed = Signal(str)
@@ -102,6 +116,11 @@ class DecomposeForm(QWidget):
     def __init__(self, panel: Panel) -> None:
         super().__init__()
         self.start = StartSpectraPicker(panel)
+        self.presets = QPushButton("Presets …")
+        self.presets.setToolTip(
+            "Make, change, import and export presets: named spectra, also measured in a drawn "
+            "region, shared by the images of a project."
+        )
         self.components = AutoSlider(
             IntegerScale(1, 12, 32),
             DEFAULT_COMPONENTS,
@@ -145,20 +164,33 @@ class DecomposeForm(QWidget):
         self.blending_buttons.buttonClicked.connect(self._emit_blending)
 
     def _lay_out(self) -> None:
-        self._rows = form()
-        self.setLayout(self._rows)
+        top = form()
+        top.addRow("Spectra", row(self.start, self.presets, stretch=0))
+        top.addRow("", self.start.keep)
+        self.start_row = QWidget()
+        self.start_row.setLayout(top)
+        self.start.keep.hide()
+        inner = form()
         for label, widget in (
-            ("Start from", self.start),
-            ("Stains", self.components),
+            ("Components", self.components),
             ("Iterations", self.iterations),
             ("λ", self.lam),
             ("γ", self.gamma),
         ):
-            self._rows.addRow(label, widget)
-            not_none(self._rows.labelForField(widget)).setToolTip(widget.toolTip())
+            caption = QLabel(label)
+            caption.setToolTip(widget.toolTip())
+            inner.addRow(caption, widget)
+        self.advanced = CollapsibleGroup("Advanced")
+        self.advanced.header.setToolTip(
+            "Show or hide the solver's settings: number of components, iterations, penalties λ and "
+            "γ. On auto they are chosen from the image."
+        )
+        self.advanced.body.addLayout(inner)
+        self._rows = form()
+        self.setLayout(self._rows)
         self._rows.addRow("Stack", self.stack.native)
         self.slide = SlideFitControls(self._rows)
-        self._rows.addRow("Show", row(*self.blending_buttons.buttons()))
+        self.blending_row = row(QLabel("Show as"), *self.blending_buttons.buttons())
         self.show_stack_controls(False)
 
     def _emit_changed(self, value: object = None) -> None:
@@ -192,6 +224,8 @@ class DecomposeForm(QWidget):
             lam="auto" if lam is None else float(lam),
             gamma="auto" if gamma is None else float(gamma),
             spectra=None if spectra is None else tuple(map(tuple, spectra.tolist())),
+            fixed_spectra=self.start.fixed,
+            stain_names=self.start.names,
         )
 
     def study_settings(self) -> dict[str, Any]:
@@ -201,6 +235,8 @@ class DecomposeForm(QWidget):
         return {
             **{name: getattr(settings, name) for name in names},
             "spectra": None if self.start.spectra is None else self.start.spectra.tolist(),
+            "fixed_spectra": self.start.fixed,
+            "stain_names": self.start.names,
             "leave_out": self.slide.options.leave_out if self.slide.is_shown else (),
         }
 
@@ -217,16 +253,27 @@ class DecomposeForm(QWidget):
     def _start_changed(self) -> None:
         spectra = self.start.spectra
         self.components.setEnabled(spectra is None)
+        self.iterations.setEnabled(not self.start.fixed)
         if spectra is not None:
             self.components.display_value(spectra.shape[1])
         self.changed.emit()
 
 
-class StartSpectraPicker(QComboBox):
-    """`spectra` is (3, r), or None for the common dyes; `changed` is emitted when it changes.
+@dataclass(frozen=True, eq=False)
+class _StartChoice:
+    """An entry of the list: spectra (3, r), None for those of the image; whether kept at first."""
 
-    Files are read off the GUI thread. If one cannot be used, that is reported, and the choice
-    stays.
+    spectra: Spectra | None
+    names: tuple[str, ...] = ()
+    fixed: bool = False
+
+
+class StartSpectraPicker(QComboBox):
+    """`spectra` is (3, r), or None for those of the image; `changed` is emitted when it changes.
+
+    `names` are those of the spectra, () for none, and `fixed` tells that they are kept, which is
+    what the box `keep` is for. Files are read off the GUI thread. If one cannot be used, that is
+    reported, and the choice stays.
     """
 
     changed = Signal()
@@ -237,25 +284,79 @@ class StartSpectraPicker(QComboBox):
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self.setMinimumContentsLength(12)
         self.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
-        self.task = panel.task()
-        self.spectra: Spectra | None = None
-        self._label = _DEFAULT_DYES
-        self._loaded: dict[str, Spectra | None] = {_DEFAULT_DYES: None}
+        self.task, self._viewer = panel.task(), panel.viewer
+        self.keep = QCheckBox("Keep these spectra fixed")
+        self.keep.setToolTip(_KEEP_TIP)
+        self._label = _FROM_IMAGE
+        self._loaded: dict[str, _StartChoice] = {}
+        self._presets: dict[str, _StartChoice] = {}
         self._models = {f"Model “{name}”": name for name in packaged_models()}
-        self.addItems([_DEFAULT_DYES, *self._models, _CHECKPOINT_ENTRY, _FILE_ENTRY])
+        self._choice = _StartChoice(None)
+        self.refresh_presets()
         self.activated.connect(self._activated)
+        self.keep.toggled.connect(lambda _: self.changed.emit())
+
+    @property
+    def spectra(self) -> Spectra | None:
+        """(3, r), None for those of the image."""
+        return self._choice.spectra
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the spectra."""
+        return self._choice.names
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the spectra are kept."""
+        return self.spectra is not None and self.keep.isChecked()
+
+    @property
+    def label(self) -> str:
+        """The chosen entry."""
+        return self._label
+
+    def refresh_presets(self, chosen: str = "") -> None:
+        """List the built-in and the saved presets; use the one that is `chosen`."""
+        saved = saved_presets(self._viewer)
+        self._presets = {
+            preset.name: _StartChoice(preset.spectra, preset.names, fixed=True)
+            for preset in (*BUILT_IN_PRESETS, *saved)
+        }
+        with signals_blocked(self):
+            self.clear()
+            self.addItems([_FROM_IMAGE, *self._presets, *self._models, *self._loaded])
+            self.addItems([_CHECKPOINT_ENTRY, _FILE_ENTRY])
+            place = [0, len(self._presets), len(self._models), len(self._loaded)]
+            for k in (1, 2):
+                self.insertSeparator(sum(place[: k + 1]) + k)
+        if chosen in self._presets:
+            self._use(chosen, self._presets[chosen])
+        elif self.findText(self._label) < 0:
+            self._use(_FROM_IMAGE, _StartChoice(None))
+        else:
+            self._select(self._label)
 
     def use_file(self, path: str) -> None:
-        """Start from the spectra of a spectra file or a checkpoint."""
-        reader = read_spectra if Path(path).suffix.lower() == ".json" else learned_spectra
-        self._load(Path(path).name, path, reader)
+        """Use the spectra of a spectra file, a preset or a checkpoint."""
+        if Path(path).suffix.lower() == ".json":
+            self._load(Path(path).name, lambda: _StartChoice(*read_start(path), fixed=True))
+        else:
+            self._load(Path(path).name, lambda: _StartChoice(learned_spectra(path)))
+
+    def use_preset(self, name: str) -> None:
+        """Use a built-in or saved preset."""
+        self._use(name, self._presets[name])
 
     def _activated(self, index: int) -> None:
         text = self.itemText(index)
-        if text in self._loaded:
-            self._use(text, self._loaded[text])
+        if text == _FROM_IMAGE:
+            self._use(text, _StartChoice(None))
+        elif text in self._presets or text in self._loaded:
+            self._use(text, (self._presets | self._loaded)[text])
         elif text in self._models:
-            self._load(text, self._models[text], learned_spectra)
+            name = self._models[text]
+            self._load(text, lambda: _StartChoice(learned_spectra(name)))
         else:
             self._select(self._label)
             checkpoint = text == _CHECKPOINT_ENTRY
@@ -264,22 +365,26 @@ class StartSpectraPicker(QComboBox):
             if path:
                 self.use_file(path)
 
-    def _load(self, label: str, source: str, reader: Callable[[str], Spectra]) -> None:
-        def done(spectra: Spectra) -> None:
-            if label not in self._models and self.findText(label) < 0:
-                self.insertItem(self.count() - 2, label)
-            self._use(label, spectra)
+    def _load(self, label: str, read: Callable[[], _StartChoice]) -> None:
+        def done(choice: _StartChoice) -> None:
+            if label not in self._models:
+                if self.findText(label) < 0:
+                    self.insertItem(self.count() - 2, label)
+                self._loaded[label] = choice
+            self._use(label, choice)
 
         def failed(error: BaseException) -> None:
             self._select(self._label)
             notify_error(error)
 
-        self.task.start(lambda report: reader(source), done, failed)
+        self.task.start(lambda report: read(), done, failed)
 
-    def _use(self, label: str, spectra: Spectra | None) -> None:
-        self._loaded[label] = self.spectra = spectra
-        self._label = label
+    def _use(self, label: str, choice: _StartChoice) -> None:
+        self._label, self._choice = label, choice
         self._select(label)
+        with signals_blocked(self.keep):
+            self.keep.setChecked(choice.fixed)
+        self.keep.setVisible(choice.spectra is not None)
         self.changed.emit()
 
     def _select(self, label: str) -> None:

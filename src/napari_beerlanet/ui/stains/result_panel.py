@@ -1,28 +1,33 @@
-"""Result of a decomposition: background and stains as swatches, objective curve, actions."""
+"""Result of a decomposition: stains with names and swatches, background, objective, actions."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 from napari.utils.theme import get_theme
-from qtpy.QtCore import QPointF, QRectF, QSize, Qt, Signal
+from qtpy.QtCore import QObject, QPointF, QRectF, QSize, Qt, Signal
 from qtpy.QtGui import QColor, QIcon, QPainter, QPaintEvent, QPen, QPixmap, QPolygonF
 from qtpy.QtWidgets import (
     QCheckBox,
+    QComboBox,
     QGridLayout,
     QHBoxLayout,
     QLabel,
+    QLineEdit,
     QSizePolicy,
     QToolButton,
     QVBoxLayout,
     QWidget,
 )
+from superqt.utils import signals_blocked
 
 from napari_beerlanet.core.common.messages import count_of, format_percent
 from napari_beerlanet.core.stains.decomposition import Decomposition
-from napari_beerlanet.ui.common.controls import button, heading, hint
+from napari_beerlanet.core.stains.presets import NamedSpectrum, StainSuggestion, nearest_dyes
+from napari_beerlanet.ui.common.controls import button, combo_box, heading, hint
 
 if TYPE_CHECKING:
     from napari import Viewer
@@ -30,12 +35,20 @@ if TYPE_CHECKING:
 _SWATCH_PX = 20
 _CORNER_RADIUS = 3.0
 _SWATCH_TIP = "Click to show only this stain; click again to show the image itself."
+_NAME_TIP = (
+    "The name of this stain, used for its layer, in tables and in reports. Type one, or choose a "
+    "known dye: the angle says how far its published spectrum is from this one."
+)
+_TICK_TIP = "Use this stain when “Reconstruct checked” rebuilds the image."
+_ROWS_PER_STAIN = 2  # of the grid: the stain, and the suggestion of a name for it
+_CAPTION_ROW, _BACKGROUND_ROW = 0, 1000
 
 
 class StainResultPanel(QWidget):
     """Shows a decomposition (`show_result`) and emits what the user requests."""
 
     only = Signal(int)
+    named = Signal(int, str)
     reconstruct = Signal(object)
     residual = Signal()
     save = Signal()
@@ -53,24 +66,40 @@ class StainResultPanel(QWidget):
         self._grid.setContentsMargins(0, 0, 0, 0)
         self._grid.setHorizontalSpacing(6)
         self._grid.setVerticalSpacing(2)
-        self._grid.setColumnStretch(3, 1)
-        self._grid.addWidget(self.background, 0, 1)
-        self._grid.addWidget(self.background_label, 0, 2, 1, 3)
-        layout = QVBoxLayout(self)
-        layout.setContentsMargins(0, 0, 0, 0)
-        layout.setSpacing(6)
-        layout.addWidget(heading("Stains"))
-        layout.addLayout(self._grid)
-        layout.addWidget(self.inactive)
-        layout.addLayout(self._view_buttons())
-        layout.addWidget(hint("Objective"))
-        layout.addWidget(self.curve)
-        layout.addLayout(self._file_buttons())
+        self._grid.setColumnStretch(1, 3)
+        self._grid.setColumnStretch(2, 1)
+        for column, (text, tooltip) in enumerate(
+            (
+                ("Show", _SWATCH_TIP),
+                ("Stain", _NAME_TIP),
+                ("Share", "How much of what the slide absorbs each stain explains."),
+                ("", ""),
+                ("Use", _TICK_TIP),
+            )
+        ):
+            caption = hint(text)
+            caption.setToolTip(tooltip)
+            self._grid.addWidget(caption, _CAPTION_ROW, column)
+        self._grid.addWidget(self.background, _BACKGROUND_ROW, 0)
+        self._grid.addWidget(self.background_label, _BACKGROUND_ROW, 1, 1, 4)
+        self.objective = QWidget()
+        objective = QVBoxLayout(self.objective)
+        objective.setContentsMargins(0, 0, 0, 0)
+        objective.addWidget(self.inactive)
+        objective.addWidget(hint("Objective"))
+        objective.addWidget(self.curve)
+        self.body = QVBoxLayout(self)
+        self.body.setContentsMargins(0, 0, 0, 0)
+        self.body.setSpacing(6)
+        self.body.addWidget(heading("Stains"))
+        self.body.addLayout(self._grid)
+        self.body.addLayout(self._view_buttons())
+        self.body.addLayout(self._file_buttons())
 
     def _view_buttons(self) -> QHBoxLayout:
         self.reconstruct_button = button(
-            "Reconstruct",
-            "Rebuild the colour image from the checked stains alone, as a new layer.",
+            "Reconstruct checked",
+            "Rebuild the colour image from the stains with a tick alone, as a new layer.",
             lambda: self.reconstruct.emit(self.checked_components),
         )
         self.residual_button = button(
@@ -103,20 +132,26 @@ class StainResultPanel(QWidget):
         return [
             i
             for i, row in enumerate(rows)
-            if row.check_box.isChecked() and not row.check_box.isHidden()
+            if row.check_box.isChecked() and not row.swatch.isHidden()
         ]
 
-    def show_result(self, d: Decomposition) -> None:
-        """Show a decomposition in place of the last."""
+    def show_result(self, d: Decomposition, own: Sequence[NamedSpectrum] = ()) -> None:
+        """Show a decomposition in place of the last, the largest share first.
+
+        `own` are stains that the user has named before, to suggest names from.
+        """
         self._count = len(d.active)
         while len(self.rows) < self._count:
             number = len(self.rows)
-            row = _ComponentRow(self._viewer, self._grid, number)
+            row = _ComponentRow(self._viewer)
             row.swatch.clicked.connect(lambda _=False, number=number: self.only.emit(number))
+            row.renamed.connect(lambda name, number=number: self.named.emit(number, name))
             self.rows.append(row)
+        suggestions = {i: one for i, one in d.suggestions(own).items() if one.name not in d.names}
         for i, row in enumerate(self.rows):
-            if i < self._count:
-                row.show(d, i)
+            if i < self._count and d.active[i]:
+                row.place(self._grid, _ROWS_PER_STAIN * d.order.index(i) + 1)
+                row.show(d, i, suggestions.get(i), own)
             else:
                 row.hide()
         self._show_background(d)
@@ -146,41 +181,107 @@ class StainResultPanel(QWidget):
             row.swatch.setChecked(i in components)
 
 
-class _ComponentRow:
-    """The widgets of one component: a row of the grid."""
+class _ComponentRow(QObject):
+    """The widgets of one component: two rows of the grid; `renamed` with a name of the user's."""
 
-    def __init__(self, viewer: Viewer, grid: QGridLayout, number: int) -> None:
+    renamed = Signal(str)
+
+    def __init__(self, viewer: Viewer) -> None:
+        super().__init__()
         self.check_box = QCheckBox()
         self.check_box.setChecked(True)
-        self.check_box.setToolTip("Use this stain in “Reconstruct”.")
+        self.check_box.setToolTip(_TICK_TIP)
         self.swatch, self.bar, self.fraction = ColourSwatch(viewer), FractionBar(viewer), QLabel()
-        self.label = QLabel()
-        self.swatch.setToolTip(_SWATCH_TIP)
         self.fraction.setMinimumWidth(36)
-        self._widgets = (self.check_box, self.swatch, self.label, self.bar, self.fraction)
-        for column, widget in enumerate(self._widgets):
-            grid.addWidget(widget, number + 1, column)
+        self.name = combo_box(_NAME_TIP, 10)
+        self.name.setEditable(True)
+        self.name.setInsertPolicy(QComboBox.InsertPolicy.NoInsert)
+        self.name.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        self.edit = QLineEdit()
+        self.edit.setToolTip(_NAME_TIP)
+        self.name.setLineEdit(self.edit)
+        self.name.setCompleter(None)
+        self.suggestion = QToolButton()
+        self.suggestion.setAutoRaise(True)
+        self.suggestion.setToolTip("Use this name.")
+        self._label, self._shown, self._offered = "", "", list[str]()
+        self._suggested = ""
+        self._widgets = (self.swatch, self.name, self.bar, self.fraction, self.check_box)
+        self._place = -1
+        self.edit.editingFinished.connect(self._edited)
+        self.name.activated.connect(self._chosen)
+        self.suggestion.clicked.connect(lambda *_: self.renamed.emit(self._suggested))
 
-    def show(self, d: Decomposition, i: int) -> None:
-        active = bool(d.active[i])
+    def place(self, grid: QGridLayout, place: int) -> None:
+        """Put the widgets into these rows of the grid."""
+        if place != self._place:
+            self._place = place
+            for column, widget in enumerate(self._widgets):
+                grid.addWidget(widget, place, column)
+            grid.addWidget(self.suggestion, place + 1, 1, 1, 4)
+
+    def show(
+        self,
+        d: Decomposition,
+        i: int,
+        suggestion: StainSuggestion | None,
+        own: Sequence[NamedSpectrum],
+    ) -> None:
         for widget in self._widgets:
-            widget.setVisible(active)
-        if not active:
-            return
-        self.label.setText(d.labels[i])
+            widget.show()
+        named = bool(d.names and d.names[i])
+        self._show_name(d.labels[i], named, d.spectra[:, i], own)
+        self.suggestion.setVisible(suggestion is not None and not named)
+        if suggestion is not None:
+            self._suggested = suggestion.name
+            self.suggestion.setText(f"{suggestion.name}?  {suggestion.angle:.0f}°")
+            self.suggestion.setToolTip(
+                f"Call it {suggestion.name}: its spectrum is {suggestion.angle:.1f}° from this one "
+                f"({suggestion.source})."
+            )
         self.swatch.set_colour(d.colours[i])
         self.bar.set_fraction(d.share[i], d.colours[i])
         self.fraction.setText(format_percent(d.share[i]))
         red, green, blue = d.spectra[:, i]
         absorption = f"Absorbs red {red:.2f}, green {green:.2f}, blue {blue:.2f}. "
         self.swatch.setToolTip(absorption + _SWATCH_TIP)
-        for widget in (self.label, self.bar, self.fraction):
+        for widget in (self.bar, self.fraction):
             widget.setToolTip(
                 f"{absorption}Explains {format_percent(d.share[i])} of what the slide absorbs."
             )
 
+    def _show_name(
+        self,
+        label: str,
+        named: bool,
+        spectrum: npt.NDArray[np.float64],
+        own: Sequence[NamedSpectrum],
+    ) -> None:
+        self._label, self._shown = label, label if named else ""
+        offered = nearest_dyes(spectrum, own)
+        with signals_blocked(self.name):
+            self.name.clear()
+            self.name.addItems([f"{one.name}  ·  {one.angle:.0f}°" for one in offered])
+            self.name.setCurrentIndex(-1)
+        self._offered = [one.name for one in offered]
+        if not self.edit.hasFocus():
+            self.edit.setText(label)
+
+    def _chosen(self, index: int) -> None:
+        self.edit.setText(self._offered[index])
+        self._edited()
+
+    def _edited(self) -> None:
+        name = self.edit.text().strip()
+        if name == self._label:  # the number that it has without a name
+            name = self._shown
+        if name != self._shown:
+            self._shown = name
+            self.renamed.emit(name)
+        self.edit.setText(name or self._label)
+
     def hide(self) -> None:
-        for widget in self._widgets:
+        for widget in (*self._widgets, self.suggestion):
             widget.hide()
 
 

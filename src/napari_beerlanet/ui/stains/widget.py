@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from napari.layers import Image
 from qtpy.QtCore import QObject
@@ -15,6 +17,7 @@ from superqt.utils import QSignalThrottler
 from napari_beerlanet.core.common.messages import count_of
 from napari_beerlanet.core.common.progress import Report
 from napari_beerlanet.core.stains.files import write_spectra
+from napari_beerlanet.core.stains.presets import NamedSpectrum, match_names
 from napari_beerlanet.core.stains.settings import DecomposeSettings
 from napari_beerlanet.core.stains.slide import SlideColours
 from napari_beerlanet.ui.common.controls import batch_button, button, copy_text, form, row
@@ -35,6 +38,11 @@ from napari_beerlanet.ui.stains.fitting import (
     rough_settings,
 )
 from napari_beerlanet.ui.stains.form import DecomposeForm
+from napari_beerlanet.ui.stains.preset_editor import (
+    PresetEditor,
+    named_spectra,
+    stain_library,
+)
 from napari_beerlanet.ui.stains.result_panel import StainResultPanel
 from napari_beerlanet.ui.viewer.empty_state import EmptyState
 from napari_beerlanet.ui.viewer.layers import ImagePicker, step_forward
@@ -59,6 +67,7 @@ class DecomposeWidget(Panel):
         super().__init__(napari_viewer)
         self.images, self.empty = ImagePicker(self), EmptyState(self)
         self.form, self.result_panel = DecomposeForm(self), StainResultPanel(self.viewer)
+        self.preset_editor = PresetEditor(self)
         self.files = self.task()
         self.live = LiveFit(self.task(), self.task(), StainFitter(), self._show, self)
         self.bar, self.file_bar = DelayedProgressBar(self.live.task), DelayedProgressBar(self.files)
@@ -71,6 +80,8 @@ class DecomposeWidget(Panel):
         self.fitted: FitResult | None = None
         self._layers: dict[Image, DensityLayers] = {}
         self._derived = DerivedLayers(self)
+        self._named: WeakKeyDictionary[Image, list[NamedSpectrum]] = WeakKeyDictionary()
+        self._own_names: list[NamedSpectrum] = []
         self._followed_layer: Image | None = None
         self._restore_removed = False
         self._lay_out()
@@ -82,20 +93,28 @@ class DecomposeWidget(Panel):
         top.addRow("Image", self.images)
         self.body.addLayout(top)
         self.body.addWidget(self.empty)
-        self.body.addWidget(self.form)
+        self.body.addWidget(self.form.start_row)
         self.body.addWidget(row(self.run_button, batch_button(self), stretch=0))
         self.body.addWidget(self.bar)
         self.body.addWidget(self.slide_scan_bar)
         self.body.addWidget(self.result_panel)
         self.body.addWidget(self.file_bar)
+        self.body.addWidget(self.form)
+        self.body.addWidget(self.form.advanced)
+        self.result_panel.body.insertWidget(1, self.form.blending_row)
+        self.form.advanced.body.addWidget(self.result_panel.objective)
         self.body.addStretch(1)
         self.result_panel.hide()
+        self.result_panel.objective.hide()
 
     def _connect(self) -> None:
         self.images.chosen.connect(self._choose)
         self.form.changed.connect(self._changed)
         self.form.blending_changed.connect(self._set_blending)
         self.result_panel.only.connect(self._show_only)
+        self.result_panel.named.connect(self.name_stain)
+        self.form.presets.clicked.connect(self.edit_presets)
+        self.preset_editor.saved.connect(self._presets_changed)
         self.result_panel.reconstruct.connect(self._derived.reconstruct)
         self.result_panel.residual.connect(self._derived.residual)
         self.result_panel.save.connect(self._choose_save_path)
@@ -120,9 +139,14 @@ class DecomposeWidget(Panel):
         self._followed_layer = layer
         self.fitted = None
         self.result_panel.hide()
+        self.result_panel.objective.hide()
+        self._own_names = named_spectra(self.viewer)
         self.bar.set_message("")
         self.slide_scan_bar.set_message("")
-        for widget in (self.form, self.run_button, self.bar, self.slide_scan_bar):
+        for widget in (
+            *(self.form, self.form.start_row, self.form.advanced),
+            *(self.run_button, self.bar, self.slide_scan_bar),
+        ):
             widget.setVisible(layer is not None)
         self.empty.setVisible(layer is None)
         self.empty.update_text()
@@ -179,6 +203,7 @@ class DecomposeWidget(Panel):
         layer = self.images.layer
         if layer is None or layer not in self.viewer.layers:
             return
+        fitted = self._with_names(layer, fitted)
         self.fitted = fitted
         if layer not in self._layers:
             self._layers[layer] = DensityLayers(
@@ -187,8 +212,9 @@ class DecomposeWidget(Panel):
         self._layers[layer].show(fitted, data, self._restore_removed)
         d = fitted.decomposition
         self.form.show_result(d)
-        self.result_panel.show_result(d)
+        self.result_panel.show_result(d, self._own_names)
         self.result_panel.show()
+        self.result_panel.objective.show()
         self._mark_visible()
         if not fitted.is_rough:
             self._restore_removed = False
@@ -212,6 +238,56 @@ class DecomposeWidget(Panel):
     def layers(self) -> DensityLayers | None:
         """The density layers of the chosen image."""
         return self._layers.get(self.images.layer) if self.images.layer is not None else None
+
+    # --- names and presets ------------------------------------------------------------------------
+
+    def _with_names(self, layer: Image, fitted: FitResult) -> FitResult:
+        """The fit with the names that its stains were given before, in this or an earlier run."""
+        d = fitted.decomposition
+        if layer not in self._named:
+            path = layer_path(layer)
+            saved = stain_library(self.viewer).names_of(str(path)) if path is not None else []
+            self._named[layer] = saved
+        if any(d.names):  # those of a preset
+            return fitted
+        names = match_names(self._named[layer], d.spectra, d.active)
+        d = d.with_names(names if any(names) else ())
+        if not fitted.is_rough:
+            found = {one.name for one in d.named_stains}
+            others = [one for one in self._named[layer] if one.name not in found]
+            self._named[layer] = [*others, *d.named_stains]
+        return replace(fitted, decomposition=d)
+
+    def name_stain(self, component: int, name: str) -> None:
+        """Give a stain of the chosen image a name, "" for none; saved for the next time."""
+        fitted, layer = self.fitted, self.images.layer
+        if fitted is None or layer is None or component >= len(fitted.decomposition.active):
+            return
+        before = fitted.decomposition
+        d = before.with_names({component: name})
+        self.fitted = replace(fitted, decomposition=d)
+        forgotten = {before.names[component] if before.names else "", name}
+        named = [one for one in self._named.get(layer, []) if one.name not in forgotten]
+        found = {one.name for one in d.named_stains}
+        named = [one for one in named if one.name not in found] + d.named_stains
+        self._named[layer] = named
+        if self.layers is not None:
+            self.layers.rename(d)
+        self.result_panel.show_result(d, self._own_names)
+        get_session(self.viewer).decompositions[layer] = d
+        path = layer_path(layer)
+        if path is not None:
+            library, key = stain_library(self.viewer), str(path)
+            self.files.start(lambda report: library.set_names(key, named))
+
+    def edit_presets(self) -> None:
+        """Open the dialog of presets."""
+        fit = None if self.fitted is None else self.fitted.decomposition
+        self.preset_editor.open_for(self.images.layer, fit, self.form.start.label)
+
+    def _presets_changed(self, name: str) -> None:
+        self._own_names = named_spectra(self.viewer)
+        self.form.start.refresh_presets(name)
 
     # --- display ----------------------------------------------------------------------------------
 
