@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from napari_beerlanet.core.boxes.annotations import Annotations
 from napari_beerlanet.core.boxes.detections import Detections
-from napari_beerlanet.core.evaluation.diff import diff_detections
+from napari_beerlanet.core.evaluation.diff import describe_against, diff_detections
 
 KINDS = ("gained", "lost", "relabelled", "rescored", "unchanged")
 
@@ -80,3 +81,12 @@ def test_every_detection_is_of_exactly_one_kind(old, new):
     assert counts["gained"] + pairs == len(new)
     used = [*found.gained, *found.relabelled[:, 1], *found.rescored[:, 1], *found.unchanged[:, 1]]
     assert sorted(used) == list(range(len(new)))
+
+
+def test_gained_and_lost_boxes_are_counted_against_the_annotations():
+    before = result((0, 0, 0.9), (20, 0, 0.8), (40, 0, 0.7))
+    after = result((0, 0, 0.9), (60, 1, 0.6), (80, 0, 0.6), (100, 0, 0.5))
+    truth = result((0, 0, 1), (20, 0, 1), (60, 1, 1), (80, 1, 1), names=("RBC", "WBC"))
+    annotations = Annotations(truth.xyxy, truth.labels, ["RBC", "WBC"])
+    told = describe_against(diff_detections(before, after), annotations)
+    assert told == "Against the annotations: of 3 gained 1 is right, of 2 lost 1 was right."

@@ -1,5 +1,6 @@
 """Parts of the fine-tune panel that need no viewer: curves, look-in, outlook, judging."""
 
+import copy
 import json
 
 import numpy as np
@@ -11,7 +12,12 @@ from napari_beerlanet.core.checkpoints.serialize import describe_network
 from napari_beerlanet.core.common.storage import DataError, FileError
 from napari_beerlanet.core.detection.detector import Detector
 from napari_beerlanet.core.detection.network import StainDetectionModel
-from napari_beerlanet.core.training.comparison import compare_models, save_best_model
+from napari_beerlanet.core.training.comparison import (
+    ComparisonRow,
+    ModelComparison,
+    compare_models,
+    save_best_model,
+)
 from napari_beerlanet.core.training.estimate import estimate_duration, summarise_dataset
 from napari_beerlanet.core.training.runs import list_runs, new_run
 from napari_beerlanet.core.training.settings import TrainSettings
@@ -140,6 +146,54 @@ def test_model_that_is_no_file_is_written_into_its_run(project, tiny):
     assert load_checkpoint(settings["model"], device="cpu").classes == list(NAMES)
     set_run_device(path, "mps")
     assert json.loads((path / "run.json").read_text())["settings"]["device"] == "mps"
+
+
+def test_a_class_that_was_added_is_compared_by_the_others(project, tiny):
+    torch.manual_seed(1)
+    network = StainDetectionModel(copy.deepcopy(MODEL), nc=4, imgsz=64)
+    network.fit_mix()
+    more = [*NAMES, "parasite"]
+    save_checkpoint(
+        Detector(network, describe_network(network, "more", more, 64)), project / "m.safetensors"
+    )
+    text = (project / "data.yaml").read_text().replace("Platelets]", "Platelets, parasite]")
+    (project / "data.yaml").write_text(text)
+    labels = project / "labels" / "val" / "smear-100.txt"
+    labels.write_text(labels.read_text() + "3 0.5 0.5 0.3 0.3\n")
+    path = create_run(project, tiny, {"scope": "head"})
+    (project / "m.safetensors").rename(path / "best.safetensors")
+    judged = compare_models(path, fields=1)
+    assert judged.new[0] is not None
+    assert judged.notes[0].startswith("The model before does not know parasite")
+    rows = {row.what: row for row in judged.class_rows()}
+    assert rows["New data, parasite"].before is None
+    assert (rows["New data, parasite"].after, rows["New data, parasite"].count) == (0.0, 1)
+    assert rows["New data, RBC"].before is not None
+    assert rows["Reference, RBC"].count > 5
+    again = compare_models(path, fields=1)
+    assert again.rows() == judged.rows()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "count", "forgotten"),
+    [
+        (0.986, 0.45, 16, True),
+        (0.9, 0.79, 29, False),  # three boxes: may be chance
+        (0.9, 0.79, 200, True),
+        (0.99, 0.95, 5000, False),  # some points are no forgetting
+        (None, 0.1, 50, False),
+        (0.2, 0.9, 50, False),
+    ],
+)
+def test_a_class_is_forgotten_where_it_fell_by_more_than_chance(before, after, count, forgotten):
+    assert ComparisonRow("Reference, WBC", before, after, count).forgotten == forgotten
+
+
+def test_forgotten_classes_are_marked_in_the_record(tiny):
+    scores = {"WBC": (0.986, 0.452, 20), "RBC": (0.99, 0.98, 100)}
+    pair = ({"mAP50": 0.957, "mAP50-95": 0.7}, {"mAP50": 0.818, "mAP50-95": 0.6})
+    judged = ModelComparison(tiny, tiny, (None, pair[1]), pair, classes={"reference": scores})
+    assert judged.to_dict()["forgotten"] == ["WBC: 98.6 → 45.2 % (reference)"]
 
 
 def test_comparison_is_cached_and_saved_with_the_model(project, tiny):

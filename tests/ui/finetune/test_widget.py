@@ -115,7 +115,9 @@ def test_train_compare_and_keep(panel, project, until, stalls):
     until(lambda: panel.comparison.comparison is not None)
     rows = panel.comparison.rows()
     assert [row[0] for row in rows[1:3]] == ["New data, mAP50", "New data, mAP50-95"]
-    assert [row[0] for row in rows[3:]] == ["Reference, mAP50", "Reference, mAP50-95"]
+    assert [row[0] for row in rows[3:5]] == ["Reference, mAP50", "Reference, mAP50-95"]
+    assert all(re.fullmatch(r"(New data|Reference), \w+ \(\d+ box(es)?\)", r[0]) for r in rows[5:])
+    assert len(rows) > 6
     until(lambda: bool(panel.comparison.compare_bar.text))
     panel.comparison.name.setText("my lab")
     folder = panel.comparison.folder
@@ -457,6 +459,32 @@ def test_times_are_no_more_exact_than_they_are():
         "6 min",
         "1 h 10 min",
     ]
+
+
+def test_changes_are_counted_against_the_annotations_of_the_image(panel):
+    from napari_beerlanet.core.boxes.detections import Detections
+    from napari_beerlanet.core.evaluation.diff import diff_detections
+    from napari_beerlanet.ui.viewer.layers import Role, role_metadata
+    from napari_beerlanet.ui.viewer.planes import current_plane
+
+    def found(*boxes):
+        count = len(boxes)
+        scores = np.ones(count, np.float32)
+        return Detections(np.array(boxes, np.float32), np.zeros(count, int), scores, list(NAMES))
+
+    layer = panel.viewer.layers["field"]
+    plane = current_plane(layer, panel.viewer)
+    diff = diff_detections(found([0, 0, 10, 10]), found([20, 20, 40, 40], [60, 60, 80, 90]))
+    panel.comparison._show_diff(layer, plane, diff)
+    assert "Against" not in panel.comparison.compare_bar.text
+    panel.viewer.add_shapes(
+        [np.array([[19.5, 19.5], [19.5, 39.5], [39.5, 39.5], [39.5, 19.5]])],
+        features={"class": ["RBC"]},
+        metadata=role_metadata(Role.ANNOTATIONS, layer),
+    )
+    panel.comparison._show_diff(layer, plane, diff)
+    told = panel.comparison.compare_bar.text
+    assert "of 2 gained 1 is right, of 1 lost 0 were right." in told
 
 
 def test_comparison_is_shown_as_layers(panel, tiny, smear, until):

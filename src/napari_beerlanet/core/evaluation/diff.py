@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from napari_beerlanet.core.boxes.annotations import Annotations
 from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.boxes.matching import match_greedy, overlap_pairs
 from napari_beerlanet.core.common.messages import count_of
@@ -55,6 +56,25 @@ class DetectionDiff:
             f"{len(self.unchanged)} as before",
         ]
         return ", ".join(parts) + "."
+
+
+def describe_against(diff: DetectionDiff, annotations: Annotations) -> str:
+    """Of the boxes gained and lost, how many are annotated: right, or right before."""
+    names = list(dict.fromkeys([*diff.before.names, *diff.after.names, *annotations.names]))
+    place = np.array([names.index(name) for name in annotations.names], np.int64)
+    truth = place[annotations.labels]
+
+    def right(detections: Detections, which: Indices) -> int:
+        pairs = overlap_pairs(detections.xyxy, annotations.xyxy.astype(np.float32))
+        order, labels = np.arange(len(detections)), _common_labels(detections, names)
+        return int((match_greedy(pairs, order, SAME_OBJECT_IOU, labels, truth)[which] >= 0).sum())
+
+    gained, lost = right(diff.after, diff.gained), right(diff.before, diff.lost)
+    return (
+        f"Against the annotations: of {len(diff.gained)} gained {gained} "
+        f"{'is' if gained == 1 else 'are'} right, of {len(diff.lost)} lost {lost} "
+        f"{'was' if lost == 1 else 'were'} right."
+    )
 
 
 def diff_detections(

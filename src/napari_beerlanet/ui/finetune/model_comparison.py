@@ -10,9 +10,11 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from napari.layers import Shapes
 from qtpy.QtCore import Qt, Signal
 from qtpy.QtWidgets import QGridLayout, QLabel, QLineEdit, QVBoxLayout, QWidget
 
+from napari_beerlanet.core.common.messages import count_of
 from napari_beerlanet.core.common.progress import Report, subprogress
 from napari_beerlanet.ui.common.controls import button, heading, hint, row
 from napari_beerlanet.ui.common.panel import Panel
@@ -23,12 +25,15 @@ from napari_beerlanet.ui.detections.comparison_layer import (
     remove_comparison,
     show_comparison,
 )
-from napari_beerlanet.ui.viewer.layers import ImagePicker
+from napari_beerlanet.ui.viewer.layer_data import ShapesSnapshot, read_layer_annotations
+from napari_beerlanet.ui.viewer.layers import ImagePicker, Role, role_of, source_image
 from napari_beerlanet.ui.viewer.planes import Plane, current_plane, pixel_size
 
 if TYPE_CHECKING:  # what takes long to load is loaded in worker threads
     from napari.layers import Image
+    from napari.viewer import Viewer
 
+    from napari_beerlanet.core.boxes.annotations import Annotations
     from napari_beerlanet.core.detection.detector import Detector
     from napari_beerlanet.core.evaluation.diff import DetectionDiff
     from napari_beerlanet.core.training.comparison import ComparisonRow, ModelComparison
@@ -150,9 +155,12 @@ class ModelComparisonPanel(QWidget):
 
     def _show_metrics(self, comparison: ModelComparison) -> None:
         self.comparison = comparison
-        self.table.set_rows(comparison.rows())
-        self.notes.setText("\n".join(comparison.notes))
-        self.notes.setVisible(bool(comparison.notes))
+        self.table.set_rows([*comparison.rows(), *comparison.class_rows()])
+        forgotten = [f"Forgotten: {text}." for text in comparison.forgotten]
+        notes = [*forgotten, *comparison.notes]
+        self.notes.setText("\n".join(notes))
+        self.notes.setEnabled(bool(forgotten))  # not muted
+        self.notes.setVisible(bool(notes))
         self._update_controls()
         if self.kept_path is not None:
             self._record_comparison(self.kept_path, comparison)
@@ -182,7 +190,11 @@ class ModelComparisonPanel(QWidget):
         )
 
     def _show_diff(self, layer: Image, plane: Plane, diff: DetectionDiff) -> None:
-        self.compare_bar.set_message(f"{plane.name}: {diff.summary()}")
+        from napari_beerlanet.core.evaluation.diff import describe_against
+
+        annotations = annotations_of(self._viewer, layer, plane)
+        against = f" {describe_against(diff, annotations)}" if annotations is not None else ""
+        self.compare_bar.set_message(f"{plane.name}: {diff.summary()}{against}")
         if layer in self._viewer.layers:
             show_comparison(self._viewer, layer, diff, plane.index, self.toggles.visible_kinds)
             self.toggles.show()
@@ -266,7 +278,8 @@ class MetricsTable(QWidget):
         lines = [_HEADER]
         for row_ in rows:
             before, after = _percent_text(row_.before), _percent_text(row_.after)
-            lines.append((row_.what, before, after, _change_text(row_)))
+            boxes = f" ({count_of(row_.count, 'box', 'boxes')})" if row_.count else ""
+            lines.append((f"{row_.what}{boxes}", before, after, _change_text(row_)))
         self._labels = [[QLabel(text) for text in line] for line in lines]
         for i, labels in enumerate(self._labels):
             for j, label in enumerate(labels):
@@ -285,6 +298,17 @@ class MetricsTable(QWidget):
     def texts(self) -> list[list[str]]:
         """The cells, row by row."""
         return [[label.text() for label in labels] for labels in self._labels]
+
+
+def annotations_of(viewer: Viewer, image: Image, plane: Plane) -> Annotations | None:
+    """The annotations of an image's plane that are in the viewer, None where there are none."""
+    for layer in viewer.layers:
+        if not isinstance(layer, Shapes) or role_of(layer) != Role.ANNOTATIONS:
+            continue
+        if source_image(viewer, layer) is image:
+            drawn = read_layer_annotations(ShapesSnapshot.of(layer), plane.index, plane.shape)
+            return drawn.annotations if len(drawn.annotations) else None
+    return None
 
 
 def compare_detections(
@@ -326,7 +350,10 @@ def _change_text(line: ComparisonRow) -> str:
     if line.before is None or line.after is None:
         return ""
     points = 100 * (line.after - line.before)
-    return "=" if abs(points) < 0.05 else f"{'▲' if points > 0 else '▼'} {abs(points):.1f}"
+    if abs(points) < 0.05:
+        return "="
+    mark = " forgotten" if line.forgotten else ""
+    return f"{'▲' if points > 0 else '▼'} {abs(points):.1f}{mark}"
 
 
 def _default_model_name(folder: Path) -> str:
