@@ -8,6 +8,10 @@ is the last epoch, whatever its numbers. The recipe was chosen with `cross_domai
     python benchmarks/starter.py --out starter --densities-of blood-cells
 
 Writes the same weights again, with the densities of all training boxes in the description.
+
+    python benchmarks/starter.py --out starter --describe blood-cells
+
+Writes the same weights again, with the present colours and limits in the description.
 """
 
 import argparse
@@ -18,12 +22,14 @@ import torch
 from smears import write_bccd, write_other_lab
 
 import napari_beerlanet as nb
+from napari_beerlanet.core.boxes.classes import class_colours
 from napari_beerlanet.core.formats.dataset import read_dataset
 from napari_beerlanet.core.training.monitor import describe_training_domain
 from napari_beerlanet.core.training.setup import training_sample
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
-COLOURS = ["#e6194b", "#4363d8", "#ffc800"]
+COLOURS = class_colours(3)
+UNKNOWN = {"parasites": ["WBC", "Platelets"]}
 
 
 def main():
@@ -35,10 +41,17 @@ def main():
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--shared", type=Path, default=SHARED)
     parser.add_argument("--densities-of", metavar="MODEL", help="only describe this one anew")
+    parser.add_argument("--describe", metavar="MODEL", help="only update colours and limits")
     parser.add_argument("--out", type=Path, default=Path("starter"))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     out = options.out.resolve()
+    if options.describe:
+        model = nb.load_checkpoint(options.describe, device="cpu")
+        model.info.update(colours=COLOURS, unknown=UNKNOWN)
+        out.mkdir(parents=True, exist_ok=True)
+        nb.save_checkpoint(model, out / "blood-cells.safetensors")
+        return
     bccd = write_bccd(options.shared, out / "bccd", together=True)
     if options.densities_of:
         model = nb.load_checkpoint(options.densities_of, device="cpu")
@@ -62,7 +75,7 @@ def main():
         "other laboratory": measured(model, other, "val"),
     }
     tell_densities(model, bccd)
-    model.info.update(name="blood-cells", colours=COLOURS)
+    model.info.update(name="blood-cells", colours=COLOURS, unknown=UNKNOWN)
     model.info["training"]["command"] = "python benchmarks/starter.py"
     model.info["training"]["metrics"] = report
     nb.save_checkpoint(model, out / "blood-cells.safetensors")

@@ -9,9 +9,11 @@ from PIL import Image
 
 import napari_beerlanet as nb
 from napari_beerlanet.cli.main import main
+from napari_beerlanet.core.boxes.classes import class_colours
 from napari_beerlanet.core.boxes.matching import match_boxes
 from napari_beerlanet.core.checkpoints import checkpoint
 from napari_beerlanet.core.checkpoints.checkpoint import packaged_models, read_info
+from napari_beerlanet.core.checkpoints.info import limits_text
 from napari_beerlanet.core.formats import read_detections
 from napari_beerlanet.samples import blood_smear
 from tinydata import write_smears
@@ -81,6 +83,16 @@ def test_a_second_run_skips_without_loading_the_model(done, capsys, monkeypatch)
     assert "0 done, 1 skipped" in capsys.readouterr().out
 
 
+def test_what_the_model_does_not_know_is_told_with_its_counts(smear, tmp_path, capsys):
+    Image.fromarray(smear.image[:200, :200]).save(tmp_path / "smear.png")
+    options = (tmp_path / "smear.png", "--device", "cpu", "--object-size", 60, "--out")
+    limits = "oes not know parasites; may call them WBC or Platelets."
+    assert run("detect", *options, tmp_path / "out") == 0
+    assert limits in capsys.readouterr().err
+    assert run("report", *options, tmp_path / "report.html", "--no-stains") == 0
+    assert limits in (tmp_path / "report.html").read_text()
+
+
 def test_results_are_not_taken_for_images(done, capsys):
     _, out = done
     assert run("detect", out, "--out", out) != 0
@@ -134,6 +146,9 @@ def test_packaged_model_describes_itself(model):
     assert record["images"] == {"train": 292, "val": 72}
     assert len(record["data_hash"]) == 64
     assert set(model.info["object_sizes"]) == set(model.classes)
+    assert model.info["colours"] == class_colours(3)
+    limits = "Does not know parasites; may call them WBC or Platelets."
+    assert limits_text(model.info) == limits
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.5, 1.0])

@@ -162,11 +162,12 @@ def add_device_option(options: Options) -> None:
 def load_model(options: argparse.Namespace) -> Detector:
     """The chosen model on the chosen device."""
     from napari_beerlanet.core.checkpoints.checkpoint import load_checkpoint
+    from napari_beerlanet.core.checkpoints.info import model_notes
 
     try:
         model = load_checkpoint(options.model, options.device)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    for note in model.info.get("notes", []):
+    for note in model_notes(model.info):
         print_message(note)
     return model

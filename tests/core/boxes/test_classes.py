@@ -1,12 +1,20 @@
 """Counts per class, infected red cells, and Wilson's interval."""
 
+import itertools
+
+import numpy as np
 import pytest
 
 from napari_beerlanet.core.boxes.classes import (
+    CHANGE_COLOURS,
+    OUTCOME_COLOURS,
     ClassCounts,
+    assign_colours,
+    class_colours,
     is_infected,
     is_red_cell,
     parasitaemia,
+    parse_colour,
     wilson_interval,
 )
 
@@ -86,3 +94,83 @@ def test_what_is_copied():
     assert ["parasitaemia", "2.000 %"] in lines
     assert tally.text() == "98 RBC, 2 ring; infected: 2 of 100 red cells, 2.0 % (0.55 % to 7.0 %)."
     assert ClassCounts({}).text() == "nothing."
+
+
+# --- colours -------------------------------------------------------------------------------------
+
+# Machado, Oliveira and Fernandes 2009: what people without one kind of cones see, in linear RGB.
+VISION = {
+    "normal": np.eye(3),
+    "protanopia": [
+        [0.152286, 1.052583, -0.204868],
+        [0.114503, 0.786281, 0.099216],
+        [-0.003882, -0.048116, 1.051998],
+    ],
+    "deuteranopia": [
+        [0.367322, 0.860646, -0.227968],
+        [0.280085, 0.672501, 0.047413],
+        [-0.011820, 0.042940, 0.968881],
+    ],
+    "tritanopia": [
+        [1.255528, -0.076749, -0.178779],
+        [-0.078411, 0.930809, 0.147602],
+        [0.004733, 0.691367, 0.303900],
+    ],
+}
+SMEARS = ["#c8bcbc", "#c49a9e", "#e6c8cd", "#f2f0f0"]  # background and red cells of laboratories
+
+
+def lab(colour: str, vision: str) -> np.ndarray:
+    c = np.array(parse_colour(colour)) / 255
+    linear = np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4)
+    seen = np.clip(np.asarray(VISION[vision]) @ linear, 0, 1)
+    xyz = (
+        np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+        @ seen
+        / [0.9505, 1, 1.089]
+    )
+    f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+def difference(a: str, b: str) -> float:
+    """CIE 1976, to the eyes that tell them apart least; 2.3 is just noticeable."""
+    return min(float(np.linalg.norm(lab(a, v) - lab(b, v))) for v in VISION)
+
+
+@pytest.mark.parametrize(
+    ("colours", "least"),
+    [
+        (class_colours(3), 24),
+        (class_colours(5), 16),
+        (list(OUTCOME_COLOURS.values()), 22),
+        (list(CHANGE_COLOURS.values()), 30),
+    ],
+    ids=["three classes", "five classes", "outcomes", "changes"],
+)
+def test_the_colour_blind_can_tell_colours_apart(colours, least):
+    assert min(difference(a, b) for a, b in itertools.combinations(colours, 2)) >= least
+
+
+def test_the_first_colours_are_seen_on_a_smear():
+    assert min(difference(a, b) for a in class_colours(4) for b in SMEARS) >= 25
+
+
+def test_a_class_keeps_its_colour_whatever_is_beside_it():
+    first = assign_colours(["RBC", "WBC"])
+    assert list(first.values()) == class_colours(2)
+    assert assign_colours(["ring", "WBC", "RBC"], first) == {
+        **first,
+        "ring": class_colours(3)[2],
+    }
+
+
+def test_a_preferred_colour_is_given_only_once_and_a_fixed_one_always():
+    preferred = {"a": "#111111", "b": "#111111", "c": "#222222"}
+    given = assign_colours(["a", "b", "c"], {"c": "#111111"}, preferred)
+    assert given["c"] == "#111111"
+    assert "#111111" not in (given["a"], given["b"])
+    assert len(set(given.values())) == 3
+    assert assign_colours(["a"], None, preferred) == {"a": "#111111"}
+    many = assign_colours([str(k) for k in range(40)])
+    assert len(set(many.values())) == 40

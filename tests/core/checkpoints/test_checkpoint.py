@@ -24,7 +24,7 @@ from napari_beerlanet.core.checkpoints.checkpoint import (
     read_info,
     save_checkpoint,
 )
-from napari_beerlanet.core.checkpoints.info import METADATA_KEY
+from napari_beerlanet.core.checkpoints.info import METADATA_KEY, limits_text, still_unknown
 from napari_beerlanet.core.checkpoints.serialize import _checksum, describe_network
 from napari_beerlanet.core.common.storage import FileError
 from napari_beerlanet.core.detection.detector import Detector
@@ -489,6 +489,7 @@ BAD = {
     ],
     "training": ["yesterday", []],
     "notes": ["text", [1]],
+    "unknown": ["parasites", ["parasites"], {"parasites": "a"}, {"parasites": ["c"]}, {"": []}],
     "model_yaml": [None, [], {}, {"nc": 2}, "yolov8n.yaml"],
 }
 
@@ -512,9 +513,35 @@ def test_an_older_checkpoint_tells_no_densities(model, whole, tmp_path):
     assert "densities_seen" not in old.info
     image = np.random.default_rng(0).integers(0, 255, (96, 96, 3), np.uint8)
     columns, more = (m.detect(image, 0.0).candidates.columns for m in (old, model))
-    assert set(more) - set(columns) == {"unlike training"}
+    assert set(more) - set(columns) == {"unlike training", "class agreement"}
     save_checkpoint(old, path)
     assert "densities_seen" not in load_checkpoint(path, "cpu").info
+
+
+def test_what_a_model_does_not_know_is_in_its_file(model, tmp_path):
+    model = Detector(model.network, {**model.info, "unknown": {"ghosts": [], "parasites": ["a"]}})
+    save_checkpoint(model, tmp_path / "a.safetensors")
+    info = load_checkpoint(tmp_path / "a.safetensors", "cpu").info
+    assert info["unknown"] == {"ghosts": [], "parasites": ["a"]}
+    text = "Does not know ghosts. Does not know parasites; may call them a."
+    assert limits_text(info) == text
+    assert limits_text({}) == limits_text({"unknown": {}}) == ""
+    assert limits_text({"unknown": {"x": ["a", "b", "c"]}}).endswith("may call them a, b or c.")
+
+
+@pytest.mark.parametrize(
+    ("classes", "left"),
+    [
+        (["RBC", "WBC"], {"parasites": ["WBC"], "blasts": ["WBC"]}),
+        (["RBC", "WBC", "ring"], {"blasts": ["WBC"]}),
+        (["Infected_RBC"], {"blasts": []}),
+        (["lympho_blast", "WBC"], {"parasites": ["WBC"]}),
+    ],
+)
+def test_what_was_trained_since_is_no_longer_unknown(classes, left):
+    unknown = {"parasites": ["WBC", "Platelets"], "blasts": ["WBC"]}
+    assert still_unknown(unknown, classes) == left
+    assert still_unknown(None, classes) == {}
 
 
 def test_deeply_nested_record(whole, tmp_path):
@@ -525,7 +552,9 @@ def test_deeply_nested_record(whole, tmp_path):
     assert "nested too deeply" in sentence
 
 
-@pytest.mark.parametrize("key", sorted(BAD.keys() - {"notes", "format", "densities_seen"}))
+@pytest.mark.parametrize(
+    "key", sorted(BAD.keys() - {"notes", "format", "densities_seen", "unknown"})
+)
 def test_entry_that_is_missing(whole, tmp_path, key):
     data = changed(whole, also=lambda info, _: info.pop(key))
     assert f"lacks {key}" in refused(tmp_path / "a.safetensors", data)

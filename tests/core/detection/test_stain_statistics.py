@@ -5,7 +5,12 @@ import pytest
 from PIL import Image
 
 import napari_beerlanet as nb
-from napari_beerlanet.core.detection.stain_statistics import domain_shift_warnings, subsample_pixels
+from napari_beerlanet.core.detection.stain_statistics import (
+    class_agreement,
+    detection_warnings,
+    domain_shift_warnings,
+    subsample_pixels,
+)
 from napari_beerlanet.samples import blood_smear, he_field
 
 
@@ -87,6 +92,72 @@ def test_nothing_known_nothing_said():
 def test_sample_is_bounded():
     assert subsample_pixels(np.zeros((4000, 3000, 3))).shape[0] * 1333 < 600_000
     assert subsample_pixels(np.zeros((40, 30, 3))).shape == (40, 30, 3)
+
+
+# --- objects that agree with no class ------------------------------------------------------------
+
+INFO = {
+    "classes": ["red", "white", "twin"],
+    "object_sizes": {
+        "red": {"low": 40, "median": 50, "high": 60, "count": 100},
+        "white": {"low": 80, "median": 100, "high": 120, "count": 10},
+        "twin": {"low": 40, "median": 50, "high": 60, "count": 10},
+    },
+    "densities_seen": {
+        "red": {"mean": [0.2, 0.1], "sd": [0.1, 0.1], "count": 100},
+        "white": {"mean": [0.2, 0.4], "sd": [0.1, 0.1], "count": 10},
+        "twin": {"mean": [0.1, 0.1], "sd": [0.1, 0.1], "count": 10},
+    },
+}
+
+
+def agreement(sides, labels, densities, scale=1.0, stain=1.0, at=500.0, info=INFO):
+    """Of square boxes at one place, with these total densities."""
+    half = np.array(sides, float)[:, None] * scale / 2
+    xyxy = np.hstack([at * scale - half, at * scale - half, at * scale + half, at * scale + half])
+    means = stain * np.array(densities, float)[:, None] * [0.5, 0.5]
+    labels, scores = np.array(labels), np.full(len(labels), 0.8)
+    shape = (round(1000 * scale), round(1000 * scale))
+    return class_agreement(info, xyxy, labels, scores, means, shape)
+
+
+def beside_reds(sides, labels, densities):
+    """Six red cells, and these objects."""
+    return [50] * 6 + sides, [0] * 6 + labels, [0.3] * 6 + densities
+
+
+@pytest.mark.parametrize("scale", [0.5, 3.0])
+@pytest.mark.parametrize("stain", [0.5, 2.0])
+def test_an_object_is_judged_beside_the_commonest_class(scale, stain):
+    sides, labels, densities = beside_reds([100, 52], [1, 1], [0.6, 0.32])
+    found = agreement(sides, labels, densities, scale, stain)
+    assert np.isnan(found[:6]).all()
+    assert found[6] == pytest.approx(1, abs=0.01)
+    assert found[7] < 0.15
+
+
+def test_what_cannot_be_judged_is_not():
+    sides, labels, densities = beside_reds([100, 50], [1, 2], [0.6, 0.2])
+    assert np.isnan(agreement(sides, labels, densities)[7]), "it does not differ from the commonest"
+    assert np.isnan(agreement(sides, labels, densities, at=40)).all(), "cut by the border"
+    few = agreement(sides[3:], labels[3:], densities[3:])
+    assert np.isnan(few).all(), "too few of any class"
+    nothing = INFO | {"densities_seen": None}
+    assert np.isnan(agreement(sides, labels, densities, info=nothing)).all()
+
+
+def test_gametocytes_that_are_called_white_cells_are_told_and_white_cells_are_not(model, shared):
+    """Fields of another laboratory, with gametocytes; and one of BCCD's with a white cell."""
+    fields = shared / "data/malaria-fields"
+    for path, size in (
+        (fields / "falciparum/images/1603223711-0001-G.jpg", 63),
+        (shared / "data/bccd/JPEGImages/BloodImage_00007.jpg", "auto"),
+    ):
+        pixels = np.asarray(Image.open(path).convert("RGB"))
+        found = model.detect(pixels, object_size=size)
+        assert found.counts()["WBC"] > 0
+        warned = [text for text in detection_warnings(model.info, found) if "WBC do not" in text]
+        assert bool(warned) == ("malaria" in str(path)), (path.name, warned)
 
 
 @pytest.mark.slow

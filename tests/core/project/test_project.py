@@ -59,6 +59,24 @@ def test_what_is_saved_comes_back_to_the_last_digit(project):
         assert again.load_annotations(smear(2)[0]) is None
 
 
+def test_colours_stay_with_their_classes(project):
+    names = project.classes
+    project.set_colours({names[0]: "#112233", names[1]: "#445566"})
+    project.rename_class(names[0], "renamed")
+    project.add_classes(["one more"])
+    folder = project.path
+    project.close()
+    with Project.open(folder) as again:
+        assert again.colours == {"renamed": "#112233", names[1]: "#445566"}
+        with pytest.raises(ValueError, match="A colour is written as"):
+            again.set_colours({names[1]: "red"})
+    manifest = json.loads((folder / "project.json").read_text())
+    manifest["colours"] = {"renamed": "reddish", names[1]: "#445566"}
+    (folder / "project.json").write_text(json.dumps(manifest))
+    with Project.open(folder) as again:
+        assert again.colours == {names[1]: "#445566"}
+
+
 def test_pieces_are_the_images_own_pixels_and_boxes(project):
     fill(project, [1, 2])
     for row in project.crops:

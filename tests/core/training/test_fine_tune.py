@@ -9,12 +9,14 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from napari_beerlanet.core.boxes.classes import class_colours
 from napari_beerlanet.core.checkpoints.checkpoint import (
     checkpoint_hash,
     load_checkpoint,
@@ -29,7 +31,8 @@ from napari_beerlanet.core.detection.detector import Detector
 from napari_beerlanet.core.detection.network import StainDetectionModel
 from napari_beerlanet.core.detection.stain_fit import fit_stain
 from napari_beerlanet.core.detection.stain_statistics import AnnotatedSample
-from napari_beerlanet.core.formats.dataset import dataset_hash, read_dataset
+from napari_beerlanet.core.formats.dataset import check_dataset, dataset_hash, read_dataset
+from napari_beerlanet.core.project.project import Project
 from napari_beerlanet.core.training import distributed
 from napari_beerlanet.core.training.fine_tune import fine_tune
 from napari_beerlanet.core.training.monitor import describe_training_domain, explain_divergence
@@ -40,7 +43,11 @@ from napari_beerlanet.core.training.settings import (
     choose_schedule,
     early_stopping_patience,
 )
-from napari_beerlanet.core.training.setup import resolve_defaults, training_sample
+from napari_beerlanet.core.training.setup import (
+    checkpoint_info,
+    resolve_defaults,
+    training_sample,
+)
 from napari_beerlanet.core.training.trainer.deterministic import DeterministicTrainer
 from tinydata import MODEL, NAMES, write_smears
 
@@ -132,6 +139,26 @@ def test_files_and_events_of_a_run(whole):
     assert [row["epoch"] for row in results(folder)] == ["1", "2", "3"]
     run = json.loads((folder / "run.json").read_text())
     assert (run["state"], run["epoch"]) == ("finished", 3)
+
+
+def test_colours_and_limits_are_inherited_where_they_are_still_true(model, start, data, tmp_path):
+    colours = ["#111111", "#222222", "#333333"]
+    unknown = {"parasites": ["WBC"], "blasts": ["WBC", "Platelets"]}
+    parent = Detector(model.network, {**model.info, "colours": colours, "unknown": unknown})
+    dataset = read_dataset(data)
+    check_dataset(dataset)
+    more = replace(dataset, names=["ring", "WBC", "RBC"], path=tmp_path / "data.yaml")
+    settings = TrainSettings(model=str(start), data=str(data))
+    info = checkpoint_info(parent, model.network, dataset, settings, 64, "same")
+    assert (info["colours"], info["unknown"]) == (colours, unknown)
+    info = checkpoint_info(parent, model.network, more, settings, 64, "more")
+    assert info["colours"] == [class_colours(1)[0], "#222222", "#111111"]
+    assert info["unknown"] == {"blasts": ["WBC"]}
+    with Project.create(tmp_path / "project", more.names) as project:
+        project.set_colours({"ring": "#abcdef", "WBC": "#fedcba"})
+    here = replace(more, path=tmp_path / "project" / "data.yaml")
+    info = checkpoint_info(parent, model.network, here, settings, 64, "project")
+    assert info["colours"] == ["#abcdef", "#fedcba", "#111111"]
 
 
 def test_checkpoint_tells_where_it_comes_from(whole, start, data):

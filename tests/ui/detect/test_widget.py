@@ -9,6 +9,7 @@ from qtpy.QtGui import QDropEvent
 from qtpy.QtWidgets import QApplication, QComboBox, QDoubleSpinBox, QPushButton, QSlider
 
 import napari_beerlanet as nb
+from napari_beerlanet.core.boxes.classes import class_colours
 from napari_beerlanet.core.detection.detector import Detector
 from napari_beerlanet.ui.common.recent import recent_models
 from napari_beerlanet.ui.common.session import get_session
@@ -183,6 +184,14 @@ def test_user_edits_are_counted(panel, find, viewer, until):
     before = panel.counts.class_counts.total
     boxes(viewer)[0].remove([0, 1])
     until(lambda: panel.counts.class_counts.total == before - 2)
+
+
+def test_what_the_model_does_not_know_stands_beside_the_counts(panel, find):
+    find(panel)
+    text = "Does not know parasites; may call them WBC or Platelets."
+    assert text in panel.counts.limits.text()
+    assert panel.counts.limits.isVisibleTo(panel)
+    assert text in panel.model.card.details.text()
 
 
 def test_a_deleted_layer_comes_again(panel, find, viewer, until):
@@ -411,7 +420,7 @@ def test_starter_is_loaded_off_the_thread_and_described(viewer, smear, until):
     until(lambda: panel.model.loaded is not None)
     assert panel.model.picker.key == "blood-cells"
     assert "RBC" in panel.model.card.classes.text()
-    assert "#e6194b" in panel.model.card.classes.text()
+    assert all(colour in panel.model.card.classes.text() for colour in class_colours(3))
     assert "runs on" in panel.model.card.summary.text()
     for word in ("8 components", "292 images", "mAP50 0.967", "320 pixels", "Size of WBC"):
         assert word in panel.model.card.details.text()

@@ -21,6 +21,7 @@ from napari_beerlanet.core.batch.inputs import ImageJob
 from napari_beerlanet.core.batch.manifest import FileRecords, Record, StudyRecords, records_of
 from napari_beerlanet.core.batch.outputs import ImageResult
 from napari_beerlanet.core.batch.settings import StudySettings
+from napari_beerlanet.core.checkpoints.info import model_notes
 from napari_beerlanet.core.common.device import device_for_worker
 from napari_beerlanet.core.common.messages import error_message
 from napari_beerlanet.core.common.progress import Cancelled, Report, report_progress, subprogress
@@ -117,7 +118,7 @@ def _process(
     with suppress(OSError):
         work.unlink()
     report_progress(report, 1, 1, "done")
-    return {"record": record, "notes": list((info or {}).get("notes", []))}
+    return {"record": record, "notes": model_notes(info or {})}
 
 
 def decompose_image(

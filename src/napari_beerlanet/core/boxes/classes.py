@@ -1,4 +1,7 @@
-"""Classes: colours that the colour-blind can tell apart, counts per class, and parasitaemia."""
+"""Classes: colours that the colour-blind can tell apart, counts per class, and parasitaemia.
+
+Every colour of a class, an outcome or a change that the program draws comes from here.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +13,57 @@ from dataclasses import dataclass, field
 
 RGB = tuple[int, int, int]
 
-# Okabe and Ito's colours; those that resemble common stains or the background come last.
+# Okabe and Ito's colours, those first that differ most from each other and from the stains and the
+# background of a smear, as the colour-blind see them, too.
 _OKABE_ITO = (
     "#0072b2",
-    "#009e73",
-    "#e69f00",
     "#d55e00",
     "#56b4e9",
+    "#e69f00",
+    "#009e73",
     "#f0e442",
     "#3c3c3c",
     "#cc79a7",
 )
 _GOLDEN_RATIO = 0.618034  # of the circle of hues: each new hue falls into one of the largest gaps
 
+OUTCOME_COLOURS = {
+    "true": "#0072b2",
+    "false": "#d55e00",
+    "missed": "#f0e442",
+    "wrong class": "#cc79a7",
+}
+"""What a detection can be when it is compared with annotations; never red against green."""
+
+CHANGE_COLOURS = {"gained": "#56b4e9", "lost": "#d55e00", "changed": "#f0e442"}
+"""What became of a detection from one run to the next."""
+
 
 def class_colours(count: int) -> list[str]:
     """As many colours as there are classes, the same ones every time."""
     return [*_OKABE_ITO[:count], *(_generated_colour(i) for i in range(count - len(_OKABE_ITO)))]
+
+
+def assign_colours(
+    names: Sequence[str],
+    fixed: Mapping[str, str] | None = None,
+    preferred: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """A colour "#rrggbb" for each class: its fixed one, its preferred one, or the next free one.
+
+    A preferred colour that another of the classes has already is not used.
+    """
+    fixed, preferred = fixed or {}, preferred or {}
+    unique = list(dict.fromkeys(names))
+    colours = {name: fixed[name] for name in unique if name in fixed}
+    taken = {colour.lower() for colour in colours.values()}
+    for name in unique:
+        wanted = preferred.get(name)
+        if name not in colours and wanted is not None and wanted.lower() not in taken:
+            colours[name] = wanted
+            taken.add(wanted.lower())
+    free = (colour for colour in class_colours(2 * len(unique)) if colour not in taken)
+    return {name: colours[name] if name in colours else next(free) for name in unique}
 
 
 def parse_colours(colours: Sequence[str] | None, count: int) -> list[RGB]:

@@ -32,6 +32,8 @@ RESERVED_COLUMNS = ("image", "class", "confidence", *_BOX_COLUMNS, *_BOX_COLUMNS
 """Names in a table of detections that further columns may not have."""
 DOMAIN_SHIFT_COLUMN = "unlike training"
 """The column of `Detections` that has `domain_shift_scores`."""
+AGREEMENT_COLUMN = "class agreement"
+"""The column of `Detections` that has `class_agreement`."""
 
 CHANNEL_MEAN_COLUMN = re.compile(r"((?:Model channel|OD) (\d+)) mean")
 """The column of a model channel's mean density: its name, and its number from 1; "OD 3" in files

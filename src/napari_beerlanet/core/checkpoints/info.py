@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import reprlib
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, BinaryIO, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from napari_beerlanet.core.boxes.classes import is_infected
 from napari_beerlanet.core.checkpoints.layout import check_layout
 from napari_beerlanet.core.images import Domain
 
@@ -148,6 +151,9 @@ class CheckpointInfo(_InfoModel):
         None,
         description="none, or mean, sd (one number for each component) and count by class",
     )
+    unknown: Annotated[dict[_Text, list[_Text]], Field(max_length=50)] = Field(
+        {}, description="a table of what the model does not know, with the classes it may be called"
+    )
     notes: list[str] = Field([], description="a list of texts")
 
     @field_validator("classes")
@@ -171,6 +177,8 @@ def check_info(info: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(f"{len(checked.colours)} colours for {len(classes)} classes")
     if not checked.object_sizes.keys() <= set(classes):
         raise ValueError("object_sizes names classes that the model does not have")
+    if not {name for called in checked.unknown.values() for name in called} <= set(classes):
+        raise ValueError("unknown names classes that the model does not have")
     densities = checked.densities_seen or {}
     right_length = all(
         len(values) == checked.components
@@ -183,6 +191,40 @@ def check_info(info: dict[str, Any]) -> dict[str, Any]:
     if layout["nc"] != len(classes):
         raise ValueError(f"{len(classes)} classes for a network of {layout['nc']}")
     return {**info, "model_yaml": layout}
+
+
+def limits_text(info: Mapping[str, Any]) -> str:
+    """What a model does not know, to be read beside its counts; "" where `info` says nothing."""
+    sentences = []
+    for what, called in (info.get("unknown") or {}).items():
+        names = " or ".join([", ".join(called[:-1]), called[-1]] if len(called) > 1 else called)
+        sentences.append(f"Does not know {what}" + (f"; may call them {names}." if called else "."))
+    return " ".join(sentences)
+
+
+def model_notes(info: Mapping[str, Any]) -> list[str]:
+    """What a person who counts with a model should know: its notes, and what it does not know."""
+    limits = limits_text(info)
+    name = f"{info['name']}: " if info.get("name") else ""
+    return [*map(str, info.get("notes") or []), *([f"{name}{limits}"] if limits else [])]
+
+
+def still_unknown(
+    unknown: Mapping[str, Sequence[str]] | None, classes: Sequence[str]
+) -> dict[str, list[str]]:
+    """What of `unknown` is still true of a model that was trained further, with these classes."""
+    return {
+        what: [name for name in called if name in classes]
+        for what, called in (unknown or {}).items()
+        if not any(_names_same(name, what) for name in classes)
+    }
+
+
+def _names_same(class_name: str, what: str) -> bool:
+    """Whether a class is of what a text such as "parasites" or "blasts" says."""
+    if is_infected(class_name) and is_infected(what):
+        return True
+    return what.lower().rstrip("s") in re.sub(r"[_./\\-]+", " ", class_name).lower()
 
 
 def _first_reason(info: dict[str, Any], error: ValidationError) -> str:

@@ -106,6 +106,7 @@ def describe_network(
         "object_sizes": {},
         "stain_seen": None,
         "densities_seen": None,
+        "unknown": {},
         "training": None,
         **known,
     }

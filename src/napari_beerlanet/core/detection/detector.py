@@ -79,8 +79,8 @@ class Detector:
             Micrometres per pixel, or (y, x).
         densities
             Add columns "Model channel k mean" and "… sum" (over a box's pixels) for every component
-            that the model has learned and, where it knows those of its training, "unlike
-            training": see `domain_shift_scores`.
+            that the model has learned and, where it knows those of its training, "unlike training"
+            and "class agreement": see `domain_shift_scores` and `class_agreement`.
         batch
             Tiles at a time; halved where memory does not suffice.
         """

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from napari_beerlanet.core.boxes.detections import (
+    AGREEMENT_COLUMN,
     DOMAIN_SHIFT_COLUMN,
     RawDetections,
     channel_name,
@@ -26,6 +27,7 @@ from napari_beerlanet.core.detection.stain_fit import (
 )
 from napari_beerlanet.core.detection.stain_statistics import (
     IndexedColours,
+    class_agreement,
     domain_shift_scores,
     measure_boxes,
     subsample_pixels,
@@ -261,6 +263,14 @@ class DetectionPipeline:
         if seen := self.info.get("densities_seen"):
             columns[DOMAIN_SHIFT_COLUMN] = domain_shift_scores(
                 seen, mean, detections.labels, self.info["classes"]
+            )
+            columns[AGREEMENT_COLUMN] = class_agreement(
+                self.info,
+                detections.xyxy,
+                detections.labels,
+                detections.scores,
+                mean,
+                self.shape,
             )
         return columns
 

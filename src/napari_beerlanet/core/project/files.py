@@ -29,6 +29,7 @@ from pydantic import AfterValidator, TypeAdapter, ValidationError
 
 from napari_beerlanet._version import __version__
 from napari_beerlanet.core.boxes.annotations import Annotations
+from napari_beerlanet.core.boxes.classes import parse_colour
 from napari_beerlanet.core.common.messages import first_problem, slug, system_reason
 from napari_beerlanet.core.common.storage import FileError, pixel_digest
 from napari_beerlanet.core.formats.yolo import format_data_yaml
@@ -135,7 +136,10 @@ _SOURCE_ADAPTER = TypeAdapter(ImageSource)
 
 @dataclass
 class ProjectManifest:
-    """What project.json holds; `one` says how a single image is split, see `describe_split`."""
+    """What project.json holds; `one` says how a single image is split, see `describe_split`.
+
+    `colours` are "#rrggbb" by class; of a class without one, any.
+    """
 
     classes: list[str]
     seed: int = 0
@@ -143,6 +147,7 @@ class ProjectManifest:
     split: dict[str, _SplitName] = field(default_factory=dict)
     one: str = ""
     training_size: int = 0
+    colours: dict[str, str] = field(default_factory=dict)
     format: int = FORMAT_VERSION
     program: str = __version__
 
@@ -226,11 +231,22 @@ def read_manifest(root: Path) -> ProjectManifest:
     """project.json; of a newer version, what can be understood of it."""
     path = root / PROJECT_FILE
     try:
-        return _MANIFEST.validate_json(path.read_bytes(), strict=True)
+        manifest = _MANIFEST.validate_json(path.read_bytes(), strict=True)
     except ValidationError as error:
         raise ProjectError(
             f"{path}: damaged, or not a project of napari-beerlanet ({first_problem(error)})."
         ) from error
+    manifest.colours = dict(filter(_has_colour, manifest.colours.items()))
+    return manifest
+
+
+def _has_colour(entry: tuple[str, Any]) -> bool:
+    """Whether a class has a colour that can be drawn; another one is no reason to refuse a file."""
+    try:
+        parse_colour(entry[1])
+    except ValueError:
+        return False
+    return True
 
 
 def encode_manifest(manifest: ProjectManifest) -> bytes:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -22,6 +22,7 @@ from typing import Any, Self
 import numpy as np
 
 from napari_beerlanet.core.boxes.annotations import Annotations
+from napari_beerlanet.core.boxes.classes import parse_colour
 from napari_beerlanet.core.common.locking import FolderLock
 from napari_beerlanet.core.common.messages import count_of
 from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
@@ -141,6 +142,11 @@ class Project:
     def classes(self) -> list[str]:
         """Names of the classes, by label."""
         return list(self._manifest.classes)
+
+    @property
+    def colours(self) -> dict[str, str]:
+        """ "#rrggbb" by class, of those that have one."""
+        return dict(self._manifest.colours)
 
     @property
     def data(self) -> Path:
@@ -292,10 +298,26 @@ class Project:
         names = clean_class_names([new if name == old else name for name in self.classes])
         self._write_classes(names, {old: " ".join(new.split())})
 
+    def set_colours(self, colours: Mapping[str, str]) -> None:
+        """Store the colours "#rrggbb" of classes, so that they stay in every viewer and model."""
+        for colour in colours.values():
+            parse_colour(colour)
+        merged = {**self.colours, **colours}
+        if merged == self.colours:
+            return
+        self._prepare_change("change a colour")
+        with self._change_lock:
+            manifest = replace(self._manifest, colours=merged)
+            doing = "write the colours"
+            with explain_disk_errors(self.path, doing), transaction(self.path) as change:
+                change.write(PROJECT_FILE, encode_manifest(manifest))
+            self._manifest = manifest
+
     def _write_classes(self, names: list[str], renamed: dict[str, str]) -> None:
         doing = "write the classes"
         with self._change_lock:
-            manifest = replace(self._manifest, classes=names)
+            colours = {renamed.get(name, name): c for name, c in self.colours.items()}
+            manifest = replace(self._manifest, classes=names, colours=colours)
             with explain_disk_errors(self.path, doing), transaction(self.path) as change:
                 for name in list(self._sources) if renamed else ():
                     content = encode_with_renamed_classes(self._annotation_path(name), renamed)

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from napari_beerlanet.core.boxes.classes import parasitaemia, poisson_interval
+from napari_beerlanet.core.boxes.classes import OUTCOME_COLOURS, parasitaemia, poisson_interval
+from napari_beerlanet.core.checkpoints.info import limits_text
 from napari_beerlanet.core.common.messages import count_of, format_percent, format_score
 from napari_beerlanet.core.common.storage import pixel_hash
 from napari_beerlanet.core.evaluation.label_errors import likely_label_errors
@@ -38,7 +39,8 @@ _MAX_CLASS_CARDS = 6  # of classes; the table has all
 _MAX_CLASSES = 24  # with a gallery and a histogram each
 _MAX_EXAMPLES = 16
 _MAX_LABEL_ERRORS = 12
-_REJECTED_COLOUR, _DETECTION_COLOUR, _ANNOTATION_COLOUR = "#c0392b", "#e5484d", "#f5a524"
+_REJECTED_COLOUR = _DETECTION_COLOUR = OUTCOME_COLOURS["false"]
+_ANNOTATION_COLOUR = OUTCOME_COLOURS["missed"]
 _AP_NOTE = (
     "Average precision is the area under the precision-recall curve as Ultralytics computes it, "
     "over all candidates whatever the threshold; AP50-95 is the mean over IoU from 0.5 to 0.95."
@@ -102,7 +104,9 @@ def _summary(subject: ReportSubject) -> Content:
         cards.append((f"{100 * infected.share:.2f} %", "parasitaemia", note))
     for name, count in list(counts.items())[:_MAX_CLASS_CARDS]:
         cards.append((f"{count:,}", name, _per_mm2(count, subject.area_mm2)))
-    return {"cards": cards, "notes": [str(note) for note in subject.notes]}
+    limits = limits_text(subject.model)
+    notes = [*([f"This model: {limits[0].lower()}{limits[1:]}"] if limits else []), *subject.notes]
+    return {"cards": cards, "notes": [str(note) for note in notes]}
 
 
 def _per_mm2(count: int, area: float | None, interval: bool = False) -> str:
@@ -339,6 +343,7 @@ def _model(subject: ReportSubject) -> Content | None:
     facts = [
         ("Name", info.get("name")),
         ("Classes", ", ".join(map(str, info.get("classes", [])))),
+        ("Limits", limits_text(info)),
         ("Stain front end", front_end),
         ("Trained", training.get("date")),
         ("Data", training.get("data")),

@@ -15,13 +15,15 @@ import numpy as np
 import torch
 
 from napari_beerlanet.core.boxes.annotations import MIN_CLASS_BOXES
+from napari_beerlanet.core.boxes.classes import assign_colours
 from napari_beerlanet.core.boxes.geometry import cxcywh_to_xyxy
 from napari_beerlanet.core.checkpoints.checkpoint import checkpoint_hash, load_checkpoint
+from napari_beerlanet.core.checkpoints.info import still_unknown
 from napari_beerlanet.core.checkpoints.serialize import describe_network
 from napari_beerlanet.core.common.events import EventCallback
 from napari_beerlanet.core.common.messages import one_line
 from napari_beerlanet.core.common.progress import Report, subprogress
-from napari_beerlanet.core.common.storage import DataError
+from napari_beerlanet.core.common.storage import DataError, FileError
 from napari_beerlanet.core.detection.detector import Detector
 from napari_beerlanet.core.detection.network import StainDetectionModel
 from napari_beerlanet.core.detection.scale_search import pool_sizes
@@ -34,6 +36,7 @@ from napari_beerlanet.core.formats.dataset import (
     dataset_hash,
     read_dataset,
 )
+from napari_beerlanet.core.project.files import PROJECT_FILE, read_manifest
 from napari_beerlanet.core.training.monitor import (
     TrainingMonitor,
     package_versions,
@@ -306,9 +309,23 @@ def checkpoint_info(
         "training": _training_record(dataset, settings),
     }
     if parent.classes == dataset.names:
-        entries["colours"] = parent.info["colours"]
         entries["densities_seen"] = parent.info.get("densities_seen")
+    inherited = dict(zip(parent.classes, parent.info["colours"], strict=True))
+    colours = assign_colours(dataset.names, _project_colours(dataset), inherited)
+    entries["colours"] = [colours[name] for name in dataset.names]
+    entries["unknown"] = still_unknown(parent.info.get("unknown"), dataset.names)
     return describe_network(network, name, dataset.names, image_size, **entries)
+
+
+def _project_colours(dataset: Dataset) -> dict[str, str]:
+    """The colours that the user sees in the project that the data are of."""
+    folder = dataset.path.parent
+    if not (folder / PROJECT_FILE).is_file():
+        return {}
+    try:
+        return read_manifest(folder).colours
+    except FileError:  # then it is just a folder with data
+        return {}
 
 
 def _pooled_object_sizes(parent: Detector, dataset: Dataset, image_size: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from psygnal import Signal
 from qtpy.QtCore import QSignalBlocker, Qt
-from qtpy.QtGui import QColor, QIcon, QPixmap
+from qtpy.QtGui import QColor
 from qtpy.QtWidgets import (
     QAbstractItemView,
     QColorDialog,
@@ -21,11 +21,12 @@ from qtpy.QtWidgets import (
     QWidget,
 )
 
-from napari_beerlanet.core.boxes.classes import class_colours, parse_colour
+from napari_beerlanet.core.boxes.classes import parse_colour
 from napari_beerlanet.core.common.messages import count_of
-from napari_beerlanet.ui.common.controls import button, not_none, row
+from napari_beerlanet.ui.common.controls import button, colour_icon, not_none, row
 from napari_beerlanet.ui.common.notifications import notify_error
 from napari_beerlanet.ui.common.panel import Panel
+from napari_beerlanet.ui.common.session import ClassPalette
 
 if TYPE_CHECKING:
     from napari_beerlanet.core.detection.detector import Detector
@@ -45,10 +46,12 @@ class ClassList:
     renamed = Signal(str, str)
     current_changed = Signal()
 
-    def __init__(self) -> None:
+    def __init__(self, palette: ClassPalette | None = None) -> None:
+        """`palette`: the viewer's, where there is one."""
         self.names: list[str] = []
-        self._colours: dict[str, str] = {}
+        self.palette = ClassPalette() if palette is None else palette
         self._current = 0
+        self.palette.changed.connect(self.changed.emit)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -76,10 +79,10 @@ class ClassList:
         """Append the classes that are new, and return them."""
         cleaned = [" ".join(str(name).split()) for name in names]
         new = [name for name in dict.fromkeys(cleaned) if name and name not in self.names]
-        valid = {name: _valid_colour(text) for name, text in (colours or {}).items()}
-        self._colours |= {name: text for name, text in valid.items() if text is not None}
         self.names += new
-        if new or valid:
+        if colours:
+            self.palette.use_model(colours)
+        if new or colours:
             self.changed.emit()
         return new
 
@@ -103,7 +106,7 @@ class ClassList:
     def rename(self, old: str, new: str) -> None:
         """Rename a class; it keeps its colour."""
         name = self.valid_name(new, old)
-        self._colours[name] = self.colour(old)
+        self.palette.choose(name, self.colour(old))
         self.names = [name if other == old else other for other in self.names]
         self.renamed.emit(old, name)
         self.changed.emit()
@@ -117,17 +120,12 @@ class ClassList:
         self.current_changed.emit()
 
     def colour(self, name: str) -> str:
-        """As "#rrggbb": the one that was set, or the default of its index."""
-        if name in self._colours:
-            return self._colours[name]
-        index = self.names.index(name) if name in self.names else len(self.names)
-        return class_colours(index + 1)[index]
+        """As "#rrggbb", the same as in all other layers."""
+        return self.palette.colour(name)
 
     def recolour(self, name: str, colour: str) -> None:
         """Set the colour of a class."""
-        parse_colour(colour)
-        self._colours[name] = colour
-        self.changed.emit()
+        self.palette.choose(name, colour)
 
     def rgba(self, names: Sequence[str]) -> npt.NDArray[np.float32]:
         """(n, 4) from 0 to 1, of each name."""
@@ -142,15 +140,6 @@ def model_classes(model: Detector | None) -> tuple[list[str], dict[str, str]]:
         return [], {}
     names, colours = list(model.classes), model.info.get("colours") or []
     return names, dict(zip(names, colours, strict=False))
-
-
-def _valid_colour(text: str) -> str | None:
-    """The colour, None if it is not one: a model's header may hold anything."""
-    try:
-        parse_colour(text)
-    except ValueError:
-        return None
-    return text
 
 
 _KEY_COLUMN, _NAME_COLUMN, _COUNT_COLUMN = range(3)
@@ -217,7 +206,7 @@ class ClassTable(QWidget):
             ):
                 self._set(index, column, text)
             item = not_none(self.table.item(index, _NAME_COLUMN))
-            item.setIcon(_colour_square(self.classes.colour(name)))
+            item.setIcon(colour_icon(self.classes.colour(name)))
             item.setData(Qt.ItemDataRole.UserRole, name)
         blocker.unblock()
         self._fit_height(len(names))
@@ -313,11 +302,3 @@ def _new_table() -> QTableWidget:
     header.setSectionResizeMode(_KEY_COLUMN, QHeaderView.ResizeMode.ResizeToContents)
     header.setSectionResizeMode(_COUNT_COLUMN, QHeaderView.ResizeMode.ResizeToContents)
     return table
-
-
-def _colour_square(colour: str) -> QIcon:
-    square = QPixmap(14, 14)
-    square.fill(QColor(colour))
-    icon = QIcon(square)
-    icon.addPixmap(square, QIcon.Mode.Selected)  # or Qt would tint it
-    return icon

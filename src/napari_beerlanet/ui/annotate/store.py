@@ -36,7 +36,7 @@ from napari_beerlanet.ui.annotate.classes import ClassList
 from napari_beerlanet.ui.annotate.key_bindings import bind_keys
 from napari_beerlanet.ui.common.notifications import notify_error
 from napari_beerlanet.ui.common.panel import Connection, unwrap_viewer
-from napari_beerlanet.ui.common.session import get_project_store
+from napari_beerlanet.ui.common.session import get_project_store, get_session
 from napari_beerlanet.ui.common.tasks import Task, on_destroyed
 from napari_beerlanet.ui.viewer.box_shapes import set_edge_width
 from napari_beerlanet.ui.viewer.layers import user_images
@@ -85,7 +85,7 @@ class AnnotationStore(QObject):
         window = viewer.window._qt_window
         super().__init__(window)
         self._viewer = weakref.ref(viewer)
-        self.classes = ClassList()
+        self.classes = ClassList(get_session(viewer).palette)
         self.projects = get_project_store(viewer)
         self.images: list[AnnotatedImage] = []
         self.conflicts: list[Conflict] = []
@@ -97,9 +97,11 @@ class AnnotationStore(QObject):
         self._looked_up: weakref.WeakSet[Image] = weakref.WeakSet()
         self._put_away: weakref.WeakSet[Image] = weakref.WeakSet()
         self.lookup_notes: weakref.WeakKeyDictionary[Image, str] = weakref.WeakKeyDictionary()
+        self._colours_task = Task(self)
         connections: list[Connection] = [
             (self.projects.about_to_change, self.autosave.flush),
             (self.projects.changed, self._project_changed),
+            (self.classes.changed, self._save_colours),
             (viewer.layers.events.removed, self._layer_removed),
             (viewer.layers.events.inserted, self._show_saved_soon),
         ]
@@ -300,6 +302,16 @@ class AnnotationStore(QObject):
             self.classes.place_first(project.classes)
         self._look_up_again()
         self.compare_with_project()
+
+    def _save_colours(self) -> None:
+        """The project keeps the colours of its classes."""
+        project = self.project
+        if project is None:
+            return
+        names = project.classes
+        colours = {name: self.classes.colour(name) for name in names if name in self.classes.names}
+        if any(project.colours.get(name) != colour for name, colour in colours.items()):
+            self._colours_task.start(lambda report: project.set_colours(colours))
 
     def _compare(self, conflict: Conflict) -> None:
         image, theirs = conflict.image, conflict.theirs

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from magicgui.widgets import create_widget
 from magicgui.widgets.bases import ValueWidget
 from qtpy.QtCore import QEvent, Qt, Signal
-from qtpy.QtGui import QHelpEvent, QImage, QPaintEvent, QPixmap
+from qtpy.QtGui import QColor, QHelpEvent, QIcon, QImage, QPaintEvent, QPixmap
 from qtpy.QtWidgets import (
     QApplication,
     QComboBox,
@@ -169,6 +169,15 @@ def size_to_current_page(pages: QTabWidget | QStackedWidget) -> None:
 
     pages.currentChanged.connect(update)
     update(pages.currentIndex())
+
+
+def colour_icon(colour: str) -> QIcon:
+    """A square of a colour "#rrggbb", to stand before a text that stays readable."""
+    square = QPixmap(14, 14)
+    square.fill(QColor(colour))
+    icon = QIcon(square)
+    icon.addPixmap(square, QIcon.Mode.Selected)  # or Qt would tint it
+    return icon
 
 
 def rgb_pixmap(pixels: npt.NDArray[np.uint8]) -> QPixmap:

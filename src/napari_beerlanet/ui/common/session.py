@@ -1,9 +1,10 @@
-"""What the panels of one viewer share: model, detections by image layer, open project."""
+"""What the panels of one viewer share: model, class colours, detections by image, open project."""
 
 from __future__ import annotations
 
 import json
 import weakref
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -11,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 from psygnal import Signal
 
+from napari_beerlanet.core.boxes.classes import assign_colours, parse_colour
 from napari_beerlanet.core.common.storage import atomic_path
 from napari_beerlanet.ui.common.panel import unwrap_viewer
 from napari_beerlanet.ui.common.recent import add_recent_project, user_data_folder
@@ -36,6 +38,86 @@ class DetectionView(Protocol):
         """Whether the layer still is in the viewer."""
 
 
+class ClassPalette:
+    """The colours "#rrggbb" of classes by name, the same in all layers and panels of a viewer.
+
+    Those of the open project or that the user chose come first, then those of the loaded model,
+    then those of the last time; a class without any gets one that no class beside it has. `changed`
+    is emitted when a class has got another colour than before.
+    """
+
+    changed = Signal()
+
+    def __init__(self, saved: Mapping[str, str] | None = None) -> None:
+        self._chosen: dict[str, str] = {}
+        self._model: dict[str, str] = {}
+        self._others: dict[str, str] = dict(saved or {})
+        self._in_use: dict[str, None] = {}  # names that were asked for, in order
+
+    def colours(self, names: Sequence[str]) -> list[str]:
+        """The colour of each class."""
+        self._in_use |= dict.fromkeys(names)
+        assigned = self._assigned()
+        if any(self._others.get(name) != colour for name, colour in assigned.items()):
+            self._others |= assigned
+            _save_colours(self._others)
+        return [assigned[name] for name in names]
+
+    def colour(self, name: str) -> str:
+        """The colour of one class."""
+        return self.colours([name])[0]
+
+    def use_model(self, colours: Mapping[str, str]) -> None:
+        """Take over the colours of a model; those that were chosen stay."""
+        self._update(lambda: self._model.update(_valid_colours(colours)))
+
+    def use_project(self, colours: Mapping[str, str]) -> None:
+        """Take over the colours of the project that is open now."""
+
+        def replace_chosen() -> None:
+            self._others |= self._chosen
+            self._chosen = _valid_colours(colours)
+
+        self._update(replace_chosen)
+
+    def suggest(self, colours: Mapping[str, str]) -> None:
+        """Colours that came with a file, for classes that have none yet."""
+        known = self._others | self._assigned()
+        new = {name: c for name, c in _valid_colours(colours).items() if name not in known}
+        self._update(lambda: self._others.update(new))
+
+    def choose(self, name: str, colour: str) -> None:
+        """Give a class the colour that the user has chosen."""
+        parse_colour(colour)
+        self.colours([name])
+        self._update(lambda: self._chosen.update({name: colour}))
+
+    def _update(self, change: Callable[[], None]) -> None:
+        before = self._assigned()
+        change()
+        now = self._assigned()
+        self._others |= now
+        if now != before:
+            _save_colours(self._others)
+        if any(now[name] != before[name] for name in self._in_use):
+            self.changed.emit()
+
+    def _assigned(self) -> dict[str, str]:
+        """The colours of all classes that are in use or that a model or project has."""
+        fixed = {**self._model, **self._chosen}
+        return assign_colours([*fixed, *self._in_use], fixed, self._others)
+
+
+def _valid_colours(colours: Mapping[str, str]) -> dict[str, str]:
+    """Without what is no colour: a model's header may hold anything."""
+    valid = {}
+    for name, colour in colours.items():
+        with suppress(ValueError):
+            parse_colour(colour)
+            valid[name] = colour
+    return valid
+
+
 class Session:
     """One per viewer; it ends with the viewer.
 
@@ -43,7 +125,8 @@ class Session:
     each image layer, as long as it exists: `detections` holds the last detections,
     `previous_detections` those before, `detection_layers` what shows them (`detection_layer_of` in
     `ui/detections` looks it up), `decompositions` the last decomposition. `model_changed` is
-    emitted with the model, `detections_changed` with the image layer.
+    emitted with the model, `detections_changed` with the image layer. `palette` has the colours of
+    classes.
     """
 
     model_changed = Signal(object)
@@ -56,10 +139,14 @@ class Session:
         self.previous_detections: WeakKeyDictionary[Image, Detections] = WeakKeyDictionary()
         self.detection_layers: WeakKeyDictionary[Image, DetectionView] = WeakKeyDictionary()
         self.decompositions: WeakKeyDictionary[Image, Decomposition] = WeakKeyDictionary()
+        self.palette = ClassPalette(_saved_colours())
 
     def set_model(self, model: Detector | None, key: str | None = None) -> None:
         """Make this the model of all panels."""
         self.model, self.model_key = model, key
+        if model is not None:
+            colours = model.info.get("colours") or []
+            self.palette.use_model(dict(zip(model.classes, colours, strict=False)))
         self.model_changed.emit(model)
 
     def set_detections(
@@ -79,7 +166,10 @@ _sessions: WeakKeyDictionary[Viewer, Session] = WeakKeyDictionary()
 
 def get_session(viewer: Viewer) -> Session:
     """The session of this viewer."""
-    return _sessions.setdefault(unwrap_viewer(viewer), Session())
+    viewer = unwrap_viewer(viewer)
+    if viewer not in _sessions:
+        _sessions[viewer] = Session()
+    return _sessions[viewer]
 
 
 class ProjectStore:
@@ -124,9 +214,40 @@ def get_project_store(viewer: Viewer) -> ProjectStore:
     viewer = unwrap_viewer(viewer)
     if viewer not in _project_stores:
         _project_stores[viewer] = store = ProjectStore()
+        palette = get_session(viewer).palette
+        store.changed.connect(lambda project: palette.use_project(_colours_of(project)))
         weakref.finalize(viewer, store.release)
         on_destroyed(viewer.window._qt_window, store.release)
     return _project_stores[viewer]
+
+
+def _colours_of(project: Project | None) -> dict[str, str]:
+    return {} if project is None else project.colours
+
+
+_MAX_SAVED_COLOURS = 500  # classes
+
+
+def _colours_file() -> Path:
+    return user_data_folder() / "class-colours.json"
+
+
+def _saved_colours() -> dict[str, str]:
+    """The colours of the last time, by class."""
+    try:
+        content = json.loads(_colours_file().read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return _valid_colours(content) if isinstance(content, dict) else {}
+
+
+def _save_colours(colours: Mapping[str, str]) -> None:
+    """Save colours for the next start; ignored where they cannot be written."""
+    content = dict(list(colours.items())[-_MAX_SAVED_COLOURS:])
+    with suppress(OSError):
+        _colours_file().parent.mkdir(parents=True, exist_ok=True)
+        with atomic_path(_colours_file()) as unfinished:
+            unfinished.write_text(json.dumps(content, indent=1), encoding="utf-8")
 
 
 def last_open_project() -> Path | None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from napari_beerlanet.core.boxes.detections import Detections, replace_in_windows
+from napari_beerlanet.core.checkpoints.info import limits_text
 from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
 from napari_beerlanet.core.detection.settings import DetectSettings
 from napari_beerlanet.core.images.slide import SLIDE_PIXELS
@@ -95,7 +96,10 @@ def run_job(job: DetectJob, report: Report) -> DetectResult:
     report_progress(report, 98, 100, "preparing the layer")
     fast_shapes_supported()  # compiles what drawing needs here, not while the window waits
     warnings = detection_warnings(model.info, detections, settings.pixel_size_yx)
-    detections = replace(detections, report=detections.report | {"warnings": warnings})
+    detections = replace(
+        detections,
+        report=detections.report | {"warnings": warnings, "limits": limits_text(model.info)},
+    )
     detections = merge_before(job, model, detections)
     return DetectResult(job, model, detections, warnings, time.monotonic() - started, stains)
 

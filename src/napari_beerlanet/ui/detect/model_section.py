@@ -11,6 +11,7 @@ from qtpy.QtWidgets import QLabel, QVBoxLayout, QWidget
 
 from napari_beerlanet.core.boxes.classes import class_colours
 from napari_beerlanet.core.checkpoints.checkpoint import packaged_models
+from napari_beerlanet.core.checkpoints.info import limits_text
 from napari_beerlanet.core.checkpoints.model_card import headline, training_facts
 from napari_beerlanet.core.common.progress import Report
 from napari_beerlanet.ui.common.controls import CollapsibleGroup
@@ -104,7 +105,8 @@ class ModelSection(QWidget):
         self.picker.set_key(self._last_key)
         if self._last_key:
             self.picker.add_recent(self._last_key)
-        self.card.show_info(model.info, describe_device(model.device))
+        colours = self._session.palette.colours(model.classes)
+        self.card.show_info({**model.info, "colours": colours}, describe_device(model.device))
         self.ready.emit()
 
     def disconnect_session(self) -> None:
@@ -183,6 +185,8 @@ def model_facts(info: Mapping[str, Any], device: str = "") -> list[tuple[str, st
         facts.append(("Runs on", device))
     facts.append(("Stains", f"{info['components']} components, {info['iterations']} iterations"))
     facts += training_facts(info)
+    if limits_text(info):
+        facts.append(("Limits", limits_text(info)))
     facts.append(("Image size", f"{info['image_size']} pixels"))
     if info.get("pixel_size"):
         facts.append(("Pixel size", f"{info['pixel_size']:.3g} µm"))

@@ -163,6 +163,7 @@ class DetectionResults(QObject):
             "model": str(report.get("model", "")),
             "confidence": f"{layer.confidence:.2f}",
         }
+        self._counts.show_limits(report.get("limits", ""))
         self._counts.show_warnings(report.get("warnings", []))
         searched = report.get("searched")
         if searched:
@@ -266,13 +267,23 @@ class CountsPanel(QWidget):
         self.copy_summary_button = button(
             "Copy summary", "Copy the counts as one sentence.", self.copy_summary
         )
+        self.limits = _label(
+            "What this model was not trained on, so that its counts mislead there."
+        )
         self.searched = _label("Which part of the image the last run has searched.")
         self.undo_run = QPushButton("Undo run")
         layout = QVBoxLayout(self)
         layout.setContentsMargins(0, 0, 0, 0)
         layout.setSpacing(4)
         layout.addWidget(row(heading("Counts"), self.undo_run, stretch=0))
-        for widget in (self.warnings, self.searched, self.table, self.parasitaemia, self.note):
+        for widget in (
+            self.limits,
+            self.warnings,
+            self.searched,
+            self.table,
+            self.parasitaemia,
+            self.note,
+        ):
             layout.addWidget(widget)
         layout.addWidget(row(self.copy, self.copy_summary_button))
         self.clear()
@@ -312,6 +323,11 @@ class CountsPanel(QWidget):
             if undone
             else "Bring back the boxes of the run before (Ctrl+Z while their layer is selected)."
         )
+
+    def show_limits(self, text: str) -> None:
+        """Show what the model does not know; nothing for ""."""
+        self.limits.setText(f"<i>{html.escape(text)}</i>" if text else "")
+        self.limits.setVisible(bool(text))
 
     def show_warnings(self, sentences: Sequence[str]) -> None:
         """Show why the counts may be wrong; nothing for []."""

@@ -22,6 +22,7 @@ from qtpy.QtCore import QObject, QTimer, Signal
 
 from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.boxes.geometry import centre_inside
+from napari_beerlanet.core.checkpoints.info import limits_text
 from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
 from napari_beerlanet.core.common.rectangle import Rectangle
 from napari_beerlanet.core.common.storage import with_file_check
@@ -277,7 +278,10 @@ def search_slide(job: DetectJob, feed: SearchFeed, report: Report) -> DetectResu
         small = math.prod(job.plane.shape) <= SLIDE_PIXELS
         detections = _inside_windows(run.detections(densities=small), job.windows)
     warnings = detection_warnings(model.info, detections, settings.pixel_size_yx)
-    detections = replace(detections, report=detections.report | {"warnings": warnings})
+    detections = replace(
+        detections,
+        report=detections.report | {"warnings": warnings, "limits": limits_text(model.info)},
+    )
     detections = merge_before(job, model, detections)
     stains = learned_stains(model, job, subprogress(report, 0.97, 1.0)) if job.show_stains else None
     return DetectResult(job, model, detections, warnings, time.monotonic() - start, stains)
@@ -295,7 +299,7 @@ def _search_tiles(
     stain = previous.report.get("stain")
     pixel_size = job.settings.pixel_size_yx
     warnings = domain_shift_warnings(run.model.info, stain, pixel_size)
-    facts = previous.report | {"warnings": warnings}
+    facts = previous.report | {"warnings": warnings, "limits": limits_text(run.model.info)}
     previous = replace(previous, report=facts)
     if previous.candidates is not None:
         previous = replace(previous, candidates=replace(previous.candidates, report=facts))

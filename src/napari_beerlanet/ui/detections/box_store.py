@@ -14,7 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from napari_beerlanet.core.boxes.detections import DOMAIN_SHIFT_COLUMN, Detections
+from napari_beerlanet.core.boxes.detections import (
+    AGREEMENT_COLUMN,
+    DOMAIN_SHIFT_COLUMN,
+    Detections,
+)
 from napari_beerlanet.core.common.arrays import GrowableArray
 
 FOUND, EDITED, ADDED = "found", "edited", "added"
@@ -68,7 +72,7 @@ class BoxStore:
         self._extra_columns = {
             name: GrowableArray(values)
             for name, values in everything.columns.items()
-            if name.endswith(" mean") or name == DOMAIN_SHIFT_COLUMN
+            if name.endswith(" mean") or name in (DOMAIN_SHIFT_COLUMN, AGREEMENT_COLUMN)
         }
         self._detections: Detections | None = detections
         self._writable = False

@@ -11,7 +11,9 @@ from napari.layers import Image, Shapes
 from napari.utils.colormaps.standardize_color import transform_color
 from qtpy.QtWidgets import QCheckBox, QHBoxLayout, QWidget
 
+from napari_beerlanet.core.boxes.classes import CHANGE_COLOURS
 from napari_beerlanet.core.evaluation.diff import DetectionDiff
+from napari_beerlanet.ui.common.controls import colour_icon
 from napari_beerlanet.ui.viewer import box_shapes
 from napari_beerlanet.ui.viewer.layers import (
     METADATA_KEY,
@@ -31,9 +33,9 @@ if TYPE_CHECKING:
     from napari.viewer import Viewer
 
 CHANGE_KINDS = {
-    "gained": ("#56b4e9", "Cells that only the new model detects."),
-    "lost": ("#e69f00", "Cells that only the old model detected."),
-    "changed": ("#f0e442", "Cells whose class or confidence differs."),
+    "gained": (CHANGE_COLOURS["gained"], "Cells that only the new model detects."),
+    "lost": (CHANGE_COLOURS["lost"], "Cells that only the old model detected."),
+    "changed": (CHANGE_COLOURS["changed"], "Cells whose class or confidence differs."),
 }
 """Colours that the colour-blind can tell apart, and what each kind is."""
 
@@ -48,7 +50,7 @@ class ChangeToggles(QWidget):
             box = QCheckBox(kind)
             box.setChecked(True)
             box.setToolTip(tooltip)
-            box.setStyleSheet(f"QCheckBox {{ color: {colour}; }}")
+            box.setIcon(colour_icon(colour))
             box.toggled.connect(lambda _: show_kinds(viewer, self.visible_kinds))
             self.boxes[kind] = box
         layout = QHBoxLayout(self)

@@ -89,7 +89,9 @@ class DetectionLayer:
         self.layer = create_detections_layer(viewer, source)
         self._base_name = self._own_name = self.layer.name
         self.set_tag(tag)
-        style = BoxStyle(colours, detections.names)
+        self._palette = get_session(viewer).palette
+        self.set_colours(colours, detections.names)
+        style = BoxStyle(self._palette)
         self._renderer = DetectionRenderer(viewer, source, self.layer, style, redraw=self._draw)
         self._renderer.labels_visible = labels_visible
         self._drawn = self._renderer.drawn
@@ -165,8 +167,7 @@ class DetectionLayer:
     def colours(self) -> list[str]:
         """Of the classes of the current plane, in their order."""
         store = self.store
-        style = self._drawn.style
-        return style.colours_of(store.names if store is not None else list(style.by_class))
+        return self._palette.colours(store.names) if store is not None else []
 
     @property
     def confidence(self) -> float:
@@ -286,8 +287,14 @@ class DetectionLayer:
             self._draw()
 
     def set_colours(self, colours: Sequence[str] | None, names: Sequence[str]) -> None:
-        """Use these from the next `set_detections` on; another model has others."""
-        self._drawn.style.set_colours(colours, names)
+        """Take over a model's colours, in all layers of the viewer; None for no change."""
+        self._palette.use_model(dict(zip(names, colours or (), strict=False)))
+
+    def _recolour(self) -> None:
+        """A class has got another colour."""
+        if self.alive:
+            self._commit_edits(force=True)
+            self._redraw_all()
 
     # --- what is visible --------------------------------------------------------------------------
 
@@ -350,6 +357,7 @@ class DetectionLayer:
             (camera.center, self._schedule_redraw),
             (self.viewer.dims.events.point, self._schedule_redraw),
             (layers.removed, self._on_removed),
+            (self._palette.changed, self._recolour),
         ]
         for emitter, method in connections:
             (emitter.connect if connect else emitter.disconnect)(method)

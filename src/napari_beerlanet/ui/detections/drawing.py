@@ -14,8 +14,8 @@ from napari.layers import Image, Shapes
 from napari.layers.base import ActionType
 from napari.utils.colormaps.standardize_color import transform_color
 
-from napari_beerlanet.core.boxes.classes import class_colours
 from napari_beerlanet.ui.common.panel import Connection
+from napari_beerlanet.ui.common.session import ClassPalette
 from napari_beerlanet.ui.detections.box_store import BoxFilter, BoxStore, RowIndices
 from napari_beerlanet.ui.detections.density_overlay import (
     MIN_BOXES_FOR_DENSITY,
@@ -287,26 +287,16 @@ class DrawnBoxes:
 
 
 class BoxStyle:
-    """Colours "#rrggbb" by class, edge width and labels of boxes."""
+    """Colours by class, edge width and labels of boxes."""
 
-    def __init__(self, colours: Sequence[str] | None, names: Sequence[str]) -> None:
-        self.by_class: dict[str, str] = {}
+    def __init__(self, palette: ClassPalette) -> None:
+        self._palette = palette
         self.edge_width = 1.0
         self._next_colour = ""
-        self.set_colours(colours, names)
-
-    def set_colours(self, colours: Sequence[str] | None, names: Sequence[str]) -> None:
-        """Give these classes their colours; others keep theirs."""
-        given = list(colours or class_colours(len(names)))
-        self.by_class |= dict(zip(names, given, strict=False))
 
     def colours_of(self, names: Sequence[str]) -> list[str]:
-        """The colour of each class; one that has none, as the user named it, gets the next."""
-        missing = [name for name in names if name not in self.by_class]
-        if missing:
-            fresh = class_colours(len(self.by_class) + len(missing))[-len(missing) :]
-            self.by_class |= dict(zip(missing, fresh, strict=True))
-        return [self.by_class[name] for name in names]
+        """The colour "#rrggbb" of each class."""
+        return self._palette.colours(names)
 
     def set_viewport(self, viewport: Viewport | None) -> bool:
         """Set the edge width for a zoom; whether it differs visibly from before."""

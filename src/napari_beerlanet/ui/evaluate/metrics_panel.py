@@ -36,6 +36,7 @@ from napari_beerlanet.core.evaluation.label_errors import ImageEvaluation, Label
 from napari_beerlanet.core.evaluation.metrics import ClassMetrics, MatchResult
 from napari_beerlanet.ui.common.controls import (
     button,
+    colour_icon,
     combo_box,
     form,
     hint,
@@ -165,7 +166,7 @@ class MetricsPanel(QWidget):
             box = QCheckBox(outcome)
             box.setChecked(True)
             box.setToolTip(tooltip)
-            box.setStyleSheet(f"QCheckBox {{ color: {colour}; }}")
+            box.setIcon(colour_icon(colour))
             box.toggled.connect(self.visibility_changed)
             self.outcome_boxes[outcome] = box
         return row(*self.outcome_boxes.values())

@@ -11,6 +11,7 @@ from napari.layers import Image, Shapes
 from napari.utils.colormaps.standardize_color import transform_color
 from superqt.utils import qthrottled
 
+from napari_beerlanet.core.boxes.classes import OUTCOME_COLOURS
 from napari_beerlanet.core.evaluation.live import LiveEvaluation
 from napari_beerlanet.core.evaluation.metrics import MatchResult
 from napari_beerlanet.ui.viewer.box_shapes import corners_from_boxes, max_drawn_boxes, set_boxes
@@ -31,12 +32,13 @@ from napari_beerlanet.ui.viewer.viewport import viewport_of
 if TYPE_CHECKING:
     from napari.viewer import Viewer
 
-OUTCOMES = {
-    "true": ("#2fbf71", "True positives: detections that match an annotation of their class."),
-    "false": ("#e5484d", "False positives: detections that match no annotation."),
-    "missed": ("#f5a524", "False negatives: annotations that no detection matches."),
-    "wrong class": ("#b45ae8", "Detections that match an annotation of another class."),
+_EXPLANATIONS = {
+    "true": "True positives: detections that match an annotation of their class.",
+    "false": "False positives: detections that match no annotation.",
+    "missed": "False negatives: annotations that no detection matches.",
+    "wrong class": "Detections that match an annotation of another class.",
 }
+OUTCOMES = {kind: (OUTCOME_COLOURS[kind], text) for kind, text in _EXPLANATIONS.items()}
 """What a box can be when compared with annotations: its colour, and an explanation."""
 
 _EDGE_WIDTH = 2.0  # screen pixels

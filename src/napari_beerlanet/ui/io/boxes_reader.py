@@ -6,7 +6,7 @@ napari imports this module whenever a file is opened, so what is slow to import 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -174,16 +174,26 @@ def _boxes_on_image(viewer: Viewer, image: Image, path: Path, names: Sequence[st
         return NO_LAYERS
     metadata = {"source": image.name, "image_shape": plane.shape, "image": name}
     parts, transform = {plane.index: detections}, transform_kwargs(image)
-    return [_boxes_layer(parts, path.name, transform, metadata, _model_colours(viewer))]
+    return [_boxes_layer(parts, path.name, transform, metadata, viewer)]
 
 
-def _model_colours(viewer: Viewer) -> dict[str, str]:
-    """The class colours of the loaded model."""
+def _viewer_colours(viewer: Viewer | None, parts: Iterable[Detections]) -> dict[str, str]:
+    """The colours that the classes of these boxes have in the viewer; {} without one.
+
+    A file's own colours are for classes that the viewer does not know yet.
+    """
+    if viewer is None:
+        return {}
     from napari_beerlanet.ui.common.session import get_session
+    from napari_beerlanet.ui.viewer.layer_data import follow_palette
 
-    model = get_session(viewer).model
-    info = model.info if model is not None else {}
-    return dict(zip(info.get("classes", []), info.get("colours") or [], strict=False))
+    follow_palette(viewer)
+    boxes = list(parts)
+    palette = get_session(viewer).palette
+    for part in boxes:
+        palette.suggest(part.report.get("colours", {}))
+    names = list(dict.fromkeys(name for part in boxes for name in part.names))
+    return dict(zip(names, palette.colours(names), strict=True))
 
 
 def _show_in_detection_layer(
@@ -202,10 +212,13 @@ def _boxes_layer(
     name: str,
     transform: Mapping[str, Any],
     metadata: Mapping[str, Any],
-    colours: Mapping[str, str] | None = None,
+    viewer: Viewer | None = None,
 ) -> LayerData:
+    from napari import current_viewer
+
     from napari_beerlanet.ui.viewer.layer_data import shapes_layer_data
 
+    colours = _viewer_colours(viewer or current_viewer(), parts.values())
     return shapes_layer_data(parts, name, transform, metadata, colours)
 
 

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
 from napari.layers import Shapes
 
 from napari_beerlanet.core.boxes.annotations import Annotations
-from napari_beerlanet.core.boxes.classes import class_colours
+from napari_beerlanet.core.boxes.classes import assign_colours
 from napari_beerlanet.core.boxes.detections import RESERVED_COLUMNS, Detections
 from napari_beerlanet.core.boxes.regions import Region
 from napari_beerlanet.core.common.storage import FileError
+from napari_beerlanet.ui.common.panel import unwrap_viewer
+from napari_beerlanet.ui.common.session import ClassPalette, get_session
 from napari_beerlanet.ui.viewer.box_shapes import (
     corners_from_boxes,
     read_shape_boxes,
     read_shape_regions,
 )
-from napari_beerlanet.ui.viewer.layers import METADATA_KEY, Role, own_metadata
+from napari_beerlanet.ui.viewer.layers import METADATA_KEY, Role, own_metadata, role_of
 from napari_beerlanet.ui.viewer.planes import PlaneIndex
 
 if TYPE_CHECKING:  # they compile kernels, which a reader has no time for
+    from napari.viewer import Viewer
+
     from napari_beerlanet.core.evaluation.label_errors import LabelError
     from napari_beerlanet.core.evaluation.live import LiveEvaluation
 
@@ -48,12 +54,11 @@ def shapes_layer_data(
     """Data of a Shapes layer with the boxes of each plane, and all their columns as features.
 
     `transform`: keyword arguments that put it where the image is; `metadata` goes into ours;
-    `colours` "#rrggbb" by class, for those that the file has none of.
+    `colours` "#rrggbb" by class, as they are in the viewer already; a file's own are for others.
     """
     names = list(dict.fromkeys(name for part in parts.values() for name in part.names))
-    shades = dict(zip(names, class_colours(len(names)), strict=True)) | dict(colours or {})
-    for part in parts.values():
-        shades |= part.report.get("colours", {})
+    own = {k: v for part in parts.values() for k, v in part.report.get("colours", {}).items()}
+    shades = assign_colours(names, colours, own)
     classes = _concatenated([np.array(p.names, dtype=object)[p.labels] for p in parts.values()])
     corners = [corners_from_boxes(part.xyxy, index) for index, part in parts.items()]
     boxes = [box for part in corners for box in part]
@@ -77,6 +82,30 @@ def shapes_layer_data(
     leading = {len(index) for index in parts}
     attributes.setdefault("ndim", 2 + max(leading, default=0))
     return boxes or None, attributes, "shapes"
+
+
+_following: WeakSet[ClassPalette] = WeakSet()
+
+
+def follow_palette(viewer: Viewer) -> None:
+    """Keep the colours of boxes from files those that their classes have in the viewer."""
+    palette, weak = get_session(viewer).palette, weakref.ref(unwrap_viewer(viewer))
+
+    def recolour() -> None:
+        alive = weak()
+        for layer in alive.layers if alive is not None else ():
+            if isinstance(layer, Shapes) and role_of(layer) == Role.BOXES and len(layer.data):
+                table = {str(name): layer.features[name].to_numpy() for name in layer.features}
+                column = next((table[name] for name in _CLASS_COLUMNS if name in table), None)
+                if column is not None:
+                    classes = list(map(_class_name, column))
+                    names = list(dict.fromkeys(classes))
+                    shades = dict(zip(names, palette.colours(names), strict=True))
+                    layer.edge_color = [shades[name] for name in classes]
+
+    if palette not in _following:
+        _following.add(palette)
+        palette.changed.connect(recolour)
 
 
 def detections_from_shapes(
