@@ -422,7 +422,7 @@ def test_starter_is_loaded_off_the_thread_and_described(viewer, smear, until):
     assert "RBC" in panel.model.card.classes.text()
     assert all(colour in panel.model.card.classes.text() for colour in class_colours(3))
     assert "runs on" in panel.model.card.summary.text()
-    for word in ("8 components", "292 images", "mAP50 0.967", "320 pixels", "Size of WBC"):
+    for word in ("8 components", "292 images", "mAP50 96.7", "320 pixels", "Size of WBC"):
         assert word in panel.model.card.details.text()
     assert panel.form.device.choices[-1] == "cpu"
     other = docked(viewer)

@@ -52,7 +52,7 @@ def window(make_napari_viewer):
 @pytest.fixture
 def truth(tmp_path):
     """Annotations in a file, whose classes have another order than the model's."""
-    path = tmp_path / "smear.csv"
+    path = tmp_path / "smear.detections.csv"
     write_detections(path, boxes(["WBC", "thing", "RBC"]), "smear", format="csv")
     return path
 

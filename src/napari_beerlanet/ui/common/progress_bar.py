@@ -117,7 +117,9 @@ class TaskProgressBar(QWidget):
         self._started_at = 0.0
         self._stage, self._stage_started = "", (0.0, 0.0)
         text, tip = (
-            ("Cancel", "Cancel the run. Layers stay as they are.") if can_cancel else ("", "")
+            ("Cancel", "Cancel the run. Layers stay as they are.")
+            if can_cancel
+            else ("", "This cannot be cancelled.")
         )
         self.activity = Activity(self, self._stop, text, tip)
         self._build()

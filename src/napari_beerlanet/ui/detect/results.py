@@ -271,7 +271,7 @@ class CountsPanel(QWidget):
             "What this model was not trained on, so that its counts mislead there."
         )
         self.searched = _label("Which part of the image the last run has searched.")
-        self.undo_run = QPushButton("Undo run")
+        self.undo_run = QPushButton()
         layout = QVBoxLayout(self)
         layout.setContentsMargins(0, 0, 0, 0)
         layout.setSpacing(4)
@@ -286,6 +286,7 @@ class CountsPanel(QWidget):
         ):
             layout.addWidget(widget)
         layout.addWidget(row(self.copy, self.copy_summary_button))
+        self.show_run("", False, False)
         self.clear()
 
     def clear(self) -> None:
