@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from napari_beerlanet.cli.main import main
+from napari_beerlanet.core.batch import outputs
 from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.formats import FORMATS, image_names, read_detections, write_detections
 from napari_beerlanet.samples import blood_smear
@@ -144,6 +145,46 @@ def test_report_of_reviewed_detections(tmp_path, image, capsys):
     assert "&lt;b&gt;é&lt;/b&gt;" in text
     assert "<b>é</b>" not in text
     assert str(out) in said(capsys).out
+
+
+def test_a_report_that_is_done_is_left_as_it_is(tmp_path, image, capsys):
+    d = some()
+    found, truth, out = (tmp_path / name for name in ("found.csv", "truth.xml", "r/report.html"))
+    write_detections(found, d, "smear.png")
+    write_detections(truth, d[::2], "smear.png")
+    words = ["report", str(image), "--detections", str(found), "--annotations", str(truth)]
+    words += ["--no-stains", "--out", str(out)]
+
+    def written(*more) -> bool:
+        before = out.stat().st_mtime_ns if out.exists() else 0
+        assert main([*words, *more]) == 0
+        assert out.name in said(capsys).out, "where it is and what it counts, in any case"
+        return out.stat().st_mtime_ns != before
+
+    assert written()
+    assert [path.name for path in out.parent.iterdir()] == ["report.html"], "and nothing else"
+    assert str(tmp_path) not in out.read_text(encoding="utf-8"), "no path of this machine"
+    assert not written()
+    assert written("--overwrite")
+    assert written("--confidence", "0.6")
+    assert not written("--confidence", "0.6")
+    write_detections(truth, d[::3], "smear.png")
+    assert written("--confidence", "0.6"), "other annotations"
+    out.write_text("<html>mine</html>")
+    assert written("--confidence", "0.6"), "another file of that name"
+    Image.open(image).transpose(Image.Transpose.ROTATE_180).save(image)
+    assert written("--confidence", "0.6"), "another image"
+
+
+def test_a_report_on_an_image_that_is_never_in_memory(tmp_path, image, monkeypatch):
+    """The study's engine draws it from a thumbnail and reads pixels where it needs them."""
+    write_detections(tmp_path / "found.csv", some(), "smear.png")
+    words = ["report", str(image), "--detections", str(tmp_path / "found.csv")]
+    monkeypatch.setattr(outputs, "_MAX_PIXELS_IN_MEMORY", 1000)
+    assert main([*words, "--out", str(tmp_path / "r.html")]) == 0
+    text = (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert "Stains" in text
+    assert "Examples" in text
 
 
 def test_report_without_an_image(tmp_path, capsys):

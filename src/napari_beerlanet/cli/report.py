@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from napari_beerlanet.cli.common import (
     UsageError,
     add_model_options,
     add_setting,
     given_settings,
-    load_model,
-    prepare_folder,
     print_message,
-    raise_if_interrupted,
 )
+from napari_beerlanet.cli.study import ConsoleOutput, run_files
 
 if TYPE_CHECKING:
-    from napari_beerlanet.core.batch.settings import StudySettings
-    from napari_beerlanet.core.boxes.detections import Detections
-    from napari_beerlanet.core.images.slide import Slide
+    from napari_beerlanet.core.batch.study import StudyResult
 
 HELP = "write a report on an image: counts, metrics, stains, examples"
 DESCRIPTION = (
     "Detect the objects of an image or slide and write one self-contained HTML file with counts, "
     "the stains, examples of each class, the model's record, versions and hashes; with annotations "
-    "also precision, recall, curves, the confusion matrix and likely label errors."
+    "also precision, recall, curves, the confusion matrix and likely label errors. A report on the "
+    "same files with the same settings that is there already is left as it is."
 )
 
 
@@ -58,86 +54,60 @@ def add_options(command: argparse.ArgumentParser) -> None:
     )
     add_setting(command, DetectSettings, "pixel_size", metavar="UM")
     add("--no-stains", action="store_true", help="do not decompose the stains")
+    add("--overwrite", action="store_true", help="write a report again that is done")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the report; prints where it is."""
-    from napari_beerlanet.core.batch.image import decompose_image
-    from napari_beerlanet.core.batch.outputs import ImageResult, report_subject
-    from napari_beerlanet.core.common.storage import file_hash
-    from napari_beerlanet.core.evaluation.live import LiveEvaluation
-    from napari_beerlanet.core.images.slide import open_slide
-    from napari_beerlanet.core.report.report import write_report
-
-    prepare_folder(options.out.absolute().parent)
-    settings = _settings(options)
-    with open_slide(options.image) as slide:
-        slide = replace(slide, pixel_size=settings.pixel_size_yx or slide.pixel_size)
-        truth = _read_boxes(options.annotations, slide) if options.annotations else None
-        detections, model, hashes = _detections(options, settings, slide)
-        raise_if_interrupted()
-        stains = None
-        if settings.decompose:
-            print_message("decomposing the stains ...")
-            stains = decompose_image(slide, settings, lambda _: raise_if_interrupted())
-        digest = file_hash(options.image)
-        subject = report_subject(ImageResult(slide, settings, digest, stains, detections, model))
-        changes: dict[str, Any] = {"facts": _provenance(options), "notes": (), "settings": {}}
-        changes["hashes"] = {"the image file": digest, **hashes}
-        if truth is not None:
-            changes["evaluation"] = LiveEvaluation.of(detections, truth)
-            changes["iou"] = getattr(options, "match_iou", subject.iou)
-            changes["settings"] = {"Minimum IoU of a match": changes["iou"]}
-        subject = replace(subject, **changes)
-        write_report(options.out, subject)
-    counts = ", ".join(
-        f"{name} {count}" for name, count in subject.counted_detections.counts().items()
-    )
-    print(f"{options.out}: {counts}.", flush=True)
-    return 0
-
-
-def _settings(options: argparse.Namespace) -> StudySettings:
-    from napari_beerlanet.core.batch.settings import DETECT_PRESET, StudySettings
+    """Write the report, unless it is there; prints where it is."""
+    from napari_beerlanet.core.batch.settings import REPORT_PRESET
+    from napari_beerlanet.core.common.storage import FileError
     from napari_beerlanet.core.detection.settings import DetectSettings
 
-    given = given_settings(options, DetectSettings)
-    given |= {"model": options.model, "decompose": not options.no_stains}
-    return StudySettings(**(DETECT_PRESET | given))
-
-
-def _detections(
-    options: argparse.Namespace, settings: StudySettings, slide: Slide
-) -> tuple[Detections, dict[str, Any], dict[str, str]]:
-    """The detections, the model's record and hashes."""
-    from napari_beerlanet.core.batch.image import detect_objects
-    from napari_beerlanet.core.checkpoints.checkpoint import checkpoint_hash
-    from napari_beerlanet.core.common.storage import file_hash
-
+    if not options.image.exists():
+        raise FileError(f"{options.image}: there is no such file.")
+    if options.image.is_dir():
+        raise UsageError(f"{options.image}: a folder; a report is on one image.")
+    settings = REPORT_PRESET | given_settings(options, DetectSettings)
+    settings |= {"decompose": not options.no_stains, "device": options.device}
     if options.detections:
-        if not options.detections.is_file():
-            raise UsageError(f"{options.detections}: there is no such file.")
-        boxes = _read_boxes(options.detections, slide)
-        return boxes, {}, {"the detections": file_hash(options.detections)}
-    model = load_model(options)
-    print_message("detecting objects ...")
-    boxes = detect_objects(model, slide, settings, report=lambda _: raise_if_interrupted())
-    return boxes, model.info, {"the checkpoint": checkpoint_hash(options.model)}
-
-
-def _read_boxes(path: Path, slide: Slide) -> Detections:
-    from napari_beerlanet.core.formats import image_names, read_detections
-
-    stem = slide.path.stem
-    names = [n for n in image_names(path) if Path(n.replace("\\", "/")).stem == stem]
-    boxes = read_detections(path, slide.shape, image_name=names[0] if names else slide.path.name)
-    return replace(boxes, image_shape=slide.shape, pixel_size=slide.pixel_size)
-
-
-def _provenance(options: argparse.Namespace) -> dict[str, object]:
-    facts: dict[str, object] = {"Image file": options.image.name}
+        settings["detections_file"] = _existing_file(options.detections)
+    else:
+        settings["model"] = options.model
     if options.annotations:
-        facts["Annotations"] = options.annotations.name
-    if options.detections:
-        facts["Detections"] = options.detections.name
-    return facts
+        settings["annotations_file"] = _existing_file(options.annotations)
+        settings |= {"match_iou": options.match_iou} if "match_iou" in options else {}
+    out = options.out.absolute()
+    settings["report_file"] = out.name
+    return run_files(
+        [str(options.image)],
+        out.parent,
+        settings,
+        ReportOutput(options.out, options.debug),
+        layout="report",
+        workers=0,
+        overwrite=options.overwrite,
+    )
+
+
+def _existing_file(path: Path) -> str:
+    if not path.is_file():
+        raise UsageError(f"{path}: there is no such file.")
+    return str(path.absolute())
+
+
+class ReportOutput(ConsoleOutput):
+    """A progress bar, then where the report is and what it counts."""
+
+    def __init__(self, path: Path, debug: bool) -> None:
+        super().__init__(quiet=False, debug=debug)
+        self._path = path
+
+    def finish(self, study: StudyResult, layout: str) -> None:
+        """Print the path and the counts."""
+        self._bar.close()
+        for entry in study.entries:
+            if entry.status in ("done", "skipped"):
+                counts = ", ".join(f"{name} {n}" for name, n in entry.record["counts"].items())
+                print(f"{self._path}: {counts}.", flush=True)
+        for text in [*study.notes, *([study.stopped] if study.stopped else [])]:
+            print_message(text)

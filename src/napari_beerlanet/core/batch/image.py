@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from napari_beerlanet.core.batch.inputs import ImageJob
-from napari_beerlanet.core.batch.manifest import FileRecords, Record, StudyRecords, records_of
+from napari_beerlanet.core.batch.manifest import Record, Records, records_of
 from napari_beerlanet.core.batch.outputs import ImageResult
 from napari_beerlanet.core.batch.settings import StudySettings
 from napari_beerlanet.core.checkpoints.info import model_notes
@@ -78,7 +78,7 @@ def process_image(task: Mapping[str, Any], report: Report | None = None) -> dict
 def _process(
     job: ImageJob,
     name: str,
-    records: StudyRecords | FileRecords,
+    records: Records,
     device: str,
     report: Report | None,
 ) -> dict[str, Any]:
@@ -92,11 +92,13 @@ def _process(
     with open_slide(job.source) as slide:
         size = settings.pixel_size_yx
         slide = replace(slide, pixel_size=size or slide.pixel_size)
-        first = 0.4 if settings.model else 0.95
+        first = 0.4 if settings.has_objects else 0.95
         stains = detections = model = None
         if settings.decompose:
             stains = decompose_image(slide, settings, subprogress(report, 0.0, first))
-        if settings.model:
+        if settings.detections_file:
+            detections = read_image_boxes(Path(settings.detections_file), slide)
+        elif settings.model:
             model = _load_model(settings.model, settings.model_sha256, device)
             part = subprogress(report, first if settings.decompose else 0.0, 0.95)
             work.parent.mkdir(parents=True, exist_ok=True)
@@ -105,6 +107,7 @@ def _process(
             raise FileError(f"{job.source}: it changed, or vanished, while it was being read.")
         report_progress(report, 950, 1000, "writing")
         info = None if model is None else model.info
+        truth = settings.annotations_file
         result = ImageResult(
             slide,
             settings,
@@ -112,6 +115,7 @@ def _process(
             stains,
             detections,
             info,
+            read_image_boxes(Path(truth), slide) if truth else None,
             records.overlay_size,
         )
         record: Record = records.write(name, source, result)
@@ -119,6 +123,16 @@ def _process(
         work.unlink()
     report_progress(report, 1, 1, "done")
     return {"record": record, "notes": model_notes(info or {})}
+
+
+def read_image_boxes(path: Path, slide: Slide) -> Detections:
+    """The boxes of a slide in a file, which may be about several images."""
+    from napari_beerlanet.core.formats import image_names, read_detections
+
+    stem = slide.path.stem
+    names = [n for n in image_names(path) if Path(n.replace("\\", "/")).stem == stem]
+    boxes = read_detections(path, slide.shape, image_name=names[0] if names else slide.path.name)
+    return replace(boxes, image_shape=slide.shape, pixel_size=slide.pixel_size)
 
 
 def decompose_image(

@@ -9,13 +9,14 @@ from __future__ import annotations
 import csv
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from napari_beerlanet._version import __version__
 from napari_beerlanet.core.batch.inputs import (
+    REPORT_SUFFIX,
     RESULT_SUFFIXES,
     ImageJob,
     find_earlier_result,
@@ -25,6 +26,7 @@ from napari_beerlanet.core.batch.outputs import (
     DETECTIONS_RECORD_SUFFIX,
     ImageResult,
     output_files,
+    report_subject,
     summary_row,
     write_outputs,
 )
@@ -32,6 +34,7 @@ from napari_beerlanet.core.batch.settings import StudySettings, settings_hash
 from napari_beerlanet.core.common.storage import (
     atomic_path,
     file_hash,
+    file_stamp,
     read_json_or_empty,
     remove_path,
     write_json,
@@ -48,9 +51,9 @@ _RECORDED_DETECT_SETTINGS = ("confidence", "iou", "object_size", "tile", "pixel_
 _RECORDED_DECOMPOSE_SETTINGS = ("components", "iterations", "lam", "gamma", "domain", "method")
 
 ImageStatus = Literal["waiting", "done", "skipped", "failed"]
-Layout = Literal["study", "files"]
-"""How results lie in their folder: with records, a manifest and tables over all; or alone, where
-the file of the spectra or the detections says how they were made."""
+Layout = Literal["study", "files", "report"]
+"""How results lie in their folder: with records, a manifest and tables over all; alone, where the
+file of the spectra or the detections says how they were made; or as a report and nothing else."""
 
 Record = dict[str, Any]
 
@@ -174,9 +177,57 @@ class FileRecords:
         return {**values, "spectra": spectra, **more}
 
 
-def records_of(layout: Layout, out: Path, settings: StudySettings) -> StudyRecords | FileRecords:
+class ReportRecords:
+    """The record of a report, inside of it; the report is all that is written."""
+
+    overlay_size = 2048
+
+    def __init__(self, out: Path, settings: StudySettings) -> None:
+        self.out, self.settings = out, settings
+
+    def find(self, job: ImageJob) -> tuple[str, Record | None]:
+        """The name of an image's results, and its record if it is done with these settings."""
+        from napari_beerlanet.core.report.report import read_report_record
+
+        record = read_report_record(self._path(job.name))
+        source = file_stamp(job.source)
+        current = record.get("settings") == self._settings() and is_unchanged(record, source)
+        return job.name, {"name": job.name, **record} if current else None
+
+    def write(self, name: str, source: Mapping[str, Any], result: ImageResult) -> Record:
+        """Write an image's report with its record, which does not tell where files lie."""
+        from napari_beerlanet.core.report.report import write_report
+
+        stamp = {fact: value for fact, value in source.items() if fact != "path"}
+        record: Record = {"settings": self._settings(), "source": stamp}
+        subject = report_subject(result)
+        record["counts"] = subject.counted_detections.counts()
+        write_report(self._path(name), replace(subject, record=record))
+        return {"name": name, **record, "row": summary_row(name, result)}
+
+    def _path(self, name: str) -> Path:
+        return self.out / (self.settings.report_file or name + REPORT_SUFFIX)
+
+    def _settings(self) -> str:
+        """A hash of the settings, and of what is in the files that they name."""
+        chosen = self.settings
+        files = [chosen.detections_file, chosen.annotations_file]
+        contents = [file_hash(Path(file)) if file else "" for file in files]
+        own = chosen.hash("detections_file", "annotations_file", "report_file")
+        return settings_hash({"settings": own, "contents": contents})
+
+
+Records = StudyRecords | FileRecords | ReportRecords
+
+
+def records_of(layout: Layout, out: Path, settings: StudySettings) -> Records:
     """The records of a folder."""
-    return (StudyRecords if layout == "study" else FileRecords)(out, settings)
+    kinds: dict[Layout, type[Records]] = {
+        "study": StudyRecords,
+        "files": FileRecords,
+        "report": ReportRecords,
+    }
+    return kinds[layout](out, settings)
 
 
 def _size(path: Path) -> int:

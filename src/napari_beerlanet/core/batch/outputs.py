@@ -21,7 +21,7 @@ from napari_beerlanet.core.batch.inputs import (
     SPECTRA_SUFFIX,
 )
 from napari_beerlanet.core.batch.settings import StudySettings
-from napari_beerlanet.core.common.storage import atomic_path, remove_path
+from napari_beerlanet.core.common.storage import atomic_path, file_hash, remove_path
 from napari_beerlanet.core.stains.files import write_densities, write_spectra
 
 if TYPE_CHECKING:  # torch comes with them
@@ -41,7 +41,7 @@ DETECTIONS_RECORD_SUFFIX = f"{DETECTIONS_SUFFIX}.json"
 
 @dataclass(frozen=True)
 class ImageResult:
-    """All results of one image; `model` is its checkpoint's `info`.
+    """All results of one image; `model` is its checkpoint's `info`, `annotations` the truth.
 
     `overlay_size` is the longer side of the picture of boxes, in pixels.
     """
@@ -52,6 +52,7 @@ class ImageResult:
     stains: SlideDecomposition | None = None
     detections: Detections | None = None
     model: Mapping[str, Any] | None = None
+    annotations: Detections | None = None
     overlay_size: int = 2048
 
     @cached_property
@@ -94,7 +95,7 @@ def output_files(out: Path, name: str, settings: StudySettings) -> dict[str, Pat
         files["spectra"] = out / (name + SPECTRA_SUFFIX)
         if settings.previews:
             files["preview"] = out / (name + PREVIEW_SUFFIX)
-    if settings.model:
+    if settings.has_objects:
         for kind in settings.formats:
             ending = DETECTIONS_SUFFIX + _FORMAT_SUFFIXES.get(kind, f".{kind}")
             # YOLO's are called as the image, so they have a folder of their own.
@@ -228,23 +229,38 @@ _WRITERS: dict[str, _Writer] = {
 def report_subject(result: ImageResult) -> ReportSubject:
     """What a report on an image is about; its pixels stay lazy where they are many."""
     from napari_beerlanet.core.detection.slide_pixels import SlidePixels
+    from napari_beerlanet.core.evaluation.live import LiveEvaluation
     from napari_beerlanet.core.report.subject import ReportSubject
 
     slide, settings, model = result.slide, result.settings, dict(result.model or {})
-    assert result.detections is not None
+    detections, truth = result.detections, result.annotations
+    assert detections is not None
     whole = result.fits_in_memory
+    hashes, facts = {"the image file": result.sha256}, {"Image file": slide.path.name}
+    used: dict[str, object] = {}
+    if model:
+        hashes["the checkpoint"] = settings.model_sha256
+        used["IoU of duplicates"] = settings.iou
+    if settings.annotations_file:
+        facts["Annotations"] = Path(settings.annotations_file).name
+        used["Minimum IoU of a match"] = settings.match_iou
+    if settings.detections_file:
+        facts["Detections"] = Path(settings.detections_file).name
+        hashes["the detections"] = file_hash(Path(settings.detections_file))
     return ReportSubject(
         name=slide.path.name,
         pixels=result.picture if whole else SlidePixels(slide.levels),
         picture=None if whole else result.picture,
-        detections=result.detections,
+        detections=detections,
         confidence=settings.confidence,
         colours=result.class_colours,
         decomposition=None if result.stains is None else result.stains.fit,
+        evaluation=None if truth is None else LiveEvaluation.of(detections, truth),
+        iou=settings.match_iou,
         model=model,
-        hashes={"the image file": result.sha256, "the checkpoint": settings.model_sha256},
-        settings={"IoU of duplicates": settings.iou},
-        facts={"Image file": slide.path.name},
+        hashes=hashes,
+        settings=used,
+        facts=facts,
         notes=result.warnings,
     )
 

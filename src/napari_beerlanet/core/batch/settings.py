@@ -27,7 +27,10 @@ DetectionFormat = Literal["csv", "geojson", "coco", "voc", "yolo"]
 DensityFormat = Literal["none", "ome-tiff", "zarr"]
 
 _FILE_NAMES = {"densities": "measure"}  # settings that are called otherwise in files
-_TEXT_FIELDS = ("model", "model_sha256", "device", "stain_names")
+_TEXT_FIELDS = (
+    *("model", "model_sha256", "device", "stain_names"),
+    *("detections_file", "annotations_file", "report_file"),
+)
 _NOT_HASHED = ("model", "device")  # where the model lies and what runs it change no result
 _ALWAYS_HASHED = (
     *("model_sha256", "decompose", "measure", "reports", "components", "iterations", "lam"),
@@ -61,6 +64,14 @@ class StudySettings(DecomposeSettings, DetectSettings):
         ("csv", "geojson"), description="File formats of the detections."
     )
     device: str = Field("auto", description="Where to compute: auto, cpu, cuda:0, mps.")
+    detections_file: str = Field(
+        "", description="File of detections, reviewed or not, to take instead of a model's."
+    )
+    annotations_file: str = Field("", description="File of annotations to compare detections with.")
+    match_iou: float = Field(
+        0.5, gt=0, le=1, description="Minimum IoU of a detection with its annotation."
+    )
+    report_file: str = Field("", description="Name of the report, if not that of the image.")
 
     @model_validator(mode="before")
     @classmethod
@@ -71,9 +82,14 @@ class StudySettings(DecomposeSettings, DetectSettings):
 
     @model_validator(mode="after")
     def _check_there_is_work(self) -> StudySettings:
-        if not self.model and not self.decompose:
+        if not self.has_objects and not self.decompose:
             raise ValueError("There is nothing to do: choose a model, or decompose the images.")
         return self
+
+    @property
+    def has_objects(self) -> bool:
+        """Whether there are detections: a model's, or those of a file."""
+        return bool(self.model or self.detections_file)
 
     @classmethod
     def file_names(cls) -> set[str]:
@@ -96,9 +112,10 @@ class StudySettings(DecomposeSettings, DetectSettings):
         changed.pop("model_sha256", None)
         return changed
 
-    def hash(self) -> str:
-        """Of all that changes results."""
-        return settings_hash(self._hashed())
+    def hash(self, *without: str) -> str:
+        """Of all that changes results, perhaps `without` some settings."""
+        hashed = self._hashed()
+        return settings_hash({name: hashed[name] for name in hashed if name not in without})
 
     def has_hash(self, digest: object) -> bool:
         """Whether a record's hash is of these settings; 40 and 40.0 are the same number."""
@@ -120,6 +137,14 @@ DETECT_PRESET: dict[str, Any] = {
     "formats": ("csv", "geojson", "yolo"),
 }
 """A study that detects objects everywhere in images; it needs a model."""
+
+REPORT_PRESET: dict[str, Any] = DETECT_PRESET | {
+    "decompose": True,
+    "reports": True,
+    "previews": False,
+    "formats": (),
+}
+"""A study that writes nothing but a report; for the layout "report"."""
 
 
 def settings_hash(settings: Mapping[str, Any]) -> str:

@@ -114,7 +114,8 @@ def run_study(
     ended
         Called with each image that is done, skipped or failed.
     layout
-        "study": records, a manifest and tables beside the results; "files": the results alone.
+        "study": records, a manifest and tables beside the results; "files": the results alone;
+        "report": nothing but the report.
     """
     chosen = _resolve_model(settings)
     out = Path(out).absolute()
@@ -327,7 +328,7 @@ class StudyMonitor:
 
     def _write_manifest(self, at_once: bool = False) -> None:
         now = time.monotonic()
-        if self.layout == "files" or not (at_once or now - self._last_write > _MANIFEST_INTERVAL_S):
+        if self.layout != "study" or not (at_once or now - self._last_write > _MANIFEST_INTERVAL_S):
             return
         try:
             write_manifest(self.out, self.entries, self.settings, self._started)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import html
+import json
 import os
+import re
 import unicodedata
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -17,6 +21,10 @@ from napari_beerlanet.core.images.rgb import check_rgb
 from napari_beerlanet.core.report.charts import CHART_HEIGHT, CHART_WIDTH, chart_x, chart_y
 from napari_beerlanet.core.report.sections import report_content
 from napari_beerlanet.core.report.subject import ReportSubject
+
+_RECORD_NAME = "napari-beerlanet-record"
+_RECORD_META = re.compile(f'<meta name="{_RECORD_NAME}" content="([^"]*)">')
+_HEAD_CHARACTERS = 1 << 16  # in which a record is
 
 CONTENT_SECURITY_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 """What a browser may load for a report: nothing but what is inside of it."""
@@ -36,7 +44,20 @@ def render_report(subject: ReportSubject) -> str:
     """The report as HTML."""
     check_rgb(subject.pixels if subject.picture is None else subject.picture)
     template = report_environment().get_template("report.html.jinja")
-    return template.render(report_content(subject))
+    record = json.dumps(dict(subject.record)) if subject.record else ""
+    return template.render(report_content(subject), record=record, record_name=_RECORD_NAME)
+
+
+def read_report_record(path: Path) -> dict[str, Any]:
+    """What a report was made from, see `ReportSubject.record`; {} where there is no such report."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            head = file.read(_HEAD_CHARACTERS)
+        found = _RECORD_META.search(head)
+        content = json.loads(html.unescape(found[1])) if found else {}
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 @cache

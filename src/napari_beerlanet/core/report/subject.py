@@ -36,7 +36,7 @@ class ReportSubject:
     `confidence` is the threshold, or one by class name. `colours` are "#rrggbb" by class.
     `model` is the checkpoint's `info`, `hashes` are digests by what they are of, `settings` and
     `facts` further values by name. `evaluation` must be of the same candidates, `iou` is the
-    minimum overlap of a match.
+    minimum overlap of a match. `record` is for programs: what the report was made from.
     """
 
     name: str
@@ -53,6 +53,7 @@ class ReportSubject:
     facts: Mapping[str, object] = field(default_factory=dict)
     notes: Sequence[str] = ()
     picture: npt.NDArray[Any] | None = field(default=None, repr=False)
+    record: Mapping[str, Any] = field(default_factory=dict, repr=False)
     date: datetime = field(default_factory=lambda: datetime.now().astimezone())
 
     @cached_property
