@@ -19,6 +19,7 @@ from qtpy.QtCore import QTimer
 from qtpy.QtWidgets import QApplication
 
 from napari_beerlanet.core.common.storage import atomic_path
+from napari_beerlanet.ui.common.panel import open_panel
 
 if TYPE_CHECKING:
     from napari.viewer import Viewer
@@ -64,7 +65,7 @@ class Demo:
         self._finished(0)
 
     def _panel(self, name: str) -> Any:
-        return self.viewer.window.add_plugin_dock_widget(PLUGIN, name, tabify=True)[1]
+        return open_panel(self.viewer, name)
 
     def _wait(self, until: Callable[[], bool], then: Callable[[], None]) -> None:
         self._until, self._then, self._step_started = until, then, time.monotonic()

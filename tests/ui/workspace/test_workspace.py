@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from napari.layers import Shapes
 from qtpy.QtCore import QCoreApplication, QEvent
-from qtpy.QtWidgets import QDockWidget, QScrollArea
+from qtpy.QtWidgets import QDockWidget, QLabel, QScrollArea
 
 from napari_beerlanet.ui.common.panel import open_panel, open_panels
 from napari_beerlanet.ui.detect.widget import DetectWidget
@@ -17,6 +17,7 @@ from napari_beerlanet.ui.workspace.workspace import (
     CELLS,
     STAINS,
     TABS,
+    TRAIN,
     Workspace,
     open_workspace,
 )
@@ -288,3 +289,79 @@ def test_nothing_is_cut_off_at_1280_by_720(make_napari_viewer, smear, theme, qtb
     assert bar.sizeHint().width() <= workspace.width()
     window = viewer.window._qt_window
     assert (window.width(), window.height()) == (1280, 720), "no dock has forced the window open"
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def luminance(rgb):
+    """Relative luminance of a colour (0 … 255), as WCAG defines it."""
+    part = np.array(rgb, float) / 255
+    linear = np.where(part <= 0.04045, part / 12.92, ((part + 0.055) / 1.055) ** 2.4)
+    return float(linear @ (0.2126, 0.7152, 0.0722))
+
+
+def contrast(first, second):
+    low, high = sorted((luminance(first), luminance(second)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_hints_and_warnings_can_be_read_in_both_themes(make_napari_viewer, qtbot):
+    from napari.utils.theme import get_theme
+
+    viewer = make_napari_viewer(show=True)
+    workspace = open_workspace(viewer, BATCH)
+    panels = [workspace.open_tab(tab) for tab in TABS]
+    for name in ("light", "dark"):
+        viewer.theme = name
+        qtbot.wait(20)
+        background = get_theme(name).background.as_rgb_tuple(alpha=False)
+        labels = [label for panel in panels for label in panel.findChildren(QLabel)]
+        hints = [label for label in labels if label.property("hint") or label.property("warning")]
+        assert len(hints) > 10
+        for label in hints:
+            label.ensurePolished()
+            colour = label.palette().color(label.foregroundRole())
+            assert colour.alpha() == 255
+            rgb = colour.getRgb()[:3]
+            assert contrast(rgb, background) >= 4.5, (name, label.text(), rgb)
+
+
+def test_a_disabled_button_says_why(make_napari_viewer, until):
+    viewer = make_napari_viewer(show=True)
+    workspace = open_workspace(viewer, ANNOTATE)
+    annotate, train = workspace.panel(ANNOTATE), workspace.open_tab(TRAIN)
+    assert not annotate.add.isEnabled()
+    assert annotate.add_reason.text() == "Open an image first."
+    assert annotate.add_reason.text() in annotate.add.toolTip()
+    assert not train.start_button.isEnabled()
+    assert train.start_reason.text() == "Choose a project first."
+    viewer.add_image(RGB, name="one")
+    assert annotate.add_reason.text() == "Press “Annotate” first."
+    cells = workspace.open_tab(CELLS)
+    assert cells.run_button.isEnabled()
+    tip = cells.run_button.toolTip()
+    before = cells.run_button.y()
+    cells.run_reason.update_button("A search is running.")
+    assert "A search is running." in cells.run_button.toolTip()
+    assert cells.run_button.y() == before
+    cells.run_reason.update_button("")
+    assert cells.run_button.toolTip() == tip
+
+
+def test_messages_are_about_the_image_that_is_shown(viewer):
+    first = viewer.add_image(RGB, name="first")
+    second = viewer.add_image(RGB, name="second")
+    workspace = open_workspace(viewer, CELLS)
+    cells, annotate = workspace.panel(CELLS), workspace.open_tab(ANNOTATE)
+    cells.progress_bar.set_message("Done in 1.2 s.")
+    cells.form.show_size_note("Assumed cell size: 50 pixels.")
+    annotate.message.setText("5 boxes added.")
+    viewer.layers.selection.active = first
+    assert cells.progress_bar.text == ""
+    assert cells.form.size_note.text() == ""
+    assert annotate.message.text() == ""
+    annotate.message.setText("3 boxes added.")
+    viewer.add_points(np.zeros((1, 2)))
+    assert annotate.message.text() == "3 boxes added.", "it is the same image"
+    assert second in viewer.layers

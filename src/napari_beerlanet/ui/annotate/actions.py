@@ -98,6 +98,7 @@ class AnnotationActions(QObject):
         self.changed_file: ChangedFile | None = None
         self.lookup_task, self.project_task = panel.task(), panel.task()
         self._confirmed_waiting: tuple[Detections, str] | None = None
+        self._copy_waiting: float | None = None
         self.importing = False  # whether the project task is, or was last, an import
         self.started.connect(self._add_confirmed_waiting)
         self.project_task.ended.connect(self._project_task_ended)
@@ -113,6 +114,16 @@ class AnnotationActions(QObject):
         """The plane that is displayed."""
         assert self.image is not None
         return current_plane(self.image, self.viewer).index
+
+    @property
+    def in_project(self) -> bool:
+        """Whether the project has training crops of the image with its present annotations."""
+        annotated, project = self.annotated, self.store.project
+        if annotated is None or project is None or annotated.changed_since_added:
+            return False
+        source = annotated.sources[self.plane].resolved
+        added = {crop.source for crop in project.crops}
+        return source is not None and project.id_of(source) in added
 
     # --- starting ---------------------------------------------------------------------------------
 
@@ -255,6 +266,14 @@ class AnnotationActions(QObject):
         hide_detections(self.viewer, self.image)
         self._add(annotated, copies, self.plane, "copy detections")
 
+    def correct_detections(self, confidence: float) -> None:
+        """Copy the detections to an image without boxes, which gets its layers first if needed."""
+        if self.annotated is None:
+            self._copy_waiting = confidence
+            self.start()
+        elif not sum(self.annotated.boxes.counts().values()):
+            self.copy_detections(confidence)
+
     def add_confirmed(self, detections: Detections, what: str) -> None:
         """Add boxes that the user has confirmed; the image gets its layers first if needed."""
         annotated = self.annotated
@@ -267,6 +286,9 @@ class AnnotationActions(QObject):
         self._add(annotated, replace(new, status=[CONFIRMED] * len(new)), self.plane, what)
 
     def _add_confirmed_waiting(self) -> None:
+        confidence, self._copy_waiting = self._copy_waiting, None
+        if confidence is not None and self.annotated is not None:
+            self.correct_detections(confidence)
         waiting, self._confirmed_waiting = self._confirmed_waiting, None
         if waiting is not None and self.annotated is not None:
             self.add_confirmed(*waiting)
@@ -339,6 +361,8 @@ class AnnotationActions(QObject):
 
         def done(addition: ProjectAddition) -> None:
             annotated.saved[plane] = annotations.to_json()
+            unchanged = annotated.annotations(plane).to_json() == annotated.saved[plane]
+            annotated.changed_since_added = not unchanged
             notes = [*annotated.boxes.notes, *annotated.regions.read(plane)[1]]
             self.message.emit("\n".join([*addition.sentences(), *notes]))
 

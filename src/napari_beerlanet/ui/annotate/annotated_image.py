@@ -76,6 +76,7 @@ class AnnotatedImage:
         self.shown_from = ""
         self.edited = False
         self.shown_drafts: set[PlaneIndex] = set()
+        self.changed_since_added = False  # to the project, in this session
         width = float(np.clip(max(self.shape) / _EDGES_PER_SIDE, _MIN_EDGE_WIDTH, _MAX_EDGE_WIDTH))
         add = viewer.add_layer if select else partial(add_unselected, viewer)
         regions = _new_shapes_layer(image, f"{image.name} · annotated regions", Role.REGIONS, {})
@@ -88,6 +89,7 @@ class AnnotatedImage:
         layer.current_edge_width = width
         layer.current_face_color = "transparent"
         self.boxes = AnnotationLayer(layer, classes, self.shape, width)
+        self.changed.connect(self._mark_changed)
         self.boxes.changed.connect(self._boxes_changed)
         self.regions.changed.connect(self._emit_changed)
 
@@ -159,6 +161,9 @@ class AnnotatedImage:
         self.coverage = DRAWN_REGIONS
         if _is_whole_image(self.regions.read(plane)[0], self.shape):
             self.regions.replace([], plane)
+
+    def _mark_changed(self) -> None:
+        self.changed_since_added = True
 
     def _boxes_changed(self) -> None:
         """A plane with boxes but no regions counts as annotated wholly, if it is of usual size."""
@@ -259,6 +264,11 @@ class LazyImageSource:
         self.last_saved = -1  # number of the last `SaveJob` that was written
         self._lock = threading.Lock()
         self._source: ImageSource | None = None
+
+    @property
+    def resolved(self) -> ImageSource | None:
+        """The image's identity if it is known already."""
+        return self._source
 
     def resolve(self) -> ImageSource:
         """The image's identity; reads the pixels the first time."""

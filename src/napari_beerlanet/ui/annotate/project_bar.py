@@ -22,7 +22,14 @@ from napari_beerlanet.core.common.progress import Cancelled, Progress, Report
 from napari_beerlanet.core.project.files import CropRecord
 from napari_beerlanet.core.project.project import Project
 from napari_beerlanet.core.project.split import TRAIN, VAL
-from napari_beerlanet.ui.common.controls import CollapsibleGroup, button, hint, not_none, row
+from napari_beerlanet.ui.common.controls import (
+    CollapsibleGroup,
+    button,
+    hint,
+    not_none,
+    row,
+    set_muted,
+)
 from napari_beerlanet.ui.common.notifications import notify_error
 from napari_beerlanet.ui.common.panel import Panel
 from napari_beerlanet.ui.common.recent import recent_projects
@@ -181,7 +188,7 @@ class ProjectBar(QWidget):
     def _set_status(self, text: str, problem: bool = False) -> None:
         """Show a status, muted unless there is a problem."""
         self.status.setText(text)
-        self.status.setEnabled(problem)
+        set_muted(self.status, not problem)
 
 
 class ProjectImages(CollapsibleGroup):

@@ -27,7 +27,16 @@ from napari_beerlanet.ui.annotate.classes import ClassTable
 from napari_beerlanet.ui.annotate.key_bindings import KEY_HELP
 from napari_beerlanet.ui.annotate.project_bar import ProjectBar, ProjectImages
 from napari_beerlanet.ui.annotate.store import Conflict
-from napari_beerlanet.ui.common.controls import button, form, heading, hint, row, wrapping_label
+from napari_beerlanet.ui.common.controls import (
+    DisabledReason,
+    button,
+    form,
+    heading,
+    hint,
+    row,
+    set_muted,
+    wrapping_label,
+)
 from napari_beerlanet.ui.common.panel import Panel
 from napari_beerlanet.ui.common.progress_bar import TaskProgressBar
 from napari_beerlanet.ui.common.session import get_session
@@ -55,6 +64,7 @@ class AnnotateWidget(Panel):
         super().__init__(napari_viewer)
         self.annotation_actions = AnnotationActions(self)
         self.store = self.annotation_actions.store
+        self._add_to_new_project = False
         self._build()
         self._connect()
         self._choose_image(self.image.layer)
@@ -118,6 +128,7 @@ class AnnotateWidget(Panel):
             "CSV.",
             self._choose_box_file,
         )
+        self.copy_reason = DisabledReason(self.copy)
         tools = row(self.copy, self.confidence, self.import_boxes)
         return [
             heading("Boxes"),
@@ -126,6 +137,7 @@ class AnnotateWidget(Panel):
             self.help,
             self.question,
             tools,
+            self.copy_reason,
         ]
 
     def _region_widgets(self) -> list[QWidget]:
@@ -163,6 +175,7 @@ class AnnotateWidget(Panel):
             "File (data.yaml, COCO, …) …", self._choose_dataset_file
         )
         self.import_dataset.setMenu(menu)
+        self.add_reason = DisabledReason(self.add)
         self.bar = TaskProgressBar(self.annotation_actions.project_task)
         self.message = wrapping_label()
         self.split = hint()
@@ -172,8 +185,9 @@ class AnnotateWidget(Panel):
         self.project_images = ProjectImages()
         self.remove_question = QuestionFrame()
         content = (self.split, self.project_images, self.remove_question)
+        before = (heading("Training data"), *question, self.add_reason)
         return [
-            *(heading("Training data"), *question, self.bar, self.message, *content),
+            *(*before, self.bar, self.message, *content),
             self.saved,
         ]
 
@@ -192,6 +206,7 @@ class AnnotateWidget(Panel):
         self.store.autosave.message_changed.connect(self._show_saved)
         self.connect_event(self.store.projects.changed, self.refresh)
         self.connect_event(self.store.projects.updated, self.refresh)
+        self.connect_event(self.store.projects.changed, self._project_opened)
         self.connect_event(get_session(self.viewer).model_changed, self.refresh)
         self.connect_event(self.viewer.layers.events.inserted, self.refresh)
         self.connect_event(self.viewer.layers.events.removed, self.refresh)
@@ -200,6 +215,8 @@ class AnnotateWidget(Panel):
     # --- state ------------------------------------------------------------------------------------
 
     def _choose_image(self, layer: Image | None) -> None:
+        if layer is not self.annotation_actions.image:
+            self.message.setText("")  # it was about the image before
         self.annotation_actions.image = layer
         self.add_question.dismiss()
         self.refresh()
@@ -223,7 +240,11 @@ class AnnotateWidget(Panel):
             self.draw_regions,
         ):
             widget.setEnabled(annotated is not None)
-        self.add.setEnabled(annotated is not None and not busy)
+        first = "" if annotated is not None else "Press “Annotate” first."
+        if not has_image:
+            first = "Open an image first."
+        self.copy_reason.update_button(first)
+        self.add_reason.update_button(first or ("An image is being added." if busy else ""))
         self.import_dataset.setEnabled(project is not None and not project.read_only and not busy)
         self._ask()
         self._show_unreviewed()
@@ -281,7 +302,7 @@ class AnnotateWidget(Panel):
     def _show_saved(self, text: str = "") -> None:
         """Muted unless saving fails."""
         self.saved.setText(self.store.autosave.message)
-        self.saved.setEnabled(self.store.autosave.failing)
+        set_muted(self.saved, not self.store.autosave.failing)
 
     def _show_coverage(self, event: Any = None) -> None:
         self.coverage.setText(self._coverage())
@@ -333,6 +354,19 @@ class AnnotateWidget(Panel):
             self.question.ask_changed_file(about, conflict.image.name, use, keep)
         else:
             self.question.ask_which_boxes(about, conflict, keep, use)
+
+    def add_image(self) -> None:
+        """Add the image to the project; where there is none, the user chooses a folder for one."""
+        self._add_to_new_project = self.store.project is None
+        if self._add_to_new_project:
+            self.project.choose_new_folder()
+        else:
+            self.annotation_actions.add_to_project()
+
+    def _project_opened(self, project: Any = None) -> None:
+        waiting, self._add_to_new_project = self._add_to_new_project, False
+        if waiting and project is not None:
+            self.annotation_actions.add_to_project()
 
     # --- dialogs ----------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from magicgui.widgets import create_widget
 from magicgui.widgets.bases import ValueWidget
 from qtpy.QtCore import QEvent, Qt, Signal
-from qtpy.QtGui import QColor, QHelpEvent, QIcon, QImage, QPaintEvent, QPixmap
+from qtpy.QtGui import QColor, QHelpEvent, QIcon, QImage, QPaintEvent, QPixmap, QShowEvent
 from qtpy.QtWidgets import (
     QApplication,
     QComboBox,
@@ -200,8 +200,39 @@ def hint(text: str = "") -> QLabel:
     """A muted explanatory text that wraps."""
     label = QLabel(text)
     label.setWordWrap(True)
-    label.setEnabled(False)  # the theme's own muted colour
+    label.setProperty("hint", True)  # see `DockedWidget`
     return label
+
+
+class DisabledReason(QLabel):
+    """A line near a button that says why it is disabled; the line's space is always kept."""
+
+    def __init__(self, push: QPushButton) -> None:
+        super().__init__()
+        self.setWordWrap(True)
+        self.setProperty("hint", True)
+        self._button, self._tooltip = push, push.toolTip()
+
+    def update_button(self, reason: str) -> None:
+        """Disable the button for a reason, or enable it for ""."""
+        self._button.setEnabled(not reason)
+        self._button.setToolTip(
+            f"{self._tooltip}\n\nNot now: {reason}" if reason else self._tooltip
+        )
+        self.setText(reason)
+
+    def showEvent(self, event: QShowEvent | None) -> None:
+        """The theme's font is known by now."""
+        self.setMinimumHeight(self.fontMetrics().lineSpacing())
+        super().showEvent(event)
+
+
+def set_muted(label: QLabel, muted: bool) -> None:
+    """Show a text as a hint, or as one that matters."""
+    label.setProperty("hint", muted)
+    style = not_none(label.style())
+    style.unpolish(label)
+    style.polish(label)
 
 
 def separator() -> QFrame:

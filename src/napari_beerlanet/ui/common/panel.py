@@ -6,6 +6,8 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+import numpy as np
+from napari.utils.theme import get_theme
 from qtpy.QtCore import QEvent, QObject, QSize, Qt, QTimer
 from qtpy.QtGui import QKeySequence, QShowEvent
 from qtpy.QtWidgets import QDockWidget, QFrame, QScrollArea, QShortcut, QVBoxLayout, QWidget
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 PLUGIN_NAME = "napari-beerlanet"
 _PREFERRED_WIDTH_PX = 370
+_HINT_STRENGTH = 0.8  # of the text's colour in that of hints; the rest is background
+_WARNING_ON_DARK, _WARNING_ON_LIGHT = "#e8a33d", "#7a4a00"
 
 
 class Emitter(Protocol):
@@ -49,6 +53,16 @@ class DockedWidget(QWidget):
         connections = self._connections
         on_destroyed(self, lambda: _disconnect_all(connections))
         route_opened_files(self.viewer)
+        self._style_labels()
+        self.connect_event(self.viewer.events.theme, self._style_labels)
+
+    def _style_labels(self, event: Any = None) -> None:
+        """Give hints and warnings colours that can be read in the viewer's theme."""
+        muted, warning = label_colours(self.viewer.theme)
+        self.setStyleSheet(
+            f'QLabel[hint="true"] {{ color: {muted}; }} '
+            f'QLabel[warning="true"] {{ color: {warning}; }}'
+        )
 
     def task(self) -> Task:
         """A new task that is closed with the panel."""
@@ -140,6 +154,13 @@ class Panel(DockedWidget):
         outer.addWidget(scroll)
         return body
 
+    def reveal(self, control: QWidget) -> None:
+        """Scroll to a control and give it the focus."""
+        area = self.findChild(_VerticalScrollArea)
+        if area is not None:
+            area.ensureWidgetVisible(control)
+        control.setFocus()
+
     def on_undocked(self) -> None:
         """Return to the workspace, or shut down where there is none."""
         if self.take_back is not None:
@@ -207,6 +228,21 @@ def _disconnect_all(connections: list[tuple[Emitter, weakref.WeakMethod[Any]]]) 
         if method is not None:
             emitter.disconnect(method)
     connections.clear()
+
+
+def label_colours(theme_id: str) -> tuple[str, str]:
+    """The colours "#rrggbb" of hints and of warnings in a theme of napari's.
+
+    Both have a contrast of at least 4.5:1 on the background, in napari's own themes.
+    """
+    theme = get_theme(theme_id)
+    text, background = (
+        np.array(getattr(theme, name).as_rgb_tuple(alpha=False), float)
+        for name in ("text", "background")
+    )
+    muted = np.rint(_HINT_STRENGTH * text + (1 - _HINT_STRENGTH) * background).astype(int)
+    dark = background.mean() < text.mean()
+    return "#{:02x}{:02x}{:02x}".format(*muted), _WARNING_ON_DARK if dark else _WARNING_ON_LIGHT
 
 
 def unwrap_viewer(viewer: Viewer) -> Viewer:

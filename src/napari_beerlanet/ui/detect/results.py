@@ -260,7 +260,8 @@ class CountsPanel(QWidget):
             "interval of a count of this size (Wilson)."
         )
         self.note = _label("How the boxes were found, and how many of them are drawn.")
-        self.note.setEnabled(False)
+        self.note.setProperty("hint", True)
+        self.warnings.setProperty("warning", True)
         self.copy = button(
             "Copy table", "Copy the counts as a table for a spreadsheet.", self.copy_table
         )
@@ -334,7 +335,7 @@ class CountsPanel(QWidget):
         """Show why the counts may be wrong; nothing for []."""
         self.warnings.setVisible(bool(sentences))
         lines = "<br>".join(f"{_WARNING_SIGN} {html.escape(text)}" for text in sentences)
-        self.warnings.setText(lines and f"<span style='color:#d08700'>{lines}</span>")
+        self.warnings.setText(lines)
 
     def set_message(self, text: str) -> None:
         """Show a small line below the counts."""

@@ -8,7 +8,13 @@ from napari.layers import Image
 from qtpy.QtWidgets import QPushButton, QVBoxLayout, QWidget
 from superqt.utils import QSignalDebouncer
 
-from napari_beerlanet.ui.common.controls import batch_button, heading, row, separator
+from napari_beerlanet.ui.common.controls import (
+    DisabledReason,
+    batch_button,
+    heading,
+    row,
+    separator,
+)
 from napari_beerlanet.ui.common.model_picker import dropped_model
 from napari_beerlanet.ui.common.panel import Panel
 from napari_beerlanet.ui.common.progress_bar import TaskProgressBar
@@ -60,6 +66,7 @@ class DetectWidget(Panel):
         self.model = ModelSection(self, self.session, self.form)
         self.run_button = QPushButton("Find cells")
         self.run_button.setToolTip("Search with these settings (Ctrl+Shift+F).")
+        self.run_reason = DisabledReason(self.run_button)
         self.progress_bar = TaskProgressBar(self.detect_task)
         self.counts = CountsPanel()
         self.result = DetectionResults(self, self.session, self.counts)
@@ -73,7 +80,14 @@ class DetectWidget(Panel):
         section = QVBoxLayout(self.detect_section)
         section.setContentsMargins(0, 0, 0, 0)
         buttons = row(self.run_button, batch_button(self), stretch=0)
-        for widget in (self.form, buttons, self.progress_bar, separator(), self.counts):
+        for widget in (
+            self.form,
+            buttons,
+            self.run_reason,
+            self.progress_bar,
+            separator(),
+            self.counts,
+        ):
             section.addWidget(widget)
         self.body.addWidget(self.detect_section)
         self.body.addStretch(1)
@@ -105,6 +119,9 @@ class DetectWidget(Panel):
         self._image_chosen()
 
     def _image_chosen(self) -> None:
+        if self.image.layer is not self.result.source and not self.detect_task.running:
+            self.progress_bar.set_message("")  # it was about the image before
+            self.form.show_size_note("")
         has_image = self.image.layer is not None
         self.empty.setVisible(not has_image)
         self.detect_section.setVisible(has_image)
@@ -137,8 +154,14 @@ class DetectWidget(Panel):
         )
 
     def _update_run_button(self) -> None:
-        ready = self.image.layer is not None and bool(self.model.picker.key)
-        self.run_button.setEnabled(ready and not self.detect_task.running)
+        reason = ""
+        if self.image.layer is None:
+            reason = "Open an image first."
+        elif not self.model.picker.key:
+            reason = "Choose a model first."
+        elif self.detect_task.running:
+            reason = "A search is running."
+        self.run_reason.update_button(reason)
 
     def _ended(self, outcome: TaskOutcome) -> None:
         if outcome is not TaskOutcome.DONE:

@@ -11,7 +11,13 @@ from qtpy.QtWidgets import QVBoxLayout, QWidget
 from napari_beerlanet.core.common.events import RunState
 from napari_beerlanet.core.training.runs import Run
 from napari_beerlanet.ui.common.background_process import CloseConfirmation, RunEnd
-from napari_beerlanet.ui.common.controls import button, form, separator, wrapping_label
+from napari_beerlanet.ui.common.controls import (
+    DisabledReason,
+    button,
+    form,
+    separator,
+    wrapping_label,
+)
 from napari_beerlanet.ui.common.notifications import notify_error, show_info
 from napari_beerlanet.ui.common.panel import Panel
 from napari_beerlanet.ui.common.progress_bar import TaskProgressBar
@@ -73,6 +79,7 @@ class FineTuneWidget(Panel):
             "Train in a separate process.",
             self.start,
         )
+        self.start_reason = DisabledReason(self.start_button)
         self.start_bar = TaskProgressBar(self._create_task, quiet=True)
         self.run_view = RunView(self.task(), self.viewer.theme)
         self.comparison, self.run_list = ModelComparisonPanel(self), RunList()
@@ -89,7 +96,7 @@ class FineTuneWidget(Panel):
         initial_model = form()
         initial_model.addRow("Initial model", self.model_choice)
         inside.addLayout(initial_model)
-        for part in (self.form, self.estimate, self.start_button):
+        for part in (self.form, self.estimate, self.start_button, self.start_reason):
             inside.addWidget(part)
         parts = (self.settings, self.start_bar, self.resume_line, self.run_view, self.comparison)
         for widget in (*parts, self.run_view.details):
@@ -288,7 +295,10 @@ class FineTuneWidget(Panel):
     # --- state of the controls -------------------------------------------------------------------
 
     def _model_loaded(self, model: Detector | None = None) -> None:
+        """Another panel has loaded a model: start from that one."""
         self._update_models()
+        if model is not None:
+            self.model_choice.list.setCurrentIndex(0)
 
     def _update_models(self) -> None:
         shared = get_session(self.viewer)
@@ -298,7 +308,16 @@ class FineTuneWidget(Panel):
         running = self.run_view.running
         self.settings.setVisible(not running and not self.comparison.pending)
         self.project_choice.setEnabled(not running)
-        self.start_button.setEnabled(self.summary is not None and not running)
+        reason = ""
+        if running:
+            reason = "A training run is active."
+        elif self.project_choice.project is None:
+            reason = "Choose a project first."
+        elif self.summary is None and self._data_task.running:
+            reason = "The project's data are being inspected."
+        elif self.summary is None:
+            reason = "This project cannot be used for training, see above."
+        self.start_reason.update_button(reason)
 
     def _apply_theme(self, event: Any = None) -> None:
         self.run_view.curves.set_theme(self.viewer.theme)

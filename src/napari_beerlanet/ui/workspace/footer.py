@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from enum import StrEnum
+
 from qtpy.QtCore import Qt, Signal
 from qtpy.QtGui import QShowEvent
 from qtpy.QtWidgets import (
@@ -74,7 +77,7 @@ class Footer(QWidget):
     def __init__(self) -> None:
         super().__init__()
         self._rows: list[ActivityRow] = []
-        self.next_button = QPushButton("Next")
+        self.next_button = QPushButton(Step.OPEN)
         self._spare = ActivityRow(0, "Stains", Activity(self, _nothing, "Cancel", ""))
         self._activities = QVBoxLayout()
         self._activities.setSpacing(4)
@@ -111,6 +114,12 @@ class Footer(QWidget):
             row.activity.changed.disconnect(row.update_state)
         self._rows.clear()
 
+    def show_step(self, step: Step) -> None:
+        """Show the next step on the button."""
+        self.next_button.setText(step)
+        self.next_button.setToolTip(STEP_TIPS[step])
+        self.next_button.setEnabled(step not in WAITING_STEPS)
+
     def showEvent(self, event: QShowEvent | None) -> None:
         """The theme is known by now, and with it the height of a row."""
         parts = (self._spare.link, self._spare.bar, self._spare.stop)
@@ -130,3 +139,87 @@ class Footer(QWidget):
 
 def _nothing() -> None:
     """The spare row has nothing to stop."""
+
+
+# --- the next step --------------------------------------------------------------------------------
+
+
+class Step(StrEnum):
+    """What to do next; the value is the text of the button."""
+
+    OPEN = "Next: open an image or a sample"
+    FIND = "Next: find cells"
+    FINDING = "Finding cells …"
+    CORRECT = "Next: correct them (Annotate)"
+    ADD = "Next: add to project"
+    ADDING = "Adding to the project …"
+    TRAIN = "Next: train"
+    START = "Next: start training"
+    TRAINING = "Training …"
+    KEEP = "Next: compare and keep the model"
+    FIND_AGAIN = "Next: find cells with the new model"
+    OPEN_ANOTHER = "Next: open another image"
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What the next step depends on, of the chosen image, the project and what runs.
+
+    `detected`: the image has detections, `outdated`: of another model than the kept one that is
+    loaded. `boxes`: number of annotations, `added`: they are in the project as they are. `learned`:
+    the loaded model was trained on the project as it is. `decide`: a run has ended, and its model
+    is neither kept nor discarded. `at_start`: the tab “Train” is open and could start.
+    """
+
+    image: bool = False
+    finding: bool = False
+    detected: bool = False
+    outdated: bool = False
+    boxes: int = 0
+    adding: bool = False
+    added: bool = False
+    training: bool = False
+    decide: bool = False
+    learned: bool = False
+    at_start: bool = False
+
+
+def next_step(now: Situation) -> Step:
+    """The step that leads on from here, around the loop: find, correct, add, train, keep."""
+    if now.decide:
+        return Step.KEEP
+    if not now.image:
+        return Step.OPEN
+    if now.finding:
+        return Step.FINDING
+    if now.adding:
+        return Step.ADDING
+    if now.outdated:
+        return Step.FIND_AGAIN
+    if now.boxes and not now.added:
+        return Step.ADD
+    if not now.boxes:
+        return Step.CORRECT if now.detected else Step.FIND
+    if now.training:
+        return Step.TRAINING
+    if now.learned:
+        return Step.OPEN_ANOTHER
+    return Step.START if now.at_start else Step.TRAIN
+
+
+STEP_TIPS = {
+    Step.OPEN: "Open a stained image, or a sample to try the plugin on.",
+    Step.FIND: "Search the image with the model and settings of “Cells”.",
+    Step.FINDING: "The search is running; it can be cancelled above.",
+    Step.CORRECT: "Copy the detections to annotations, to correct what is wrong.",
+    Step.ADD: "Cut the annotated regions into training crops of the project.",
+    Step.ADDING: "The image is being added to the project.",
+    Step.TRAIN: "Fine-tune the model on the images of the project.",
+    Step.START: "Start training with these settings.",
+    Step.TRAINING: "The training is running; it can be stopped above.",
+    Step.KEEP: "See the new model beside the one before, and keep or discard it.",
+    Step.FIND_AGAIN: "Search the image again, with the model that you have kept.",
+    Step.OPEN_ANOTHER: "The model has learned from this image: go on with the next one.",
+}
+WAITING_STEPS = frozenset({Step.FINDING, Step.ADDING, Step.TRAINING})
+"""Steps that only take time."""

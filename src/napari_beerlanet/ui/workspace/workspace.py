@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from napari._app_model import get_app_model
 from qtpy.QtCore import QEvent, QPoint, QSize, Qt, QTimer
 from qtpy.QtWidgets import (
     QDockWidget,
@@ -18,21 +20,38 @@ from qtpy.QtWidgets import (
     QVBoxLayout,
     QWidget,
 )
+from superqt.utils import qdebounced
 
 from napari_beerlanet.core.common.progress import Report
+from napari_beerlanet.core.project.files import CROPS_FILE
 from napari_beerlanet.ui.common.controls import button, wrapping_label
 from napari_beerlanet.ui.common.panel import DockedWidget, Panel, unwrap_viewer
 from napari_beerlanet.ui.common.progress_bar import Activity
 from napari_beerlanet.ui.common.recent import drafts_folder
-from napari_beerlanet.ui.common.session import last_open_project
-from napari_beerlanet.ui.viewer.layers import ImagePicker, show_picker
-from napari_beerlanet.ui.workspace.footer import Footer
+from napari_beerlanet.ui.common.session import (
+    get_project_store,
+    get_session,
+    last_open_project,
+)
+from napari_beerlanet.ui.viewer.layers import (
+    ImagePicker,
+    Role,
+    role_of,
+    show_picker,
+    source_image,
+)
+from napari_beerlanet.ui.workspace.footer import Footer, Situation, Step, next_step
 
 if TYPE_CHECKING:
+    from napari.layers import Image
     from napari.viewer import Viewer
+
+    from napari_beerlanet.core.project.project import Project
 
 DOCK_NAME = "BeerLaNet"
 _WIDTH_PX = 390
+_DEBOUNCE_MS = 100
+_OPEN_COMMAND = "napari.window.file.open_files_dialog"
 
 
 @dataclass(frozen=True)
@@ -113,6 +132,7 @@ class Workspace(DockedWidget):
         self._prepare_annotations(self.image.layer)
         self.tabs.currentChanged.connect(self._tab_opened)
         self.footer.tab_requested.connect(self._open_place)
+        self._follow_situation()
 
     def _build(self) -> None:
         bar = self.tabs.tabBar()
@@ -181,6 +201,9 @@ class Workspace(DockedWidget):
             for picker in panel.findChildren(ImagePicker):
                 picker.bind(self.image)
             page.take(panel)
+            store = getattr(panel, "store", None)  # that of the annotations
+            if store is not None:
+                store.changed.connect(self._situation_changed)
             self.footer.watch(TABS.index(page.tab), page.tab.label, panel)
         return page.panel  # type: ignore[return-value]
 
@@ -202,6 +225,110 @@ class Workspace(DockedWidget):
                 self._filled(page)
 
         self._saved_task.start(work, done)
+
+    # --- the next step ----------------------------------------------------------------------------
+
+    def _follow_situation(self) -> None:
+        """Update the next step a moment after anything that it may depend on."""
+        self.update_next = qdebounced(self._update_next, timeout=_DEBOUNCE_MS, parent=self)
+        session, projects = get_session(self.viewer), get_project_store(self.viewer)
+        layers = self.viewer.layers.events
+        for emitter in (
+            session.model_changed,
+            session.detections_changed,
+            projects.changed,
+            projects.updated,
+            layers.inserted,
+            layers.removed,
+        ):
+            self.connect_event(emitter, self._situation_changed)
+        self.image.chosen.connect(self._situation_changed)
+        self.footer.changed.connect(self._situation_changed)
+        self.tabs.currentChanged.connect(self._situation_changed)
+        self.footer.next_button.clicked.connect(self.take_next_step)
+        self._update_next()
+
+    def _situation_changed(self, event: Any = None) -> None:
+        self.update_next()
+
+    def _update_next(self) -> None:
+        if not self.closed:
+            self.footer.show_step(next_step(self.situation))
+
+    @property
+    def situation(self) -> Situation:
+        """What the next step depends on, as it is now."""
+        image, session = self.image.layer, get_session(self.viewer)
+        cells: Any = self.panel(CELLS)
+        annotate: Any = self.panel(ANNOTATE)
+        train: Any = self.panel(TRAIN)
+        shower: Any = session.detection_layers.get(image) if image is not None else None
+        detections = shower.detections if shower is not None and shower.alive else None
+        kept = self._kept_model()
+        name = session.model.info.get("name") if session.model is not None else None
+        return Situation(
+            image=image is not None,
+            finding=cells is not None and cells.detect_task.running,
+            detected=detections is not None,
+            outdated=kept is not None
+            and detections is not None
+            and detections.report.get("model") != name,
+            boxes=_annotation_count(self.viewer, image),
+            adding=annotate is not None and annotate.annotation_actions.project_task.running,
+            added=annotate is not None and annotate.annotation_actions.in_project,
+            training=train is not None and train.run_view.running,
+            decide=train is not None and train.comparison.pending,
+            learned=kept is not None and _is_newer(kept, get_project_store(self.viewer).project),
+            at_start=train is not None
+            and self.current_tab is TRAIN
+            and train.start_button.isEnabled(),
+        )
+
+    def _kept_model(self) -> Path | None:
+        """The file of the loaded model, if it is one that was kept in the open project."""
+        project, key = get_project_store(self.viewer).project, get_session(self.viewer).model_key
+        path = Path(key) if key else None
+        inside = project is not None and path is not None and path.is_relative_to(project.path)
+        return path if inside else None
+
+    def take_next_step(self) -> None:
+        """Do what the button says, or open the tab at the control for it."""
+        step = next_step(self.situation)
+        self.footer.show_step(step)
+        if step in (Step.OPEN, Step.OPEN_ANOTHER):
+            self._open_menu()
+        elif step in (Step.FIND, Step.FIND_AGAIN):
+            cells: Any = self.open_tab(CELLS)
+            cells.run()
+        elif step in (Step.CORRECT, Step.ADD):
+            annotate: Any = self.open_tab(ANNOTATE)
+            if step is Step.ADD:
+                annotate.add_image()
+            else:
+                annotate.annotation_actions.correct_detections(annotate.confidence.value())
+        elif step in (Step.TRAIN, Step.START, Step.KEEP):
+            train: Any = self.open_tab(TRAIN)
+            if step is Step.START:
+                train.start()
+            else:
+                keep = step is Step.KEEP
+                train.reveal(train.comparison.keep_button if keep else train.start_button)
+        self.update_next()
+
+    def _open_menu(self) -> None:
+        menu = QMenu(self)
+        menu.addAction("Open an image …", self._open_image)
+        menu.addAction("Open a sample", self._open_sample)
+        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        button = self.footer.next_button
+        menu.popup(button.mapToGlobal(QPoint(0, -menu.sizeHint().height())))
+
+    def _open_image(self) -> None:
+        get_app_model().commands.execute_command(_OPEN_COMMAND)
+
+    def _open_sample(self) -> None:
+        cells: Any = self.open_tab(CELLS)
+        cells.empty.open_sample()
 
     # --- docks of their own -----------------------------------------------------------------------
 
@@ -320,6 +447,24 @@ class TabPage(QWidget):
                 self.take(self.panel)
             else:
                 workspace.put_back(self.tab)
+
+
+def _annotation_count(viewer: Viewer, image: Image | None) -> int:
+    """The number of annotated boxes of an image."""
+    return sum(
+        len(layer.data)
+        for layer in viewer.layers
+        if role_of(layer) == Role.ANNOTATIONS and source_image(viewer, layer) is image
+    )
+
+
+def _is_newer(model: Path, project: Project | None) -> bool:
+    """Whether a model was saved after the project's training data were last changed."""
+    try:
+        crops = project.path / CROPS_FILE if project is not None else None
+        return crops is not None and model.stat().st_mtime >= crops.stat().st_mtime
+    except OSError:
+        return False
 
 
 _workspaces: weakref.WeakKeyDictionary[Any, weakref.ref[Workspace]] = weakref.WeakKeyDictionary()
