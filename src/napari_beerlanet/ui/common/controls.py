@@ -205,7 +205,12 @@ def hint(text: str = "") -> QLabel:
 
 
 class DisabledReason(QLabel):
-    """A line near a button that says why it is disabled; the line's space is always kept."""
+    """A line near a button that says why it is disabled; the line's space is always kept.
+
+    `updated` is emitted when the button may have been enabled or disabled.
+    """
+
+    updated = Signal()
 
     def __init__(self, push: QPushButton) -> None:
         super().__init__()
@@ -220,6 +225,7 @@ class DisabledReason(QLabel):
             f"{self._tooltip}\n\nNot now: {reason}" if reason else self._tooltip
         )
         self.setText(reason)
+        self.updated.emit()
 
     def showEvent(self, event: QShowEvent | None) -> None:
         """The theme's font is known by now."""

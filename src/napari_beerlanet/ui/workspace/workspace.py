@@ -24,7 +24,7 @@ from superqt.utils import qdebounced
 
 from napari_beerlanet.core.common.progress import Report
 from napari_beerlanet.core.project.files import CROPS_FILE
-from napari_beerlanet.ui.common.controls import button, wrapping_label
+from napari_beerlanet.ui.common.controls import DisabledReason, button, wrapping_label
 from napari_beerlanet.ui.common.panel import DockedWidget, Panel, unwrap_viewer
 from napari_beerlanet.ui.common.progress_bar import Activity
 from napari_beerlanet.ui.common.recent import drafts_folder
@@ -201,6 +201,8 @@ class Workspace(DockedWidget):
             for picker in panel.findChildren(ImagePicker):
                 picker.bind(self.image)
             page.take(panel)
+            for reason in panel.findChildren(DisabledReason):
+                reason.updated.connect(self._situation_changed)
             store = getattr(panel, "store", None)  # that of the annotations
             if store is not None:
                 store.changed.connect(self._situation_changed)
