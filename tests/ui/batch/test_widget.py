@@ -14,7 +14,7 @@ from PIL import Image
 from pyqtgraph import BarGraphItem
 from qtpy.QtCore import Qt, QUrl
 from qtpy.QtGui import QDesktopServices
-from qtpy.QtWidgets import QApplication, QPushButton
+from qtpy.QtWidgets import QApplication, QPushButton, QScrollArea
 
 import napari_beerlanet as nb
 from napari_beerlanet.core.batch.study import LOCK_FILE, run_study
@@ -23,6 +23,7 @@ from napari_beerlanet.core.common.events import RunState
 from napari_beerlanet.samples import blood_smear
 from napari_beerlanet.ui.batch import progress
 from napari_beerlanet.ui.batch.widget import BatchWidget
+from napari_beerlanet.ui.common.background_process import RunEnd
 from napari_beerlanet.ui.common.session import get_session
 from napari_beerlanet.ui.detect.widget import DetectWidget
 from napari_beerlanet.ui.detections.detection_layer import DetectionLayer
@@ -287,9 +288,17 @@ def test_a_batch_ends_with_a_table_a_plot_and_open_for_every_result(
     viewer, opened, counted, tmp_path, until
 ):
     panel = opened(BatchWidget, "Run on folder")
+    viewer.window._qt_window.resize(1000, 600)
+    viewer.window.show()
     panel.inputs.out.setText(str(counted))
     results = panel.results
     until(lambda: results.study is not None)
+    scroll = panel.findChild(QScrollArea).verticalScrollBar()
+    until(lambda: scroll.maximum() > 0)
+    assert scroll.value() == 0, "the form is above"
+    panel.progress.ended.emit(RunEnd(RunState.FINISHED))
+    until(lambda: scroll.value() > 0)
+    assert not results.summary.visibleRegion().isEmpty()
     shown = cells(results)
     assert [line[0] for line in shown] == ["a0", "a1", "broken (failed)", "all images"]
     first, second = int(shown[0][1]), int(shown[1][1])

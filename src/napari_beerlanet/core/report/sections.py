@@ -92,7 +92,7 @@ def _summary(subject: ReportSubject) -> Content:
     note = f"above confidence {subject.threshold_text()}"
     if subject.reviewed:
         done, total = subject.review_progress
-        note += f"; {done:,} of {total:,} reviewed"
+        note += f";\n{done:,} of {total:,} reviewed"
     cards = [(f"{sum(counts.values()):,}", "objects", note)]
     infected = parasitaemia(counts)
     if infected is not None:

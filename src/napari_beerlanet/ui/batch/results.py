@@ -14,12 +14,13 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import pyqtgraph as pg
 from napari.layers import Image
-from qtpy.QtCore import QAbstractTableModel, QModelIndex, Qt
+from qtpy.QtCore import QAbstractTableModel, QModelIndex, Qt, QTimer
 from qtpy.QtGui import QColor, QFont
 from qtpy.QtWidgets import (
     QFileDialog,
     QHeaderView,
     QLabel,
+    QScrollArea,
     QTableView,
     QVBoxLayout,
     QWidget,
@@ -179,7 +180,10 @@ class OpenedResult:
 
 
 class BatchResults(QWidget):
-    """Table and plot of a study's counts; hidden while there are none."""
+    """Table and plot of a study's counts; hidden while there are none.
+
+    `bring_into_view`: the next counts are those of a run that has just ended, so scroll to them.
+    """
 
     def __init__(self, panel: Panel) -> None:
         super().__init__()
@@ -188,6 +192,7 @@ class BatchResults(QWidget):
         self.model: CountsModel | None = None
         self._read_task, self._open_task = panel.task(), panel.task()
         self._folder: Path | None = None
+        self.bring_into_view = False
         self._opened: WeakKeyDictionary[Image, Path | None] = WeakKeyDictionary()
         self.summary, self.reservations = wrapping_label(), wrapping_label()
         self.legend = QLabel()
@@ -274,6 +279,17 @@ class BatchResults(QWidget):
         self.summary.setText(self.study.summary())
         self.reservations.setText(" ".join(self.study.reservations()))
         self._draw()
+        if self.bring_into_view:
+            self.bring_into_view = False
+            QTimer.singleShot(0, self._scroll_here)  # once it is laid out
+
+    def _scroll_here(self) -> None:
+        around = self.parentWidget()
+        while around is not None and not isinstance(around, QScrollArea):
+            around = around.parentWidget()
+        if around is not None:
+            around.ensureWidgetVisible(self.plot, 0, 0)
+            around.ensureWidgetVisible(self.summary, 0, 0)
 
     def class_colour(self, name: str) -> str:
         """The model's colour of a class."""

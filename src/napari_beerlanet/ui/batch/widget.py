@@ -205,6 +205,7 @@ class BatchWidget(Panel):
     def _on_end(self, end: RunEnd) -> None:
         if end.state in (RunState.FAILED, RunState.INTERRUPTED):
             notify_error(self.progress.message.text() or "The batch has failed.")
+        self.results.bring_into_view = True
         self._load_results()
         self._update()
 
