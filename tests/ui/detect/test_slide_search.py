@@ -225,11 +225,11 @@ def test_the_view_alone_may_be_searched(opened, until, whole):
     assert (middle < (columns.stop, rows.stop)).all()
 
     panel.form.where.value = "whole"
-    panel.find()
+    panel.run()
     until(lambda: not panel.detect_task.running)
     same_boxes(panel, whole)
     panel.form.where.value = "view"
-    panel.find()
+    panel.run()
     until(lambda: not panel.detect_task.running)
     assert panel.counts.class_counts.total == len(whole), "those elsewhere stay, each once"
     panel.counts.undo_run.click()
