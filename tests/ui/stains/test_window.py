@@ -6,8 +6,12 @@ import time
 import numpy as np
 import pytest
 
+from napari_beerlanet.core.project.project import Project
 from napari_beerlanet.core.stains.decompose import decompose
+from napari_beerlanet.core.stains.presets import NamedSpectrum, StainPreset
 from napari_beerlanet.samples import blood_smear
+from napari_beerlanet.ui.common.session import get_project_store
+from napari_beerlanet.ui.stains.preset_editor import named_spectra, saved_presets, stain_library
 from napari_beerlanet.ui.stains.widget import DecomposeWidget
 from napari_beerlanet.ui.viewer.layers import role_of
 
@@ -148,3 +152,19 @@ def test_the_theme_is_followed(docked, smear):
     viewer.theme = "light"
     light = panel.result_panel.grab().toImage().pixelColor(2, 2)
     assert light.lightness() > dark.lightness()
+
+
+def test_presets_are_shared_by_the_images_of_a_project(make_napari_viewer, tmp_path):
+    viewer = make_napari_viewer()
+    mine = StainPreset("mine", (NamedSpectrum("nuclei", (0.6, 0.7, 0.3)),))
+    stain_library(viewer).save(mine)
+    with Project.create(tmp_path / "project", ["RBC"]) as project:
+        get_project_store(viewer).put(project)
+        theirs = StainPreset("ours", (NamedSpectrum("plasma", (0.1, 0.9, 0.3)),))
+        assert stain_library(viewer).save(theirs).parent == project.path / "stains"
+        assert [preset.name for preset in saved_presets(viewer)] == ["ours", "mine"]
+        assert [one.name for one in named_spectra(viewer)] == ["plasma", "nuclei"]
+        get_project_store(viewer).put(None)
+    assert [preset.name for preset in saved_presets(viewer)] == ["mine"]
+    with Project.open(tmp_path / "project") as again:
+        assert not again.notes

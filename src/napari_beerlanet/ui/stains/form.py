@@ -59,7 +59,8 @@ _START_TIP = (
 )
 _KEEP_TIP = (
     "Decompose with exactly these spectra: only densities and background are solved for, so that "
-    "images can be compared. Without the tick, the spectra adapt to the image."
+    "images can be compared. Without the tick, the spectra adapt to the image. For spectra that "
+    "are given: of a preset, a model or a file."
 )
 _COMPONENTS_TIP = "Components that the slide does not need stay empty and get no layer."
 _AUTO_COMPONENTS_TIP = (
@@ -169,7 +170,6 @@ class DecomposeForm(QWidget):
         top.addRow("", self.start.keep)
         self.start_row = QWidget()
         self.start_row.setLayout(top)
-        self.start.keep.hide()
         inner = form()
         for label, widget in (
             ("Components", self.components),
@@ -287,6 +287,7 @@ class StartSpectraPicker(QComboBox):
         self.task, self._viewer = panel.task(), panel.viewer
         self.keep = QCheckBox("Keep these spectra fixed")
         self.keep.setToolTip(_KEEP_TIP)
+        self.keep.setEnabled(False)
         self._label = _FROM_IMAGE
         self._loaded: dict[str, _StartChoice] = {}
         self._presets: dict[str, _StartChoice] = {}
@@ -384,7 +385,7 @@ class StartSpectraPicker(QComboBox):
         self._select(label)
         with signals_blocked(self.keep):
             self.keep.setChecked(choice.fixed)
-        self.keep.setVisible(choice.spectra is not None)
+        self.keep.setEnabled(choice.spectra is not None)
         self.changed.emit()
 
     def _select(self, label: str) -> None:

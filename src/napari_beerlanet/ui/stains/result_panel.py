@@ -265,7 +265,11 @@ class _ComponentRow(QObject):
             self.name.setCurrentIndex(-1)
         self._offered = [one.name for one in offered]
         if not self.edit.hasFocus():
-            self.edit.setText(label)
+            self._write(label)
+
+    def _write(self, text: str) -> None:
+        self.edit.setText(text)
+        self.edit.setCursorPosition(0)  # or a long name is shown from its end
 
     def _chosen(self, index: int) -> None:
         self.edit.setText(self._offered[index])
@@ -278,7 +282,7 @@ class _ComponentRow(QObject):
         if name != self._shown:
             self._shown = name
             self.renamed.emit(name)
-        self.edit.setText(name or self._label)
+        self._write(name or self._label)
 
     def hide(self) -> None:
         for widget in (*self._widgets, self.suggestion):
