@@ -653,3 +653,16 @@ def test_class_colours_are_distinct_and_stay():
     for wrong in ("red", "#12345", "#12345g", None):
         with pytest.raises(ValueError, match="A colour is written as"):
             parse_colour(wrong)
+
+
+def test_names_of_classes_beside_the_folder_of_labels(tmp_path):
+    """As Label Studio exports them: classes.txt, images and labels side by side."""
+    labels = tmp_path / "labels" / "train"
+    labels.mkdir(parents=True)
+    (labels / "a.txt").write_text("1 0.5 0.5 0.2 0.2\n")
+    fm.write_classes(tmp_path / "classes.txt", ["RBC", "WBC"])
+    assert fm.read_yolo(labels / "a.txt", (100, 100)).names == ["RBC", "WBC"]
+    elsewhere = tmp_path / "boxes"
+    elsewhere.mkdir()
+    (elsewhere / "a.txt").write_text("1 0.5 0.5 0.2 0.2\n")
+    assert fm.read_yolo(elsewhere / "a.txt", (100, 100)).names == ["0", "1"]

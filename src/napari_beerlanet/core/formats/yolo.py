@@ -108,8 +108,8 @@ def read_yolo(
 ) -> Detections:
     """Read boxes, or the boxes around outlines (`class x1 y1 x2 y2 x3 y3 …`).
 
-    Without `names` they are those of a classes.txt beside it or a data.yaml above it, or else the
-    numbers.
+    Without `names` they are those of a classes.txt beside it or beside its folder "labels", or of a
+    data.yaml above it, or else the numbers.
     """
     if image_shape is None:
         raise ValueError("YOLO's text is relative to the image size, so image_shape must be given.")
@@ -194,15 +194,22 @@ def format_yolo_lines(
 def _class_names(path: Path, names: Sequence[str] | None, largest: int) -> list[str]:
     if names is not None:
         return list(names)
-    beside = path.with_name(CLASSES_FILE)
-    if beside.is_file():
-        return _read_classes_file(beside, largest + 1)
+    for listed_in in _classes_files(path.absolute()):
+        if listed_in.is_file():
+            return _read_classes_file(listed_in, largest + 1)
     for folder in list(path.absolute().parents)[:_MAX_PARENTS]:
         for name in _DATASET_FILES:
             listed = _class_names_if_any(folder / name)
             if listed:
                 return listed
     return [str(label) for label in range(largest + 1)]
+
+
+def _classes_files(path: Path) -> list[Path]:
+    """Where a classes.txt of a label file may lie: beside it, or beside its folder of labels."""
+    files = [path.with_name(CLASSES_FILE)]
+    labels = [folder for folder in list(path.parents)[:_MAX_PARENTS] if folder.name == "labels"]
+    return files + [folder.with_name(CLASSES_FILE) for folder in labels]
 
 
 def _read_classes_file(path: Path, needed: int) -> list[str]:
