@@ -10,6 +10,8 @@ from PIL import Image
 from napari_beerlanet.core.batch.counts import ALL_IMAGES, ImageCounts, StudyCounts
 from napari_beerlanet.core.batch.study import run_study
 from napari_beerlanet.core.boxes.classes import poisson_interval, wilson_interval
+from napari_beerlanet.core.checkpoints.checkpoint import read_info
+from napari_beerlanet.core.checkpoints.info import limits_text
 from napari_beerlanet.core.formats import read_detections
 from napari_beerlanet.samples import blood_smear
 
@@ -59,6 +61,8 @@ def test_what_is_known_against_the_counts_is_said(study):
     assert "1 image is out of domain" in text
     assert "a1" in text
     assert "only knows RBC, WBC and Platelets" in text
+    assert limits_text(read_info("blood-cells")) in text
+    assert "Does not know" in text
     assert "not an image" in counts.images[2].remark or "broken.png" in counts.images[2].remark
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from napari_beerlanet.core.boxes.classes import OUTCOME_COLOURS
 from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.formats import write_yolo
 from napari_beerlanet.ui.common.session import get_project_store
@@ -64,6 +65,9 @@ def test_a_cell_of_the_matrix_shows_its_boxes(compared_review):
     nothing = matrix._confusion_classes.index(len(matrix.matches.names))
     matrix.confusion.cellClicked.emit(0, nothing)
     assert sorted(panel.rows.tolist()) == [1, 2]
+    for place, outcome in (((0, 0), "true"), ((0, nothing), "false")):
+        colour = matrix.confusion.item(*place).background().color().name()
+        assert colour == OUTCOME_COLOURS[outcome], "as on the canvas, never red against green"
 
 
 @pytest.mark.parametrize("kind", ["not annotated", "another class"])

@@ -24,6 +24,7 @@ from napari_beerlanet.core.boxes.classes import (
     poisson_interval,
     wilson_interval,
 )
+from napari_beerlanet.core.checkpoints.info import limits_text
 from napari_beerlanet.core.common.messages import count_of, format_percent
 from napari_beerlanet.core.common.storage import atomic_path, read_json_or_empty
 
@@ -88,10 +89,13 @@ class ImageCounts:
 
 @dataclass(frozen=True)
 class StudyCounts:
-    """All images of a study, in its order; `colours` "#rrggbb" by class, `confidence` of boxes."""
+    """All images of a study, in its order; `colours` "#rrggbb" by class, `confidence` of boxes.
+
+    `limits` say what the model does not know, "" where its checkpoint says nothing.
+    """
 
     images: Sequence[ImageCounts]
-    model: str = ""
+    limits: str = ""
     colours: dict[str, str] = field(default_factory=dict)
     confidence: float = 0.0
 
@@ -112,7 +116,9 @@ class StudyCounts:
         except ValueError:  # of a newer version
             return None
         images = [_read_image(out, entry, present) for entry in listed if isinstance(entry, dict)]
-        return cls(images, model, _model_colours(model), float(settings.get("confidence", 0.0)))
+        info = _model_info(model)
+        colours = dict(zip(info.get("classes", []), info.get("colours") or [], strict=False))
+        return cls(images, limits_text(info), colours, present.confidence)
 
     @cached_property
     def counted(self) -> list[ImageCounts]:
@@ -186,6 +192,8 @@ class StudyCounts:
                 f"The model only knows {known}: anything else is missed, or counted as one of "
                 "these."
             )
+        if self.limits:
+            sentences.append(self.limits)
         return sentences
 
     # --- the table --------------------------------------------------------------------------------
@@ -262,14 +270,13 @@ def _read_image(out: Path, entry: dict[str, Any], settings: StudySettings) -> Im
     )
 
 
-def _model_colours(model: str) -> dict[str, str]:
+def _model_info(model: str) -> dict[str, Any]:
     from napari_beerlanet.core.checkpoints.checkpoint import read_info
 
     try:
-        info = read_info(model)
+        return read_info(model)
     except (OSError, ValueError):  # moved since
         return {}
-    return dict(zip(info.get("classes", []), info.get("colours") or [], strict=False))
 
 
 def _named(images: Sequence[ImageCounts]) -> str:

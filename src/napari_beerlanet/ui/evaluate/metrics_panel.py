@@ -55,7 +55,7 @@ _SCORE_COLUMNS = (
 )
 _MAX_CURVE_POINTS = 2000
 _TABLE_LINE_PX = 22
-_RIGHT_CLASS, _WRONG_CLASS = QColor(47, 191, 113, 70), QColor(229, 72, 77, 60)
+_CELL_ALPHA = 80  # of the confusion matrix's colours, over which numbers stay readable
 
 
 class MetricsPanel(QWidget):
@@ -313,7 +313,8 @@ class MetricsPanel(QWidget):
         for i, a in enumerate(used):
             for j, b in enumerate(used):
                 if counts[a, b]:
-                    colour = _RIGHT_CLASS if a == b else _WRONG_CLASS
+                    colour = QColor(OUTCOMES["true" if a == b else "false"][0])
+                    colour.setAlpha(_CELL_ALPHA)
                     not_none(self.confusion.item(i, j)).setBackground(colour)
 
     def _select_cell(self, i: int, j: int) -> None:
