@@ -130,7 +130,9 @@ def one_run(key, lab, sets, out, length):
     )
     seconds = time.perf_counter() - began
     settings = model.info["training"]["settings"]
-    chosen = {k: settings[k] for k in ("epochs", "repeats", "learning_rate", "keep_statistics")}
+    chosen = {
+        k: settings[k] for k in ("epochs", "validate_every", "learning_rate", "keep_statistics")
+    }
     facts = {"seconds": round(seconds, 1), "steps": sum(steps), "settings": chosen}
     return {**facts, "best": model.info["training"]["epochs"], **measured(model, sets)}
 

@@ -131,8 +131,7 @@ class _ConsoleOutput:
     def __call__(self, event: Event) -> None:
         kind = event["event"]
         if kind == "batch":
-            self.bar.total = event["epochs"] * event["batches"]
-            self.bar.n = (event["epoch"] - 1) * event["batches"] + event["batch"]
+            self.bar.total, self.bar.n = event["steps"], event["step"]
             losses = " ".join(f"{k[:3]} {v:.3f}" for k, v in event["losses"].items())
             self.bar.set_postfix_str(f"epoch {event['epoch']} of {event['epochs']}, {losses}")
         elif kind == "end":

@@ -232,12 +232,29 @@ def test_what_is_not_said_is_chosen_by_the_number_of_fields(start, data, tmp_pat
         fine_tune(start, data, folder, batch=2, device="cpu", progress=stop_after(2))
     plan = choose_schedule(5, "all", "normal", 2)
     settings = json.loads((folder / "run.json").read_text())["settings"]
-    names = ("epochs", "repeats", "learning_rate", "keep_statistics", "average", "share")
+    names = ("epochs", "validate_every", "learning_rate", "keep_statistics", "average", "share")
     assert {name: settings[name] for name in names} == {n: getattr(plan, n) for n in names}
-    more = {"patience": early_stopping_patience(plan.epochs), "optimizer": plan.optimizer}
+    assert settings["repeats"] == 1
+    patience = early_stopping_patience(plan.epochs, plan.validate_every)
+    more = {"patience": patience, "optimizer": plan.optimizer, "warmup_epochs": plan.validate_every}
     assert settings["advanced"] == {**plan.advanced, **more}
     told = next(event for event in events(folder) if event["event"] == "batch")
-    assert told["epochs"] * told["batches"] == plan.steps(5, 2)
+    assert (told["steps"], told["epochs"]) == (plan.steps(5, 2), plan.epochs)
+
+
+def test_few_images_are_validated_after_several_epochs_each_of_which_is_one_pass(
+    whole, start, data, tmp_path
+):
+    folder = tmp_path / "run"
+    detector = fine_tune(start, data, folder, **{**QUICK, "epochs": 4}, validate_every=2)
+    batches = [event for event in events(folder) if event["event"] == "batch"]
+    assert [event["epoch"] for event in batches] == [1, 1, 2, 2, 2, 3, 3, 4, 4, 4]  # 2 × 5 images
+    assert {event["epochs"] for event in batches} == {4}
+    assert [event["step"] for event in batches] == list(range(1, 11))
+    assert [row["epoch"] for row in results(folder)] == ["2", "4"]
+    run = json.loads((folder / "run.json").read_text())
+    assert (run["epoch"], run["state"]) == (4, "finished")
+    assert detector.info["training"]["epochs"] in (2, 4)
 
 
 def test_a_network_without_stains_learns_as_ultralytics_has_it(shared, data, tmp_path):

@@ -32,10 +32,11 @@ def test_fifty_fields_do_not_take_fifty_times_as_long():
     assert fifty < 10 * one
 
 
-def test_an_epoch_of_one_field_has_several_steps_with_full_batches():
+def test_one_field_is_validated_after_several_steps_with_full_batches():
     plan = choose_schedule(1, batch=8)
-    assert plan.repeats % 8 == 0
-    assert plan.repeats >= 32
+    assert plan.validate_every % 8 == 0
+    assert plan.validate_every >= 32
+    assert plan.epochs % plan.validate_every == 0
 
 
 def test_lengths_are_in_order():
@@ -79,12 +80,15 @@ def test_few_fields_are_shown_whole_and_near_the_size_they_are_detected_at():
 
 def test_a_run_stops_early_only_after_the_warm_up():
     for fields in (1, 5, 50, 500):
-        advanced = TrainSettings().resolved(choose_schedule(fields)).advanced
-        assert advanced["patience"] > advanced["warmup_epochs"]
+        settings = TrainSettings(device="cpu").resolved(choose_schedule(fields))
+        assert settings.advanced["patience"] > settings.advanced["warmup_epochs"]
+        overrides = settings.overrides(320, "run")  # Ultralytics counts rounds
+        assert overrides["warmup_epochs"] == 1
+        assert overrides["patience"] == max(overrides["epochs"] // 2, 3)
 
 
 def test_what_is_given_goes_before_the_plan():
-    plan = TrainingSchedule(8, 16, 1e-4, "SGD", True, 10, advanced={"mosaic": 0.5, "lrf": 0.1})
+    plan = TrainingSchedule(8, 2, 1e-4, "SGD", True, 10, advanced={"mosaic": 0.5, "lrf": 0.1})
     given = {"learning_rate": 1e-3, "keep_statistics": False, "average": 3, "repeats": 2}
     recipe = TrainSettings(**given, advanced={"mosaic": 0.0}).resolved(plan)
     assert {key: getattr(recipe, key) for key in given} == given
@@ -93,18 +97,45 @@ def test_what_is_given_goes_before_the_plan():
     assert recipe.is_resolved
 
 
-def test_epochs_that_are_given_are_passes_through_the_data():
-    plan = TrainingSchedule(8, 16, 1e-4, "SGD", True, 10, early_stopping=True)
-    long = TrainSettings(epochs=50).resolved(plan)
-    assert (long.repeats, long.advanced["patience"]) == (1, 25)
-    assert TrainSettings().resolved(plan).repeats == 16
+@pytest.mark.parametrize("fields", [1, 2, 5, 20, 300])
+@pytest.mark.parametrize("epochs", [1, 6, 7, 50, 144])
+def test_the_same_number_of_epochs_is_the_same_number_of_passes(fields, epochs):
+    settings = TrainSettings(epochs=epochs, device="cpu").resolved(choose_schedule(fields))
+    passes = settings.overrides(320, "run")["epochs"] * settings.validate_every * settings.repeats
+    assert passes == settings.epochs == epochs
+    assert settings.rounds >= min(epochs, 8)
+    again = settings.replace(validate_every=None, epochs=settings.epochs)
+    assert again.epochs == epochs
+
+
+@pytest.mark.parametrize("fields", [1, 2, 5, 20, 300])
+def test_epochs_that_are_chosen_are_passes_too(fields):
+    plan = choose_schedule(fields)
+    settings = TrainSettings(device="cpu").resolved(plan)
+    assert settings.rounds * settings.validate_every * settings.repeats == plan.epochs
+    typed = TrainSettings(epochs=plan.epochs).resolved(plan)
+    assert typed.epochs == settings.epochs
+
+
+def test_validation_in_between_divides_the_epochs():
+    plan = choose_schedule(1)
+    assert TrainSettings(epochs=12, validate_every=5).resolved(plan).validate_every == 4
+    assert TrainSettings(epochs=12, validate_every=6).resolved(plan).validate_every == 6
+    assert TrainSettings(epochs=50).resolved(plan).advanced["patience"] == 25
+
+
+def test_runs_of_earlier_versions_validate_after_each_of_their_epochs():
+    old = TrainSettings(epochs=10, repeats=12, keep_statistics=True, device="cpu")
+    assert old.is_resolved
+    assert (old.rounds, old.overrides(320, "run")["epochs"]) == (10, 10)
 
 
 def test_a_settled_recipe_survives_being_written():
     recipe = TrainSettings(model="a", data="b").resolved(choose_schedule(5))
     assert TrainSettings(**recipe.model_dump()) == recipe
     command = recipe.command("data.yaml", "a")
-    assert f"--set=repeats={recipe.repeats}" in command
+    assert f"--epochs {recipe.epochs}" in command
+    assert f"--set=validate_every={recipe.validate_every}" in command
     assert "--set=keep_statistics=true" in command
 
 

@@ -97,13 +97,15 @@ def test_outlook_measures_a_step_or_takes_an_earlier_run(project, tiny):
     assert not seen.from_earlier_run
     assert seen.seconds > 8
     assert seen.device == "CPU"
-    run = new_run(project, resolve_defaults(recipe).model_dump())
-    batches = seen.steps // seen.epochs
+    resolved = resolve_defaults(recipe)
+    assert seen.epochs == resolved.epochs > resolved.rounds
+    run = new_run(project, resolved.model_dump())
+    batches = seen.steps // resolved.rounds
     event = {"event": "epoch", "seconds": 100.0, "batches": batches, "device": "CPU"}
     (run / "progress.jsonl").write_text(f"{json.dumps(event)}\n" * 3)
     told = estimate_duration(recipe, data.dataset, list_runs(project))
     assert told.from_earlier_run
-    assert told.seconds == pytest.approx(8 + 100 * told.epochs)
+    assert told.seconds == pytest.approx(8 + 100 * resolved.rounds)
 
 
 def test_what_is_trained_is_preselected_by_the_amount_of_data(tmp_path):

@@ -90,9 +90,8 @@ def launch_command(run_file: Path, count: int) -> list[str]:
 def _forward_event(event: Event, emit: EventCallback, report: Report | None) -> None:
     emit(event)
     if event["event"] == "batch":
-        done = (event["epoch"] - 1) * event["batches"] + event["batch"]
-        total = event["epochs"] * event["batches"]
-        report_progress(report, done, total, f"epoch {event['epoch']} of {event['epochs']}")
+        place = f"epoch {event['epoch']} of {event['epochs']}"
+        report_progress(report, event["step"], event["steps"], place)
 
 
 def main(run_file: str) -> int:

@@ -104,29 +104,30 @@ def estimate_duration(
         )
     resolved = resolve_defaults_for(settings, parent, dataset)
     size = training_image_size(settings, parent)
-    shown = len(dataset.splits["train"]) * (resolved.repeats or 1)
+    every = resolved.validate_every or 1
+    shown = len(dataset.splits["train"]) * (resolved.repeats or 1) * every  # in a round
     validated = len(dataset.splits["val"])
     batch = resolved.batch_size
     epochs = resolved.epochs or 1
     report_progress(report, 1, 3, "timing a step")
-    measured = _epoch_seconds_of_earlier_run(resolved, runs, device, shown)
-    epoch_seconds = measured
-    if epoch_seconds is None:
+    measured = _round_seconds_of_earlier_run(resolved, runs, device, shown)
+    round_seconds = measured
+    if round_seconds is None:
         step, check = _seconds_per_image(parent.network, settings.scope, size, batch, device)
-        epoch_seconds = (shown * step + validated * check) * _STEP_OVERHEAD_FACTOR
-        epoch_seconds += _EPOCH_OVERHEAD_S
+        round_seconds = (shown * step + validated * check) * _STEP_OVERHEAD_FACTOR
+        round_seconds += _EPOCH_OVERHEAD_S
     report_progress(report, 3, 3, "done")
-    seconds = _STARTUP_S + epochs * epoch_seconds
-    steps = epochs * -(-shown // batch)
+    seconds = _STARTUP_S + resolved.rounds * round_seconds
+    steps = resolved.rounds * -(-shown // batch)
     name = describe_device(device)
     return TrainingEstimate(epochs, steps, seconds, name, size, measured is not None)
 
 
-def _epoch_seconds_of_earlier_run(
+def _round_seconds_of_earlier_run(
     settings: TrainSettings, runs: Iterable[Run], device: torch.device, shown: int
 ) -> float | None:
-    """Seconds of an epoch in the newest run that differs in nothing that costs time."""
-    same = ("data", "model", "scope", "image_size", "batch", "repeats")
+    """Seconds of a round in the newest run that differs in nothing that costs time."""
+    same = ("data", "model", "scope", "image_size", "batch", "repeats", "validate_every")
     for run in runs:
         if any(run.settings.get(key) != getattr(settings, key) for key in same):
             continue

@@ -57,6 +57,7 @@ def fine_tune(
     *,
     pixel_size: float | None = _DEFAULTS.pixel_size,
     length: Length = _DEFAULTS.length,
+    validate_every: int | None = _DEFAULTS.validate_every,
     repeats: int | None = _DEFAULTS.repeats,
     keep_statistics: bool | None = _DEFAULTS.keep_statistics,
     average: int | None = _DEFAULTS.average,
@@ -79,8 +80,11 @@ def fine_tune(
         (S_init, λ, γ, the 1×1 convolution), which adapts a model to another laboratory's stain.
         What is not trained stays as it is to the last bit, batch statistics included.
     epochs, length
-        Passes through the training images. None: as many as their number asks for, see
-        `choose_schedule`, with `length` "quick", "normal" or "thorough".
+        Passes through the training images: each shows every image once, however few there are.
+        None: as many as their number asks for, see `choose_schedule`, with `length` "quick",
+        "normal" or "thorough".
+    validate_every
+        Epochs from one validation and checkpoint to the next.
     batch, learning_rate
         "auto" takes what a GPU's memory holds. None: a rate that is gentle to a pretrained model;
         where the front end is untrained, rate and optimizer are left to Ultralytics.
@@ -123,6 +127,7 @@ def fine_tune(
         pixel_size=pixel_size,
         advanced=advanced,
         length=length,
+        validate_every=validate_every,
         repeats=repeats,
         keep_statistics=keep_statistics,
         average=average,
@@ -208,8 +213,8 @@ class _TrainingRun:
         devices = settings.devices
         if state is not None:  # a kill may have come between it and these
             self.folder.write_results(state["rows"])
-            self.folder.write_run(epoch=state["epoch"] + 1)
-        if state is None or (state["epoch"] + 1 < settings.epochs and not state["finished"]):
+            self.folder.write_run(epoch=(state["epoch"] + 1) * (settings.validate_every or 1))
+        if state is None or (state["epoch"] + 1 < settings.rounds and not state["finished"]):
             if len(devices) > 1:
                 from napari_beerlanet.core.training.distributed import train_multi_gpu
 

@@ -80,9 +80,8 @@ class TrainingMonitor:
         event = {"event": "batch", **self._position(trainer), "losses": _losses(trainer)}
         if _is_main_process():
             self.emit(event)
-        done = (event["epoch"] - 1) * event["batches"] + event["batch"]
-        total = event["epochs"] * event["batches"]
-        self.last_progress = (done, total, f"epoch {event['epoch']} of {event['epochs']}")
+        place = f"epoch {event['epoch']} of {event['epochs']}"
+        self.last_progress = (event["step"], event["steps"], place)
         self._stop_if_requested(trainer)
 
     def on_validation_batch_end(self, trainer: StainTrainer) -> None:
@@ -110,7 +109,7 @@ class TrainingMonitor:
     def on_epoch_end(self, trainer: StainTrainer) -> None:
         """Write the epoch's files, then emit its event."""
         metrics = _validation_metrics(trainer)
-        row = {"epoch": trainer.epoch + 1, **trainer.epoch_metrics}
+        row = {"epoch": trainer.finished_epochs, **trainer.epoch_metrics}
         self.rows = [*self.rows, row]
         reason = explain_divergence(self.rows)
         best = trainer.best_fitness == trainer.fitness and not reason
@@ -120,7 +119,7 @@ class TrainingMonitor:
         self._record_epoch(trainer, best)
         self._emit_epoch(trainer, metrics, best)
         if reason:
-            place = f"epoch {trainer.epoch + 1} of {trainer.epochs}"
+            place = f"epoch {trainer.finished_epochs} of {trainer.total_epochs}"
             raise TrainingDiverged(f"Training diverged in {place}: {reason}")
 
     def _save(self, trainer: StainTrainer, metrics: dict[str, Any], best: bool) -> None:
@@ -139,14 +138,14 @@ class TrainingMonitor:
 
     def _record_epoch(self, trainer: StainTrainer, best: bool) -> None:
         """How far the run is, and why it ends before its last epoch if it does."""
-        changes: dict[str, Any] = {"epoch": trainer.epoch + 1}
+        done, total = trainer.finished_epochs, trainer.total_epochs
+        changes: dict[str, Any] = {"epoch": done}
         if best:
-            changes["best_epoch"] = trainer.epoch + 1
-        if trainer.stop and trainer.epoch + 1 < trainer.epochs:
-            waited = count_of(int(trainer.stopper.patience), "epoch")
+            changes["best_epoch"] = done
+        if trainer.stop and done < total:
+            waited = count_of(int(trainer.stopper.patience) * trainer.validate_every, "epoch")
             changes["early_stop"] = (
-                f"Stopped early at epoch {trainer.epoch + 1} of {trainer.epochs}: no improvement "
-                f"for {waited}."
+                f"Stopped early at epoch {done} of {total}: no improvement for {waited}."
             )
         self.folder.write_run(**changes)
 
@@ -168,11 +167,13 @@ class TrainingMonitor:
 
     def _position(self, trainer: StainTrainer) -> Event:
         batches = len(trainer.train_loader)
-        epochs = trainer.epochs - trainer.epoch
-        left = self.eta.seconds_left(epochs * batches - trainer.batch_number, epochs)
+        rounds = trainer.epochs - trainer.epoch
+        left = self.eta.seconds_left(rounds * batches - trainer.batch_number, rounds)
         return {
-            "epoch": trainer.epoch + 1,
-            "epochs": trainer.epochs,
+            "epoch": trainer.current_epoch,
+            "epochs": trainer.total_epochs,
+            "step": trainer.epoch * batches + trainer.batch_number,
+            "steps": trainer.epochs * batches,
             "batch": trainer.batch_number,
             "batches": batches,
             "eta_seconds": None if left is None else round(left, 1),
@@ -185,7 +186,7 @@ class TrainingMonitor:
         training = {
             **self.info["training"],
             "metrics": metrics,
-            "epochs": trainer.epoch + 1,
+            "epochs": trainer.finished_epochs,
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
         }
         info = {

@@ -34,7 +34,9 @@ _RESERVED_ARGS = {
     *("distill_model", "augmentations", "single_cls", "classes", "fraction", "split", "verbose"),
     *("save_period", "save_json", "save_txt", "profile", "compile", "quantize", "time", "freeze"),
 }
-_SMALL_DATASET_SETTINGS = ("repeats", "keep_statistics", "average", "share")
+_SMALL_DATASET_SETTINGS = ("validate_every", "repeats", "keep_statistics", "average", "share")
+_EPOCH_ARGS = ("patience", "warmup_epochs", "close_mosaic")  # Ultralytics' that count epochs
+_MIN_VALIDATIONS = 8  # of a run whose epochs are given, if it has as many
 
 
 class TrainSettings(Settings):
@@ -89,10 +91,17 @@ class TrainSettings(Settings):
         description="How long to train if epochs is not given; training stops early when "
         "validation no longer improves.",
     )
+    validate_every: int | None = Field(
+        None,
+        ge=1,
+        description="Epochs from one validation and checkpoint to the next; by default so many "
+        "that there are some training steps in between.",
+    )
     repeats: int | None = Field(
         None,
         ge=1,
-        description="How often an epoch shows each image, augmented differently each time.",
+        description="How often an epoch shows each image, augmented differently each time; by "
+        "default once.",
     )
     keep_statistics: bool | None = Field(
         None, description="Keep the batch-norm statistics of the model that training starts from."
@@ -136,20 +145,24 @@ class TrainSettings(Settings):
         return None not in (self.epochs, self.repeats, self.keep_statistics)
 
     def resolved(self, schedule: TrainingSchedule) -> TrainSettings:
-        """With the schedule's values where there are none.
-
-        Where epochs are given, an epoch is one pass through the images.
-        """
+        """With the schedule's values where there are none."""
         epochs = self.epochs or schedule.epochs
-        more: dict[str, Any] = {}
+        every = self.validate_every or schedule.validate_every
+        if self.epochs and not self.validate_every:
+            every = min(every, max(epochs // _MIN_VALIDATIONS, 1))
+        every = _largest_divisor(epochs, every)  # so that each round is whole
+        more: dict[str, Any] = (
+            {"warmup_epochs": every} if "warmup_epochs" in schedule.advanced else {}
+        )
         if schedule.early_stopping:
-            more["patience"] = early_stopping_patience(epochs)
+            more["patience"] = early_stopping_patience(epochs, every)
         if schedule.learning_rate and not self.learning_rate:  # one goes with the other
             more["optimizer"] = schedule.optimizer
         keep = self.keep_statistics
         return self.replace(
             epochs=epochs,
-            repeats=self.repeats or (1 if self.epochs else schedule.repeats),
+            validate_every=every,
+            repeats=self.repeats or 1,
             learning_rate=self.learning_rate or schedule.learning_rate,
             keep_statistics=schedule.keep_statistics if keep is None else keep,
             average=self.average or schedule.average,
@@ -182,6 +195,11 @@ class TrainSettings(Settings):
             raise ValueError(f'Several devices must be GPUs such as "0,1", not {self.device!r}.')
         return devices
 
+    @property
+    def rounds(self) -> int:
+        """Validations of a run."""
+        return -(-(self.epochs or 1) // (self.validate_every or 1))
+
     def stain_jitter(self) -> StainJitter | None:
         """The stain augmentation that is asked for."""
         if not self.jitter:
@@ -207,7 +225,7 @@ class TrainSettings(Settings):
         ours: dict[str, Any] = {
             "model": "none.pt",  # never looked for: the network is built already
             "data": self.data,
-            "epochs": self.epochs,
+            "epochs": self.rounds,
             "imgsz": image_size,
             "batch": -1 if kind == "cuda" and self.batch == "auto" else self.batch_size,
             "seed": self.seed,
@@ -225,7 +243,16 @@ class TrainSettings(Settings):
         if not self.jitter:
             ours |= {"hsv_h": 0.0, "hsv_s": 0.0, "hsv_v": 0.0}
         amp = ours["amp"] if self.advanced.get("amp", True) else False
-        return ours | self.advanced | {"amp": amp}
+        return ours | self.advanced | self._epoch_args() | {"amp": amp}
+
+    def _epoch_args(self) -> dict[str, Any]:
+        """What is given in epochs, in rounds: Ultralytics validates after each of its epochs."""
+        every = self.validate_every or 1
+        given = {key: self.advanced[key] for key in _EPOCH_ARGS if key in self.advanced}
+        return {
+            key: value / every if key == "warmup_epochs" else -(-value // every)
+            for key, value in given.items()
+        }
 
 
 def _make_jitter(settings: dict[str, Any]) -> StainJitter:
@@ -257,7 +284,7 @@ _STEPS_FACTOR, _STEPS_EXPONENT = 36, 0.35  # for n images 36 n^0.35, so 5: 63, 5
 _MAX_STEPS_PER_IMAGE = 20  # with more, what the images do not show is forgotten
 _LARGE_DATASET_STEPS_FACTOR = 0.55  # of many images each needs to be seen only some times
 _MAX_STEPS = 600
-_MIN_STEPS_PER_EPOCH = 6  # after each epoch come validation and writing
+_MIN_STEPS_PER_ROUND = 6  # after which come validation and writing
 # AdamW moves every weight alike, by little or much evidence, and wins most; what it would destroy
 # is kept by staying between parent and result. In the head alone SGD loses less.
 _SMALL_DATASET_OPTIMIZERS = {
@@ -281,7 +308,7 @@ class TrainingSchedule:
     """The hyper-parameters that hold where none are given; names as in `TrainSettings`."""
 
     epochs: int = 50
-    repeats: int = 1
+    validate_every: int = 1
     learning_rate: float | None = None
     optimizer: str = "AdamW"
     keep_statistics: bool = False
@@ -292,7 +319,8 @@ class TrainingSchedule:
 
     def steps(self, images: int, batch: int = _BATCH) -> int:
         """Optimizer steps of the whole run, if it does not stop early."""
-        return self.epochs * -(-images * self.repeats // batch)
+        rounds = -(-self.epochs // self.validate_every)
+        return rounds * -(-images * self.validate_every // batch)
 
 
 _FEW_IMAGES, _FEW_BOXES = 4, 20  # below which all weights would learn these images by heart
@@ -305,9 +333,13 @@ def choose_scope(images: int, boxes: int, same_classes: bool) -> Scope:
     return "stain" if same_classes else "head"
 
 
-def early_stopping_patience(epochs: int) -> int:
+def early_stopping_patience(epochs: int, validate_every: int = 1) -> int:
     """Epochs without a better one after which a run of so many stops."""
-    return max(epochs // 2, 3)
+    return max(-(-epochs // validate_every) // 2, 3) * validate_every
+
+
+def _largest_divisor(number: int, most: int) -> int:
+    return max(k for k in range(1, min(most, number) + 1) if number % k == 0)
 
 
 def choose_schedule(
@@ -317,15 +349,16 @@ def choose_schedule(
     few = images < LARGE_DATASET_IMAGES
     normal = _STEPS_FACTOR * images**_STEPS_EXPONENT * (1 if few else _LARGE_DATASET_STEPS_FACTOR)
     steps = round(min(normal, _MAX_STEPS_PER_IMAGE * images, _MAX_STEPS) * _LENGTH_FACTORS[length])
-    repeats = (
-        -(-_MIN_STEPS_PER_EPOCH * batch // images) if images < _MIN_STEPS_PER_EPOCH * batch else 1
+    # Few images are shown again and again before they are validated: an epoch is always one pass.
+    every = (
+        -(-_MIN_STEPS_PER_ROUND * batch // images) if images < _MIN_STEPS_PER_ROUND * batch else 1
     )
-    epochs = max(round(steps / -(-images * repeats // batch)), 2 if length == "quick" else 3)
+    rounds = max(round(steps / -(-images * every // batch)), 2 if length == "quick" else 3)
     optimizer, rate = (_SMALL_DATASET_OPTIMIZERS if few else _LARGE_DATASET_OPTIMIZERS)[scope]
     gentle = {"cos_lr": True, "lrf": 0.05, "nbs": batch, "warmup_epochs": 1}
     return TrainingSchedule(
-        epochs,
-        repeats,
+        rounds * every,
+        every,
         rate,
         optimizer,
         keep_statistics=few,

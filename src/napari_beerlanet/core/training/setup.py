@@ -123,7 +123,8 @@ class TrainingSetup:
         if rows:  # Ultralytics removes them when a trainer is made
             self.folder.write_results(rows)
         trainer.model = self.network.to(memory_format=torch.channels_last)
-        first = state["epoch"] + 2 if state is not None else 1
+        every = self.settings.validate_every or 1
+        first = (state["epoch"] + 1) * every + 1 if state is not None else 1
         emit(
             {
                 "event": "start",
@@ -153,6 +154,7 @@ class TrainingSetup:
                 scope=self.settings.scope,
                 dataset=self.dataset,
                 repeats=self.settings.repeats or 1,
+                validate_every=self.settings.validate_every or 1,
                 keep_statistics=bool(self.settings.keep_statistics),
                 new_classes=self.new_classes,
                 average=self.settings.average,

@@ -84,13 +84,16 @@ class PredictionPreview(QWidget):
 
     def clear(self) -> None:
         """Show nothing."""
+        self._epoch: int | None = None  # of the last prediction
         self.task.cancel()
         self.hide()
 
     def on_epoch(self, event: dict[str, Any], folder: Path, data: str) -> None:
         """Predict again after some of the epochs, unless a prediction is still running."""
         every = max(int(event.get("epochs") or 1) // _PREVIEWS_PER_RUN, 1)
-        if (event["epoch"] % every == 0 or event["epoch"] == 1) and not self.task.running:
+        due = self._epoch is None or event["epoch"] >= self._epoch + every
+        if due and not self.task.running:
+            self._epoch = int(event["epoch"])
             self.predict(folder, data)
 
     def predict(self, folder: Path, data: str) -> None:

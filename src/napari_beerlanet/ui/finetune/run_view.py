@@ -23,7 +23,7 @@ from napari_beerlanet.ui.common.controls import button, heading, hint, row, wrap
 from napari_beerlanet.ui.common.notifications import show_warning
 from napari_beerlanet.ui.common.progress_bar import Activity, activity_bar
 from napari_beerlanet.ui.common.tasks import Task
-from napari_beerlanet.ui.finetune.curves import TrainingCurves
+from napari_beerlanet.ui.finetune.curves import TrainingCurves, steps_of
 from napari_beerlanet.ui.finetune.prediction_preview import PredictionPreview
 
 _PAUSE_TOOLTIP = "Suspend the training process where it is."
@@ -123,13 +123,13 @@ class RunView(QWidget):
 
     def _on_batch(self, event: dict[str, Any]) -> None:
         self.curves.add_batch(event)
-        done = (event["epoch"] - 1) * event["batches"] + event["batch"]
+        done, total = steps_of(event)
         text = self.activity.text
         if self.process is not None and not self.process.stopping and not self.process.paused:
             eta = event.get("eta_seconds")
             left = f" · {format_duration(eta)} left" if eta is not None else ""
             text = f"Epoch {event['epoch']} of {event['epochs']}{left}"
-        self.activity.report(text, done / max(event["epochs"] * event["batches"], 1))
+        self.activity.report(text, done / total)
         memory = float(event.get("memory_mb") or 0)
         size = f"{memory / 1000:.1f} GB" if memory >= 1000 else f"{memory:.0f} MB"
         self.resources_line.setText(f"Device: {event.get('device')} · memory in use: {size}")

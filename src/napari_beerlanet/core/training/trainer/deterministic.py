@@ -40,7 +40,12 @@ class TrainingCallback(Protocol):
 
 
 class DeterministicTrainer(DetectionTrainer):  # type: ignore[misc]
-    """A trainer that calls its `callback`, and resumes from a `state` that `state_dict` gave."""
+    """A trainer that calls its `callback`, and resumes from a `state` that `state_dict` gave.
+
+    `validate_every`: what Ultralytics calls an epoch (`epoch`, `epochs`) is a round of so many.
+    """
+
+    validate_every = 1
 
     def __init__(
         self,
@@ -113,9 +118,25 @@ class DeterministicTrainer(DetectionTrainer):  # type: ignore[misc]
     def _check_loss(self) -> None:
         if self.loss is not None and not bool(self.loss.isfinite()):
             raise TrainingDiverged(
-                f"Training diverged in epoch {self.epoch + 1} of {self.epochs}: the loss is not a "
-                "finite number"
+                f"Training diverged in epoch {self.current_epoch} of {self.total_epochs}: the loss "
+                "is not a finite number"
             )
+
+    @property
+    def total_epochs(self) -> int:
+        """Passes through the images in all."""
+        return int(self.epochs * self.validate_every)
+
+    @property
+    def finished_epochs(self) -> int:
+        """Passes when this round is done."""
+        return int((self.epoch + 1) * self.validate_every)
+
+    @property
+    def current_epoch(self) -> int:
+        """The pass that the last batch was of."""
+        part = self.validate_every * self.batch_number / max(len(self.train_loader), 1)
+        return int(self.epoch * self.validate_every + max(math.ceil(part), 1))
 
     def _handle_nan_recovery(self, epoch: int) -> bool:
         """Never: the same random numbers would lead to the same end, see `_check_loss`."""

@@ -65,6 +65,8 @@ class StainTrainer(DeterministicTrainer):
         What to train on; None reads overrides["data"].
     repeats
         How often an epoch shows every training image, augmented differently each time.
+    validate_every
+        Epochs between validations: what Ultralytics calls an epoch is a round of so many.
     keep_statistics
         Normalise with the batch statistics that the model came with, and leave them as they are:
         those of a few images are no good substitute. Nor are few images without any box of a class
@@ -95,6 +97,7 @@ class StainTrainer(DeterministicTrainer):
         scope: str = "all",
         dataset: Dataset | None = None,
         repeats: int = 1,
+        validate_every: int = 1,
         keep_statistics: bool = False,
         new_classes: Collection[str] = (),
         average: int | None = None,
@@ -106,7 +109,7 @@ class StainTrainer(DeterministicTrainer):
         self.jitter, self.front_end, self.scope, self.dataset = jitter, front_end, scope, dataset
         self.repeats, self.keep_statistics, self.average = repeats, keep_statistics, average
         self.share, self.fitness_tolerance = share, fitness_tolerance
-        self.new_classes = frozenset(new_classes)
+        self.new_classes, self.validate_every = frozenset(new_classes), validate_every
         self.ema: Any = None
         super().__init__({**DEFAULT_ARGS, **overrides}, callback, state)
 
@@ -125,7 +128,7 @@ class StainTrainer(DeterministicTrainer):
         hyp.deterministic = False  # else it warns of the cache, which is exact here
         train = mode == "train"
         return StainDataset(
-            img_path=list(img_path) * (self.repeats if train else 1),
+            img_path=list(img_path) * (self.repeats * self.validate_every if train else 1),
             facts=self.dataset.inspections,
             jitter=self.jitter if train else None,
             imgsz=self.args.imgsz,
