@@ -40,7 +40,9 @@ def shown(qtbot):
 
 def test_card_tells_the_starter_at_a_glance(shown):
     card = shown(ModelCard())
-    assert not card.isVisibleTo(card.parentWidget())
+    assert card.isVisibleTo(card.parentWidget()), "its space is kept until there is a model"
+    assert "No model" in card.summary.text()
+    assert not card.fold.isEnabled()
     card.show_info(read_info("blood-cells"), "CPU")
     assert card.summary.text() == "trained 2026-11-16 · mAP50 96.7 % on 500 images · runs on CPU"
     told = dict(model_facts(read_info("blood-cells"), "CPU"))

@@ -133,9 +133,11 @@ class ModelCard(QWidget):
         self.show_info(None)
 
     def show_info(self, info: Mapping[str, Any] | None, device: str = "") -> None:
-        """Fill the card from a checkpoint's `info`; empty it for None."""
-        self.setVisible(info is not None)
+        """Fill the card from a checkpoint's `info`; None keeps its space until there is one."""
+        self.fold.setEnabled(info is not None)
         if info is None:
+            self.classes.setText("&nbsp;")
+            self.summary.setText("No model is loaded yet.<br>&nbsp;")
             return
         self.classes.setText(class_chips(info["classes"], info.get("colours")))
         self.classes.setToolTip("The classes of this model, in the colours of the boxes.")

@@ -20,6 +20,7 @@ from qtpy.QtWidgets import (
     QComboBox,
     QDoubleSpinBox,
     QFormLayout,
+    QGridLayout,
     QHeaderView,
     QListWidget,
     QStackedWidget,
@@ -41,7 +42,6 @@ from napari_beerlanet.ui.common.controls import (
     form,
     hint,
     not_none,
-    row,
     size_to_current_page,
 )
 from napari_beerlanet.ui.evaluate.class_mapping import ClassMapping, ClassMappingForm
@@ -169,7 +169,12 @@ class MetricsPanel(QWidget):
             box.setIcon(colour_icon(colour))
             box.toggled.connect(self.visibility_changed)
             self.outcome_boxes[outcome] = box
-        return row(*self.outcome_boxes.values())
+        toggles = QWidget()
+        grid = QGridLayout(toggles)  # in one row they would be wider than the dock
+        grid.setContentsMargins(0, 0, 0, 0)
+        for place, box in enumerate(self.outcome_boxes.values()):
+            grid.addWidget(box, *divmod(place, 2))
+        return toggles
 
     @cached_property
     def plot(self) -> pg.PlotWidget:
