@@ -57,7 +57,8 @@ def begin(project, qtbot, monkeypatch):
     begun = []
 
     def start(environment=None, resume: Path | None = None, **settings) -> TrainingProcess:
-        given = {"scope": "all", "epochs": 3, "batch": 2, "device": "cpu", **settings}
+        given = {"scope": "all", "epochs": 3, "batch": 2, "device": "cpu", "validate_every": 1}
+        given |= settings
         data, model = project / "data.yaml", project / "tiny.safetensors"
         recipe = TrainSettings(model=str(model), data=str(data), **given)
         run = TrainingProcess(resume or new_run(project, recipe.model_dump()))
