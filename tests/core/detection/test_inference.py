@@ -10,7 +10,7 @@ import torch
 from discs import SIZES, DiscNetwork, boxes_of, disc_detector, draw, enlivened, scattered
 from napari_beerlanet.core.boxes.geometry import iou
 from napari_beerlanet.core.detection.detector import Detector
-from napari_beerlanet.core.detection.inference import is_out_of_memory
+from napari_beerlanet.core.detection.inference import is_out_of_memory, select_boxes
 from napari_beerlanet.core.detection.network import StainDetectionModel
 from napari_beerlanet.samples import blood_smear
 from tinydata import MODEL, NAMES
@@ -207,3 +207,42 @@ def test_a_network_that_thins_boxes_itself_may_find_more_than_300():
 def test_boxes_of_neighbouring_discs_do_not_overlap():
     boxes = boxes_of(DISCS)
     assert np.triu(iou(boxes, boxes), 1).max() == 0
+
+
+# --- from the network's output to boxes ----------------------------------------------------------
+
+
+def predictions(anchors: int = 3000, classes: int = 3, seed: int = 0) -> torch.Tensor:
+    """(2, 4 + classes, anchors): crowded boxes, as of a network that sees objects everywhere."""
+    random = torch.Generator().manual_seed(seed)
+    centre = 640 * torch.rand(2, 2, anchors, generator=random)
+    size = 10 + 60 * torch.rand(2, 2, anchors, generator=random)
+    return torch.cat([centre, size, torch.rand(2, classes, anchors, generator=random)], dim=1)
+
+
+@pytest.mark.parametrize("min_score", [0.001, 0.7])
+def test_boxes_are_selected_as_ultralytics_does(min_score):
+    from ultralytics.utils.nms import non_max_suppression
+
+    raw = predictions()
+    theirs = non_max_suppression(raw.clone(), min_score, 0.45, max_det=10_000, max_time_img=60)
+    for ours, rows in zip(select_boxes((raw, None), 3, min_score, 0.45), theirs, strict=True):
+        assert len(ours) == len(rows) > 300
+        np.testing.assert_allclose(ours.xyxy, rows[:, :4].numpy(), atol=1e-3)
+        np.testing.assert_array_equal(ours.scores, rows[:, 4].numpy())
+        np.testing.assert_array_equal(ours.labels, rows[:, 5].numpy())
+        assert (ours.xyxy.dtype, ours.labels.dtype) == (np.float32, np.int64)
+
+
+def test_a_network_that_suppresses_duplicates_by_itself_is_believed():
+    rows = torch.tensor([[[0, 0, 9, 9, 0.9, 1], [0, 0, 9, 9, 0.8, 1], [5, 5, 9, 9, 0.1, 0]]])
+    (found,) = select_boxes(rows, 3, 0.25, 0.45, end2end=True)
+    np.testing.assert_array_equal(found.xyxy, [[0, 0, 9, 9]] * 2)
+    np.testing.assert_array_equal(found.labels, [1, 1])
+
+
+def test_nothing_is_found_in_nothing():
+    (none, empty) = select_boxes(
+        predictions() * torch.tensor([1.0] * 4 + [0] * 3)[:, None], 3, 0.1, 0.5
+    )
+    assert len(none) == len(empty) == 0

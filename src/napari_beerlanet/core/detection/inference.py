@@ -5,26 +5,25 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from napari_beerlanet.core.boxes.detections import RawDetections
+from napari_beerlanet.core.boxes.matching import non_max_suppression
 from napari_beerlanet.core.common.progress import Report, report_progress
 from napari_beerlanet.core.common.rectangle import Rectangle
 from napari_beerlanet.core.detection import tiling
 from napari_beerlanet.core.detection.network import StainDetectionModel
 from napari_beerlanet.core.detection.stain_fit import StainFit, fit_stain
 from napari_beerlanet.core.detection.tiling import TileGrid
-from napari_beerlanet.core.detection.ultralytics_api import non_max_suppression
 
 BATCH_SIZES = {"cuda": 16, "mps": 4}
 """Tiles per batch by type of device; 1 on others."""
 
 _MAX_DETECTIONS_PER_TILE = 10_000
-_NMS_TIMEOUT_S = 30.0  # per tile, of Ultralytics' non-maximum suppression
 _OUT_OF_MEMORY_MESSAGES = ("out of memory", "can't allocate memory", "alloc_failed")
 
 
@@ -132,24 +131,14 @@ class InferenceRunner:
         x = x.to(memory_format=torch.channels_last)
         with self._lock, torch.inference_mode():
             raw = self.network.predict_mixed(x.half() if self.half else x)
-            kept = non_max_suppression(
-                raw,
-                min_score,
-                iou,
-                max_det=_MAX_DETECTIONS_PER_TILE,
-                max_time_img=_NMS_TIMEOUT_S,
-                nc=self.network.model[-1].nc,
-                end2end=bool(getattr(self.network, "end2end", False)),
-            )
-        results = [t.float().cpu().numpy() for t in kept]
+        end2end = bool(getattr(self.network, "end2end", False))
+        found = select_boxes(raw, self.network.model[-1].nc, min_score, iou, end2end)
         offset = np.array([left, top, left, top], np.float32)
         return [
             RawDetections(
-                tiling.to_image_boxes(grid, tile, boxes[:, :4] - offset),
-                boxes[:, 5].astype(np.int64),
-                boxes[:, 4].astype(np.float32),
+                tiling.to_image_boxes(grid, tile, part.xyxy - offset), part.labels, part.scores
             )
-            for tile, boxes in zip(tiles, results, strict=True)
+            for tile, part in zip(tiles, found, strict=True)
         ]
 
     def merge_tiles(
@@ -168,3 +157,37 @@ class InferenceRunner:
                 grid, everything.xyxy, everything.scores, everything.labels, owner, iou
             )
         ]
+
+
+@torch.inference_mode()
+def select_boxes(
+    raw: Any, classes: int, min_score: float, iou: float, end2end: bool = False
+) -> list[RawDetections]:
+    """The boxes in each of n images by a network's output, in pixels of its input, best first.
+
+    `raw` (n, 4 + classes, anchors) has centres, sizes and scores, of which a box keeps the highest;
+    duplicates are suppressed. A network that suppresses them by itself (`end2end`) returns
+    (n, boxes, 6): corners, score, label.
+
+    Ultralytics' own function takes seconds for a tile with thousands of candidates unless
+    torchvision is loaded, and after some time leaves tiles out.
+    """
+    prediction = raw[0] if isinstance(raw, (list, tuple)) else raw
+    selected = []
+    for image in prediction:
+        if end2end:
+            corners, scores, labels = image[:, :4], image[:, 4], image[:, 5]
+        else:
+            centre, size = image[:2].T.float(), image[2:4].T.float()
+            corners = torch.cat([centre - size / 2, centre + size / 2], dim=1)
+            scores, labels = image[4 : 4 + classes].max(dim=0)
+        likely = scores > min_score
+        part = RawDetections(
+            corners[likely].float().cpu().numpy(),
+            labels[likely].long().cpu().numpy(),
+            scores[likely].float().cpu().numpy(),
+        )
+        if not end2end:
+            part = part[non_max_suppression(part.xyxy, part.scores, part.labels, iou)]
+        selected.append(part[:_MAX_DETECTIONS_PER_TILE])
+    return selected

@@ -74,7 +74,6 @@ try:
     from ultralytics.utils.events import events
     from ultralytics.utils.loss import v8DetectionLoss
     from ultralytics.utils.metrics import ConfusionMatrix, ap_per_class
-    from ultralytics.utils.nms import non_max_suppression
     from ultralytics.utils.torch_utils import ModelEMA
 finally:
     _restore(_before)
@@ -128,7 +127,6 @@ __all__ = [
     "ap_per_class",
     "cache_folder",
     "cv2",
-    "non_max_suppression",
     "parse_model",
     "v8DetectionLoss",
 ]
