@@ -17,8 +17,9 @@ from napari_beerlanet.core.review.review import (
     UNREVIEWED,
     DetectionFilter,
     Review,
+    load_review,
+    save_review,
 )
-from napari_beerlanet.core.review.storage import load_review, save_review
 
 NAMES = ["RBC", "WBC", "Platelets"]
 

@@ -24,7 +24,7 @@ from napari_beerlanet.core.training.settings import TrainSettings
 from napari_beerlanet.core.training.setup import resolve_defaults
 from napari_beerlanet.ui.common.tasks import Task
 from napari_beerlanet.ui.finetune.curves import TrainingCurves
-from napari_beerlanet.ui.finetune.prediction_preview import (
+from napari_beerlanet.ui.finetune.run_view import (
     PredictionPreview,
     predict_validation_images,
 )

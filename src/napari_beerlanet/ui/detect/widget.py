@@ -24,8 +24,12 @@ from napari_beerlanet.ui.detect.form import CellRuler, DetectForm
 from napari_beerlanet.ui.detect.job import DetectJob, DetectResult, run_job
 from napari_beerlanet.ui.detect.model_section import ModelSection
 from napari_beerlanet.ui.detect.results import CountsPanel, DetectionResults
-from napari_beerlanet.ui.detect.slide_cache import PreviousSearch, SlideCache, read_previous_search
-from napari_beerlanet.ui.detect.slide_search import SlideSearch
+from napari_beerlanet.ui.detect.slide_search import (
+    PreviousSearch,
+    SlideCache,
+    SlideSearch,
+    read_previous_search,
+)
 from napari_beerlanet.ui.viewer import fast_shapes
 from napari_beerlanet.ui.viewer.empty_state import EmptyState
 from napari_beerlanet.ui.viewer.layers import ImagePicker, LayerListWatcher

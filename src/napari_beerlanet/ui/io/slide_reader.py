@@ -1,4 +1,4 @@
-"""Open whole slides as multiscale RGB layers.
+"""Open whole slides as multiscale RGB layers, and the synthetic samples.
 
 napari imports this module whenever a file is opened, so what is slow to import is imported late.
 """
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from napari_beerlanet.core.images.slide import Slide
+    from napari_beerlanet.samples import LayerData
 
 Reader = Callable[[Any], list[tuple[Any, dict[str, Any], str]]]
 
@@ -77,3 +78,31 @@ def open_slide_dialog() -> None:
 _FILE_FILTER = (
     "Slides (*.svs *.ndpi *.scn *.bif *.qptiff *.tif *.tiff *.btf *.tf8 *.mrxs);;All files (*)"
 )
+
+
+# --- synthetic samples ----------------------------------------------------------------------------
+
+
+def open_synthetic_smear() -> list[LayerData]:
+    """A blood smear; its truth is in the layer's metadata."""
+    from napari_beerlanet.samples import blood_smear_layers
+
+    return [_place(layer) for layer in blood_smear_layers()]
+
+
+def open_synthetic_section() -> list[LayerData]:
+    """An H&E section; its truth is in the layer's metadata."""
+    from napari_beerlanet.samples import he_field_layers
+
+    return [_place(layer) for layer in he_field_layers()]
+
+
+def _place(layer: LayerData) -> LayerData:
+    import napari
+
+    from napari_beerlanet.ui.viewer.planes import PIXEL_SIZE_KEY, placement_kwargs
+
+    data, options, kind = layer
+    metadata = options["metadata"]
+    placement = placement_kwargs(metadata[PIXEL_SIZE_KEY], napari.current_viewer())
+    return data, options | placement | {"metadata": metadata}, kind

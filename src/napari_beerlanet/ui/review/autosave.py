@@ -12,8 +12,7 @@ from superqt.utils import qdebounced
 from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.common.progress import Report
 from napari_beerlanet.core.common.storage import FileError, pixel_hash
-from napari_beerlanet.core.review.review import Review
-from napari_beerlanet.core.review.storage import load_review, save_review
+from napari_beerlanet.core.review.review import Review, load_review, save_review
 from napari_beerlanet.ui.common.notifications import notify_error
 from napari_beerlanet.ui.common.panel import Panel
 from napari_beerlanet.ui.common.recent import user_data_folder
