@@ -461,6 +461,20 @@ def test_times_are_no_more_exact_than_they_are():
     ]
 
 
+def test_the_comparison_fits_a_narrow_dock(panel, tiny):
+    scores = dict.fromkeys(("RBC", "WBC", "a class with a long name"), (0.986, 0.452, 1200))
+    pair = ({"mAP50": 0.957, "mAP50-95": 0.7}, {"mAP50": 0.818, "mAP50-95": 0.6})
+    classes = {"new data": scores, "reference": scores}
+    shown = panel.comparison
+    shown.table.set_rows(
+        comparison.ModelComparison(tiny, tiny, pair, pair, (), classes).class_rows()
+    )
+    shown.show()
+    name, *_, change = shown.rows()[1]
+    assert (name, change) == ("New data, RBC (1,200 boxes): forgotten", "▼ 53.4")
+    assert shown.minimumSizeHint().width() < 340
+
+
 def test_changes_are_counted_against_the_annotations_of_the_image(panel):
     from napari_beerlanet.core.boxes.detections import Detections
     from napari_beerlanet.core.evaluation.diff import diff_detections

@@ -6,12 +6,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from napari.layers import Image
+from qtpy.QtCore import QTimer
 from qtpy.QtWidgets import (
     QDoubleSpinBox,
     QFileDialog,
     QFrame,
     QMenu,
     QPushButton,
+    QScrollArea,
     QVBoxLayout,
     QWidget,
 )
@@ -275,7 +277,7 @@ class AnnotateWidget(Panel):
         copies = 0 if annotated is None else annotated.boxes.unreviewed()
         total = 0 if annotated is None else sum(annotated.boxes.counts().values())
         self.unreviewed.setText(describe_unreviewed(copies, total) if copies else "")
-        self.unreviewed.setVisible(bool(copies))
+        self.unreviewed.setVisible(bool(copies) and self.add_question.about is None)
         if not copies:
             self.add_question.dismiss()
 
@@ -298,6 +300,15 @@ class AnnotateWidget(Panel):
         self.add_question.ask_unreviewed(
             copies, total, lambda: add("use"), lambda: add("hide"), unreviewed_answer()
         )
+        self._show_unreviewed()
+        QTimer.singleShot(0, self._scroll_to_question)
+
+    def _scroll_to_question(self) -> None:
+        area = self.add_question.parentWidget()
+        while area is not None and not isinstance(area, QScrollArea):
+            area = area.parentWidget()
+        if area is not None and not self._closed:
+            area.ensureWidgetVisible(self.add_question)
 
     def _show_saved(self, text: str = "") -> None:
         """Muted unless saving fails."""

@@ -39,7 +39,8 @@ if TYPE_CHECKING:  # what takes long to load is loaded in worker threads
     from napari_beerlanet.core.training.comparison import ComparisonRow, ModelComparison
 
 _MAX_COMPARED_PIXELS = 16e6  # larger images are not compared
-_HEADER = ("", "before", "after", "")
+_HEADER = ("mAP in percent", "before", "after", "")
+_MIN_LABEL_WIDTH = 90  # pixels of a row's name
 _TITLE = "Model comparison: before and after"
 
 
@@ -279,12 +280,16 @@ class MetricsTable(QWidget):
         for row_ in rows:
             before, after = _percent_text(row_.before), _percent_text(row_.after)
             boxes = f" ({count_of(row_.count, 'box', 'boxes')})" if row_.count else ""
-            lines.append((f"{row_.what}{boxes}", before, after, _change_text(row_)))
+            mark = ": forgotten" if row_.forgotten else ""
+            lines.append((f"{row_.what}{boxes}{mark}", before, after, _change_text(row_)))
         self._labels = [[QLabel(text) for text in line] for line in lines]
         for i, labels in enumerate(self._labels):
             for j, label in enumerate(labels):
                 if j:
                     label.setAlignment(Qt.AlignmentFlag.AlignRight)
+                else:  # the numbers are what must be seen in a narrow dock
+                    label.setWordWrap(True)
+                    label.setMinimumWidth(_MIN_LABEL_WIDTH)
                 self._grid.addWidget(label, i, j)
 
     def clear(self) -> None:
@@ -350,10 +355,7 @@ def _change_text(line: ComparisonRow) -> str:
     if line.before is None or line.after is None:
         return ""
     points = 100 * (line.after - line.before)
-    if abs(points) < 0.05:
-        return "="
-    mark = " forgotten" if line.forgotten else ""
-    return f"{'▲' if points > 0 else '▼'} {abs(points):.1f}{mark}"
+    return "=" if abs(points) < 0.05 else f"{'▲' if points > 0 else '▼'} {abs(points):.1f}"
 
 
 def _default_model_name(folder: Path) -> str:

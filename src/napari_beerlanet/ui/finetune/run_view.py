@@ -251,6 +251,7 @@ class PictureButton(QToolButton):
     def __init__(self) -> None:
         super().__init__()
         self.setAutoRaise(True)
+        self.setToolTip("Click to enlarge.")
         self.setCursor(Qt.CursorShape.PointingHandCursor)
         self.dialog: QDialog | None = None
         self._title, self._pixmap = "", QPixmap()
