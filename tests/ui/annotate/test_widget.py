@@ -466,7 +466,8 @@ def test_what_cannot_be_learned_from_is_told(drawing, until, tmp_path):
     layer.add([BOX[:2]], shape_type="line")
     drawing.add.click()
     until(lambda: "Added" in drawing.message.text())
-    assert "1 box has no part in the image" in drawing.message.text()
+    assert "1 of 2 boxes" in drawing.message.text()
+    assert "not used: 1 with no part in the image" in drawing.message.text()
     assert "line" in drawing.message.text()
     assert len(boxes(drawing).layer.data) == 3  # told, and nothing taken away
 
