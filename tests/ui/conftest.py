@@ -4,7 +4,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "window" in item.keywords:
             item.add_marker(skip)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiler_before_the_canvas() -> None:
+    """Software OpenGL and triton each bring an LLVM; triton loaded second crashes the process.
+
+    A test that trains in a worker that has shown a window would load it second.
+    """
+    with suppress(ImportError):
+        import triton  # noqa: F401
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -188,9 +188,9 @@ def test_a_cluster_and_what_goes_wrong_with_slides(images, tmp_path, monkeypatch
 
 
 def _tell_often():
-    from napari_beerlanet.core.batch import cluster
+    from napari_beerlanet.core.batch import workers
 
-    cluster._REPORT_INTERVAL_S = 0.05
+    workers._REPORT_INTERVAL_S = 0.05
 
 
 def _fill_the_disk():

@@ -175,6 +175,7 @@ def test_closing_the_viewer_and_finding_the_run_again(panel, project, until, qtb
     assert again.run_view.pause_button.text() == "Resume"
     again.run_view.pause_button.click()
     until(lambda: inspect_run(folder).state is RunState.RUNNING)
+    until(lambda: inspect_run(folder).epoch > 0)
     again.close_confirmation.ask = lambda: "stop"
     again.close_confirmation.eventFilter(window, QCloseEvent())
     until(lambda: not again.run_view.running)

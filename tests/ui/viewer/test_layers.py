@@ -3,6 +3,7 @@
 import gc
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -212,8 +213,9 @@ def test_panels_of_one_viewer_share_a_session_and_others_do_not(make_napari_view
     assert get_session(one) is not get_session(other)
     heard = []
     get_session(one).model_changed.connect(heard.append)
-    get_session(one).set_model("a model", "key")
-    assert heard == ["a model"]
+    model = SimpleNamespace(info={}, classes=[])
+    get_session(one).set_model(model, "key")
+    assert heard == [model]
     assert get_session(other).model is None
 
 

@@ -118,9 +118,20 @@ class StudySettings(DecomposeSettings, DetectSettings):
         return settings_hash({name: hashed[name] for name in hashed if name not in without})
 
     def has_hash(self, digest: object) -> bool:
-        """Whether a record's hash is of these settings; 40 and 40.0 are the same number."""
-        whole = {name: _as_whole(value) for name, value in self._hashed().items()}
-        return digest in (self.hash(), settings_hash(whole))
+        """Whether a record's hash is of these settings, perhaps with an equivalent model file.
+
+        40 and 40.0 are the same number.
+        """
+        from napari_beerlanet.core.checkpoints.checkpoint import EARLIER_HASHES
+
+        hashed = self._hashed()
+        whole = {name: _as_whole(value) for name, value in hashed.items()}
+        models = (self.model_sha256, *EARLIER_HASHES.get(self.model_sha256, ()))
+        return any(
+            digest == settings_hash(values | {"model_sha256": model})
+            for values in (hashed, whole)
+            for model in models
+        )
 
     def _hashed(self) -> dict[str, Any]:
         return {name: value for name, value in self.as_dict().items() if name not in _NOT_HASHED}
