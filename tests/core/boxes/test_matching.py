@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from napari_beerlanet.core.boxes.geometry import iou
-from napari_beerlanet.core.boxes.matching import match_boxes, non_max_suppression
+from napari_beerlanet.core.boxes.matching import match_boxes, non_max_suppression, overlap_pairs
 from plain_matching import plain_matches
 from random_boxes import box_sets
 
@@ -137,3 +137,9 @@ def test_matches_refuses():
         match_boxes(box, box, 0)
     with pytest.raises(ValueError, match="labels of both"):
         match_boxes(box, box, 0.5, None, [0])
+
+
+def test_boxes_whose_area_is_no_number_overlap_nothing():
+    """The product of the sides is below the smallest number: no division by zero."""
+    thin = np.array([[0, 0, 0.5, 5e-324]])
+    assert len(overlap_pairs(thin, thin).iou) == 0

@@ -661,6 +661,10 @@ def commands(folder: Path) -> None:
     metrics = json.loads(out.read_text())
     curves = metrics.pop("curves")
     read["evaluate"] = {**metrics, "curves": sorted(curves)}
+    import napari_beerlanet as nb
+
+    metrics = nb.evaluate(nb.load_checkpoint(model, device="cpu"), data, object_size=20.0)
+    read["evaluate at 20 pixels"] = {**metrics, "curves": sorted(metrics["curves"])}
     from napari_beerlanet.core.results import read_spectra
 
     for name in ("decompose/smear", "decompose/discs", "zarr/smear"):

@@ -325,7 +325,8 @@ def _box_iou(x1, y1, x2, y2, box):
     if width <= 0 or height <= 0:
         return 0.0
     shared = width * height
-    return shared / ((x2 - x1) * (y2 - y1) + (box[2] - box[0]) * (box[3] - box[1]) - shared)
+    union = (x2 - x1) * (y2 - y1) + (box[2] - box[0]) * (box[3] - box[1]) - shared
+    return shared / union if union > 0 else 0.0  # areas below the smallest number are 0
 
 
 @njit(cache=True, nogil=True)
