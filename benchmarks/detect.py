@@ -21,7 +21,7 @@ import napari_beerlanet as nb
 from napari_beerlanet.core.boxes.geometry import iou
 from napari_beerlanet.core.detection import ultralytics_api  # keeps Ultralytics offline and quiet
 from napari_beerlanet.core.detection.scale_search import largest_size, typical_size
-from napari_beerlanet.core.detection.stain_fit import ImageCache, fit_stain
+from napari_beerlanet.core.detection.stain_fit import fit_stain
 from napari_beerlanet.samples import blood_smear
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
@@ -38,7 +38,6 @@ def main():
     model = nb.load_checkpoint(options.model, device="cpu")
     print(f"{torch.get_num_threads()} threads, {ultralytics_api.__version__=}")
     field_table(model, options)
-    size_table(model, options)
     if options.side:
         slide_table(model, options)
 
@@ -65,38 +64,6 @@ def field_table(model, options):
     print(f"\n{image.shape[1]} × {image.shape[0]}\n\n| | time | ratio |\n|---|---|---|")
     for name, value in seconds.items():
         print(f"| {name} | {1e3 * value:.0f} ms | {value / first:.2f} |")
-
-
-def size_table(model, options):
-    """What the automatic cell size costs, against a run with that size given."""
-    print("\n| cell size | image | given | automatic | ratio |\n|---|---|---|---|---|")
-    for path in size_images(options.shared):
-        image = np.asarray(Image.open(path).convert("RGB"))
-        found = {}
-
-        def automatic(image=image, found=found):
-            model._image_cache = ImageCache()  # or the second run would know the size
-            found["size"] = model.detect(image).report["object_size"]
-
-        def given(image=image, found=found):
-            model._image_cache = ImageCache()
-            model.detect(image, object_size=found["size"])
-
-        seconds = in_turns({"automatic": automatic, "given": given}, max(options.repeats // 2, 2))
-        ratio = seconds["automatic"] / seconds["given"]
-        print(
-            f"| {found['size']:.0f} px | {path.parent.parent.name}, {image.shape[1]} × "
-            f"{image.shape[0]} | {1e3 * seconds['given']:.0f} ms | "
-            f"{1e3 * seconds['automatic']:.0f} ms | {ratio:.2f} |"
-        )
-
-
-def size_images(shared):
-    """Some fields of each laboratory."""
-    data = shared / "data"
-    folders = ("bccd/JPEGImages", "other-lab/images", "malaria/images")
-    folders += ("malaria-fields/falciparum/images", "malaria-fields/vivax/images")
-    return [path for name in folders for path in sorted((data / name).glob("*.jpg"))[::2][:3]]
 
 
 def slide_table(model, options):

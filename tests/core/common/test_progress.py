@@ -6,7 +6,6 @@ from napari_beerlanet.core.common.progress import (
     Cancelled,
     EtaEstimator,
     Progress,
-    WorkProgress,
     eta_seconds,
     max_progress,
     report_progress,
@@ -45,23 +44,6 @@ def test_a_part_reports_its_part_of_the_whole():
     assert [p.fraction for p in heard] == [0.5, 0.625, 0.75]
     assert {p.message for p in heard} == {"counting"}
     assert subprogress(None, 0, 1) is None
-
-
-def test_work_that_is_known_is_counted_and_more_of_it_never_goes_back():
-    seen = []
-    work = WorkProgress(seen.append, 100)
-    report_progress(work.step(20), 1, 2, "first")
-    assert seen[-1].fraction == 0.1
-    report_progress(work.step(30), 1, 1, "second")
-    assert seen[-1].fraction == 0.5
-    work.expect(150)
-    report_progress(work.step(50), 1, 2, "more than was known")
-    assert seen[-1].fraction == 0.5
-    report_progress(work.step(100), 1, 1, "the rest")
-    assert seen[-1].fraction == 1
-    report_progress(work.step(7), 1, 1, "what nobody expected")
-    assert seen[-1].fraction == 1
-    WorkProgress(None, 0).step(0)(Progress(0, 1))
 
 
 def test_the_furthest_of_several_threads_counts():

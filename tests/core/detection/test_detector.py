@@ -1,17 +1,13 @@
 """Images of any size, type and magnification in, boxes in their own pixels out."""
 
 import json
-from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 
 from discs import SIZES, boxes_of, disc_detector, draw, scattered, trained
-from napari_beerlanet.core.checkpoints.checkpoint import load_checkpoint
 from napari_beerlanet.core.common.progress import Cancelled
-from napari_beerlanet.core.detection.inference import InferenceRunner
-from napari_beerlanet.core.detection.stain_fit import ImageCache
 from napari_beerlanet.samples import blood_smear
 
 
@@ -280,75 +276,6 @@ def test_progress_grows_and_ends(field):
     assert {"finding the objects' size", "finding objects", "measuring densities"} <= {
         p.message for p in seen
     }
-
-
-# --- how much work it is to find the size --------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def packaged():
-    return load_checkpoint("blood-cells", "cpu")
-
-
-@pytest.fixture
-def worked(monkeypatch):
-    """Working pixels that the network has seen, and how many there were at each report."""
-    done, infer = [0], InferenceRunner._infer_batch
-
-    def counted(self, cut, *rest):
-        result = infer(self, cut, *rest)
-        done[0] += sum(tile.shape[0] * tile.shape[1] for tile in cut)
-        return result
-
-    monkeypatch.setattr(InferenceRunner, "_infer_batch", counted)
-
-    def run(model, image, **settings):
-        seen, before = [], done[0]
-        model._image_cache = ImageCache()  # as in a new session
-        result = model.detect(
-            image,
-            report=lambda p: seen.append((p.fraction, p.message, done[0] - before)),
-            **settings,
-        )
-        return result, done[0] - before, seen
-
-    return run
-
-
-@pytest.mark.parametrize("diameter", [16, 28, 50, 90, 180])
-def test_finding_the_size_is_at_most_as_much_work_as_finding_the_cells(packaged, worked, diameter):
-    image = blood_smear((600, 800), cell_diameter=diameter, seed=4).image
-    found, work, _ = worked(packaged, image)
-    size = found.report["object_size"]
-    assert size == pytest.approx(diameter, rel=0.4)
-    given, given_work, _ = worked(packaged, image, object_size=size)
-    assert work <= 2 * given_work
-    assert len(found) == pytest.approx(len(given), rel=0.02, abs=1)
-    again, hinted, _ = worked(packaged, image, size_hint=size)
-    assert hinted <= 1.05 * given_work
-    assert again.report["chosen"] in ("as found before", "best of 1 resolutions tried")
-
-
-def test_a_wrong_hint_does_no_harm(packaged, worked):
-    image = blood_smear((600, 800), cell_diameter=50, seed=4).image
-    expected, _, _ = worked(packaged, image)
-    for wrong in (9.0, 300.0):
-        found, _, _ = worked(packaged, image, size_hint=wrong)
-        assert found.report["object_size"] == pytest.approx(50, rel=0.35)
-        assert len(found) == pytest.approx(len(expected), rel=0.1)
-
-
-@pytest.mark.parametrize("diameter", [16, 28, 90])
-def test_the_time_left_does_not_climb(packaged, worked, diameter):
-    """Progress is the work that is done: measured in working pixels, no step takes longer."""
-    image = blood_smear((600, 800), cell_diameter=diameter, seed=4).image
-    _, work, seen = worked(packaged, image, tile=256)
-    finding = [(fraction, done) for fraction, message, done in seen if "finding" in message]
-    assert [fraction for fraction, _ in finding] == sorted(fraction for fraction, _ in finding)
-    left = [done * (1 - f) / f for f, done in finding if f > 0.02 and done > 0]
-    assert len(left) > 3
-    assert all(after <= before * 1.25 for before, after in pairwise(left)), left
-    assert left[0] < 2 * work
 
 
 @pytest.mark.parametrize("when", [0, 2, 7])

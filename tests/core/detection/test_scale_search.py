@@ -6,11 +6,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from discs import SIZES, draw, scattered
+from discs import SIZES
 from napari_beerlanet.core.detection.scale_search import (
     ScaleSample,
     TrainingSizes,
-    blob_size,
     candidate_scales,
     describe_sizes,
     largest_size,
@@ -146,45 +145,6 @@ def test_search_finds_the_size_whatever_it_is(true_size, seed):
     choice = search_scale(looking_at(true_size, shape, seed), TYPICAL, shape, KNOWN)
     assert TYPICAL / choice.scale == pytest.approx(true_size, rel=0.15)
     assert "resolutions tried" in choice.how
-
-
-@pytest.mark.parametrize("true_size", [22, 50, 110, 240])
-def test_a_look_near_the_right_resolution_leads_to_it(true_size):
-    shape, tried = (1200, 1600), []
-    look = looking_at(true_size, shape)
-
-    def probe(scale):
-        tried.append(scale)
-        return look(scale)
-
-    for off in (0.6, 1.0, 1.6):
-        first = off * TYPICAL / true_size
-        tried.clear()
-        choice = search_scale(probe, TYPICAL, shape, KNOWN, (first, look(first)))
-        assert TYPICAL / choice.scale == pytest.approx(true_size, rel=0.15)
-        assert len(tried) <= 2
-    tried.clear()
-    guess = 0.8 * TYPICAL / true_size
-    nothing = (20 * TYPICAL / true_size, sample([]))
-    choice = search_scale(probe, TYPICAL, shape, KNOWN, nothing, guess)
-    assert TYPICAL / choice.scale == pytest.approx(true_size, rel=0.15)
-    assert tried[0] == guess
-    assert len(tried) <= 2
-
-
-@pytest.mark.parametrize("diameter", [14, 40, 110, 250])
-def test_the_size_of_blobs_is_roughly_that_of_the_objects(diameter):
-    shape = (max(480, 6 * diameter), max(640, 8 * diameter))
-    image = draw(shape, scattered(shape, diameter, seed=1, share=0.3))
-    size = blob_size(image, 256 if diameter > 20 else 512)
-    assert diameter / 1.8 < size < diameter * 1.8
-    hidden = np.dstack([image, np.full(shape, 255, np.uint8)])
-    assert blob_size(hidden, 256 if diameter > 20 else 512) == size
-
-
-def test_an_image_of_nothing_has_no_blobs():
-    for shape in ((300, 400, 3), (1, 1, 3), (2, 500, 3)):
-        assert blob_size(np.full(shape, 230, np.uint8), 128) is None
 
 
 def test_search_without_anything_sure_chooses_nothing():

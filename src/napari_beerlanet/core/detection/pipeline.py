@@ -100,7 +100,13 @@ class DetectionPipeline:
     def choose_scale(self) -> ScaleChoice:
         """The working resolution."""
         settings = self.settings
-        key = (settings.object_size, settings.pixel_size_yx, settings.iou, self.tile)
+        key = (
+            settings.object_size,
+            settings.size_hint,
+            settings.pixel_size_yx,
+            settings.iou,
+            self.tile,
+        )
         cached = self._cached.choices.get(key)
         if cached is not None:
             choice, self.fit, self._passes, self.grid, notes = cached

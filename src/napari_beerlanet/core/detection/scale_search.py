@@ -200,7 +200,7 @@ def search_scale(
             deviation = size_deviation(samples[best], training) or 0.0
             done = samples[best].whole or abs(deviation) < _CLOSE_ENOUGH
             scale = best if done else best * math.exp(-deviation)
-            return ScaleChoice(scale, f"best of {len(samples)} resolutions tried")
+            return ScaleChoice(scale, f"found with {len(samples)} resolutions")
     # An empty image has many doubtful detections at the finest scale, which takes the longest.
     good = [scale for scale in samples if (samples[scale].scores >= _MIN_BEST_SCORE).any()]
     best_or_none = max(good, key=lambda s: scale_quality(samples[s], training), default=None)

@@ -76,7 +76,6 @@ class SlideDetection:
         object_size: float | Literal["auto"] = _DEFAULTS.object_size,
         tile: int | Literal["auto"] = _DEFAULTS.tile,
         pixel_size: PixelSize | None = None,
-        size_hint: float | None = _DEFAULTS.size_hint,
         skip_glass: bool = _DEFAULTS.skip_glass,
         tissue: TissueMask | None = None,
         palette: Palette | None = None,
@@ -96,7 +95,6 @@ class SlideDetection:
             object_size=object_size,
             tile=tile,
             pixel_size=pixel_size,
-            size_hint=size_hint,
             skip_glass=skip_glass,
         )
         self.model, self.levels = model, as_levels(data)

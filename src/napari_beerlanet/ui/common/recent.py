@@ -1,20 +1,18 @@
-"""The user's own folders, and what is remembered in them: models, projects, cell sizes."""
+"""The user's own folders, and the recently used models and projects in them."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import platformdirs
 
 from napari_beerlanet.core.common.storage import atomic_path
 
 _MAX_RECENT = 8
-_MAX_SIZES = 300  # images whose cell size is saved
 _FOLDER_VARIABLE = "NAPARI_BEERLANET_CONFIG"  # replaces both folders
 
 
@@ -64,63 +62,6 @@ class RecentPaths:
             file.parent.mkdir(parents=True, exist_ok=True)
             with atomic_path(file) as unfinished:
                 unfinished.write_text(json.dumps(content, indent=1), encoding="utf-8")
-
-
-class FoundSizes:
-    """Cell sizes in pixels that were found automatically, in a file in the configuration folder.
-
-    They are tried first the next time: those of the same image, or else of the same folder, for the
-    same model, pixel size and shape.
-    """
-
-    @property
-    def file(self) -> Path:
-        """Where they are saved."""
-        return _user_folder(platformdirs.user_config_dir) / "cell-sizes.json"
-
-    def find(self, model: str, image: Path, facts: Sequence[object]) -> float | None:
-        """The size to try first in an image, by the `facts` that it must share with another."""
-        likely = None
-        for entry in self._entries():
-            if entry[0] != model or entry[3] != list(facts):
-                continue
-            if entry[1] == str(image):
-                return float(entry[4])
-            if likely is None and entry[2] == str(image.parent):
-                likely = float(entry[4])
-        return likely
-
-    def add(self, model: str, image: Path, facts: Sequence[object], size: float) -> None:
-        """Save a size; ignored where the user's folder cannot be written to."""
-        new = [model, str(image), str(image.parent), list(facts), round(size, 2)]
-        others = [entry for entry in self._entries() if entry[:2] != new[:2]]
-        with suppress(OSError):
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_path(self.file) as unfinished:
-                content = {"sizes": [new, *others][:_MAX_SIZES]}
-                unfinished.write_text(json.dumps(content, indent=1), encoding="utf-8")
-
-    def _entries(self) -> list[list[Any]]:
-        """Model, image, folder, facts and size of each, the newest first."""
-        try:
-            content = json.loads(self.file.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            return []
-        entries = content.get("sizes") if isinstance(content, dict) else None
-        return (
-            [entry for entry in entries if _is_size_entry(entry)]
-            if isinstance(entries, list)
-            else []
-        )
-
-
-def _is_size_entry(entry: Any) -> bool:
-    return (
-        isinstance(entry, list)
-        and len(entry) == 5
-        and isinstance(entry[4], (int, float))
-        and 1 <= entry[4] < 1e6
-    )
 
 
 RECENT_MODELS = RecentPaths("models", "models.json")

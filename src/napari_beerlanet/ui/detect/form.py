@@ -172,19 +172,13 @@ class DetectForm(QWidget):
         """A name for `pick_device`."""
         return str(self.device.value)
 
-    def settings(
-        self, pixel_size: tuple[float, float] | None = None, size_hint: float | None = None
-    ) -> DetectSettings:
-        """The present settings for an image of this pixel size (y, x) in micrometres.
-
-        `size_hint`: the cell size to try first, where it is automatic.
-        """
+    def settings(self, pixel_size: tuple[float, float] | None = None) -> DetectSettings:
+        """The present settings for an image of this pixel size (y, x) in micrometres."""
         return DetectSettings(
             confidence=self.confidence,
             iou=round(float(self.iou_slider.value), 2),
             object_size=self.object_size,
             pixel_size=pixel_size,
-            size_hint=size_hint,
             skip_glass=bool(self.skip_background.value),
         )
 

@@ -78,8 +78,7 @@ def run_job(job: DetectJob, report: Report) -> DetectResult:
     from napari_beerlanet.ui.viewer.fast_shapes import fast_shapes_supported
 
     started, settings = time.monotonic(), job.settings
-    first = 0.1 if job.model is None else 0.0  # of the progress, for loading the model
-    model = job_model(job, subprogress(report, 0.0, first) or report)
+    model = job_model(job, subprogress(report, 0.0, 0.1) or report)
     height, width = job.plane.shape
     windows = job.windows or ((slice(0, height), slice(0, width)),)
     end = 0.85 if job.show_stains else 0.98
@@ -91,8 +90,7 @@ def run_job(job: DetectJob, report: Report) -> DetectResult:
         iou=settings.iou,
         object_size=settings.object_size,
         pixel_size=settings.pixel_size_yx,
-        size_hint=settings.size_hint,
-        report=subprogress(report, first, end),
+        report=subprogress(report, 0.1, end),
     )
     stains = learned_stains(model, job, subprogress(report, end, 0.98)) if job.show_stains else None
     report_progress(report, 98, 100, "preparing the layer")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 from napari.layers import Image
 from qtpy.QtWidgets import QPushButton, QVBoxLayout, QWidget
@@ -19,7 +18,6 @@ from napari_beerlanet.ui.common.controls import (
 from napari_beerlanet.ui.common.model_picker import dropped_model
 from napari_beerlanet.ui.common.panel import Panel
 from napari_beerlanet.ui.common.progress_bar import TaskProgressBar
-from napari_beerlanet.ui.common.recent import FoundSizes
 from napari_beerlanet.ui.common.session import get_session
 from napari_beerlanet.ui.common.tasks import TaskOutcome
 from napari_beerlanet.ui.detect.form import CellRuler, DetectForm
@@ -35,13 +33,12 @@ from napari_beerlanet.ui.detect.slide_search import (
 from napari_beerlanet.ui.viewer import fast_shapes
 from napari_beerlanet.ui.viewer.empty_state import EmptyState
 from napari_beerlanet.ui.viewer.layers import ImagePicker, LayerListWatcher
-from napari_beerlanet.ui.viewer.planes import Plane, current_plane, layer_path, pixel_size
+from napari_beerlanet.ui.viewer.planes import current_plane, pixel_size
 from napari_beerlanet.ui.viewer.viewport import search_windows
 
 if TYPE_CHECKING:
     from napari import Viewer
 
-_MIN_CELLS_FOR_SIZE = 3  # in an image whose cell size is remembered
 _DEBOUNCE_MS = 15  # movements of the confidence slider within this become one
 
 
@@ -58,7 +55,6 @@ class DetectWidget(Panel):
         self._build()
         self.slide = SlideSearch(self.viewer, self.session, self.detect_task, self)
         self.slide_cache = SlideCache()
-        self._found_sizes: WeakKeyDictionary[Image, dict[str, float]] = WeakKeyDictionary()
         self.ruler = CellRuler(self.viewer, self)
         self._debounce = QSignalDebouncer(parent=self)
         self._debounce.setTimeout(_DEBOUNCE_MS)
@@ -218,7 +214,7 @@ class DetectWidget(Panel):
             self.model.picker.key,
             self.model.loaded,
             self.form.chosen_device,
-            self.form.settings(pixel_size(layer), self._found_size(layer, plane)),
+            self.form.settings(pixel_size(layer)),
             bool(self.form.stains.value),
             entry.path,
             entry.results,
@@ -226,25 +222,6 @@ class DetectWidget(Panel):
             self.form.search_area,
             self.result.unedited_detections(layer, plane.index),
         )
-
-    def _found_size(self, layer: Image, plane: Plane) -> float | None:
-        """The cell size that was found in this image before, or in another one of its folder."""
-        key, path = self.model.picker.key, layer_path(layer)
-        size = self._found_sizes.get(layer, {}).get(key)
-        if size is None and path is not None:
-            size = FoundSizes().find(key, path, _size_facts(layer, plane))
-        return size
-
-    def _save_size(self, layer: Image, result: DetectResult) -> None:
-        """Remember the cell size that was found, to try it first the next time."""
-        job, size = result.job, result.detections.report.get("object_size")
-        asked_for = job.settings.object_size != "auto"
-        if size is None or asked_for or len(result.detections) < _MIN_CELLS_FOR_SIZE:
-            return
-        self._found_sizes.setdefault(layer, {})[job.model_key] = size
-        path = layer_path(layer)
-        if path is not None:
-            FoundSizes().add(job.model_key, path, _size_facts(layer, job.plane), size)
 
     def _done(self, result: DetectResult) -> None:
         source, self._source = self._source, None
@@ -257,7 +234,6 @@ class DetectWidget(Panel):
             self.result.finalise(source, result, self.slide.detection_layer)
         else:
             self.result.show(source, result, *self._display())
-        self._save_size(source, result)
         self.progress_bar.set_message(run_summary(result))
         size = result.detections.report.get("object_size")
         if size is not None:
@@ -311,12 +287,6 @@ class DetectWidget(Panel):
         self.slide.close()
         self.result.close()
         self.model.disconnect_session()
-
-
-def _size_facts(layer: Image, plane: Plane) -> list[list[float]]:
-    """What two images of one magnification share: their pixel size or, without it, their shape."""
-    size = pixel_size(layer)
-    return [list(size)] if size is not None else [[float(side) for side in plane.shape]]
 
 
 def _previous_search_text(search: PreviousSearch) -> str:
