@@ -63,36 +63,6 @@ def max_progress(report: Report | None) -> Report | None:
     return any_thread
 
 
-class WorkProgress:
-    """Progress of several steps whose amounts of work are known before they are done.
-
-    The fraction is the work that is done of all that is expected, so the time left does not climb
-    unless more work turns up than was expected; it never goes back.
-    """
-
-    def __init__(self, report: Report | None, expected: float) -> None:
-        self._report, self._done, self._left = report, 0.0, max(expected, 0.0)
-        self._furthest = 0.0
-
-    def expect(self, left: float) -> None:
-        """So much work is left, as far as is known now."""
-        self._left = max(left, 0.0)
-
-    def step(self, work: float) -> Report:
-        """The report of the next step, which goes from 0 to 1 and is `work` of it all."""
-        first, total = self._done, self._done + max(self._left, work)
-        self._done, self._left = self._done + work, max(self._left - work, 0.0)
-
-        def part(progress: Progress) -> None:
-            fraction = (first + work * progress.fraction) / total if total > 0 else 0.0
-            self._furthest = max(self._furthest, min(fraction, 1.0))
-            if self._report is not None:
-                done = round(_RESOLUTION * self._furthest)
-                self._report(Progress(done, _RESOLUTION, progress.message))
-
-        return part
-
-
 class ThrottledProgress:
     """A report to another process: as plain dicts, at most one per `interval` seconds.
 

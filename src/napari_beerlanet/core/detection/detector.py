@@ -58,7 +58,6 @@ class Detector:
         report: Report | None = None,
         *,
         pixel_size: float | PixelSize | None = _DEFAULTS.pixel_size,
-        size_hint: float | None = _DEFAULTS.size_hint,
         densities: bool = _DEFAULTS.densities,
         batch: int | Literal["auto"] = _DEFAULTS.batch,
     ) -> Detections:
@@ -78,8 +77,6 @@ class Detector:
             Side of tiles in working pixels; an image that is hardly larger is taken whole.
         pixel_size
             Micrometres per pixel, or (y, x).
-        size_hint
-            An object size to try first where `object_size` is "auto", as that of the image before.
         densities
             Add columns "Model channel k mean" and "… sum" (over a box's pixels) for every component
             that the model has learned and, where it knows those of its training, "unlike training"
@@ -93,7 +90,6 @@ class Detector:
             object_size=object_size,
             tile=tile,
             pixel_size=pixel_size,
-            size_hint=size_hint,
             densities=densities,
             batch=batch,
         )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,12 +15,7 @@ from napari_beerlanet.core.boxes.detections import (
     channel_name,
 )
 from napari_beerlanet.core.common.device import describe_device
-from napari_beerlanet.core.common.progress import (
-    Report,
-    WorkProgress,
-    report_progress,
-    subprogress,
-)
+from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
 from napari_beerlanet.core.detection import scale_search, tiling
 from napari_beerlanet.core.detection.inference import InferenceRunner, is_out_of_memory
 from napari_beerlanet.core.detection.scale_search import ScaleChoice, ScaleSample, TrainingSizes
@@ -51,16 +44,7 @@ MIN_SCORE = 0.01
 
 _DEFAULT_TILE = {"cpu": 1024, "mps": 1280, "cuda": 1280}
 _PLAUSIBLE_OBJECT_SIZE = (3.0, 20_000.0)  # image pixels of objects that can be detected at all
-_SEARCH_WINDOWS = 3  # of a large image that are looked at for its objects' size, at most
-_CONFIDENT_SCORE, _MIN_PROBED = 0.4, 12  # detections that suffice to tell their size
-_BLOB_SIDE = 128  # pixels of the thumbnail that is looked at for repeated objects
-_BLOB_WINDOW = 1024  # image pixels of the part of a large image that is looked at for them
-_MUCH_FINER = 1.8  # times: a scale at which the whole image need not be looked at first
-_NEAR = 1.5  # times: scales that are taken for the same by a rough measure
-
-
-def _is_near(scale: float, other: float) -> bool:
-    return 1 / _NEAR <= scale / other <= _NEAR
+_SEARCH_WINDOWS = 3  # of a large image that are looked at for its objects' size
 
 
 class DetectionPipeline:
@@ -87,9 +71,7 @@ class DetectionPipeline:
         self.scale_choice = ScaleChoice(1.0, "")
         self.grid: TileGrid | None = None
         self.fit: StainFit | None = None
-        # What was detected in the whole image, and how, by scale.
-        self._passes: dict[float, tuple[RawDetections, TileGrid | None, StainFit | None]] = {}
-        self._work = WorkProgress(subprogress(report, 0.0, 0.9), 0.0)
+        self._first_pass: tuple[ScaleChoice, RawDetections] | None = None
 
     def _tile_side(self) -> int:
         if self.settings.tile != "auto":
@@ -100,22 +82,15 @@ class DetectionPipeline:
     def choose_scale(self) -> ScaleChoice:
         """The working resolution."""
         settings = self.settings
-        key = (
-            settings.object_size,
-            settings.size_hint,
-            settings.pixel_size_yx,
-            settings.iou,
-            self.tile,
-        )
+        key = (settings.object_size, settings.pixel_size_yx, settings.iou, self.tile)
         cached = self._cached.choices.get(key)
         if cached is not None:
-            choice, self.fit, self._passes, self.grid, notes = cached
+            choice, self.fit, self._first_pass, self.grid, notes = cached
             self.notes += notes
             return choice  # type: ignore[no-any-return]
         choice = self._find_scale()
         if self.tile == self._requested_tile:  # memory sufficed
-            passes = {s: done for s, done in self._passes.items() if s == choice.scale}
-            entry = (choice, self.fit, passes, self.grid, list(self.notes))
+            entry = (choice, self.fit, self._first_pass, self.grid, list(self.notes))
             self._cached.choices[key] = entry
         return choice
 
@@ -155,103 +130,36 @@ class DetectionPipeline:
     def _scale_from_image(self, start: ScaleChoice, typical: float) -> ScaleChoice:
         """Shown whole, as images were in training, if that agrees; else the best scale."""
         tried = scale_search.candidate_scales(typical, self.shape)
-        whole_fits = bool(tried) and tried[0] <= start.scale <= tried[-1]
-        guess, first = self._guess_scale(typical), None
-        self._work = WorkProgress(
-            subprogress(self.report, 0.0, 0.9), self._expected_work(start, guess, whole_fits)
-        )
-        for choice in self._first_looks(start, typical, guess) if whole_fits else ():
-            sample = self._look(choice)
-            first = choice.scale, sample
-            if scale_search.matches_training(sample, self.training_sizes):
-                return choice
-            # Where the sizes lead back to how images were shown in training, that is tried, too.
-            deviation = scale_search.size_deviation(sample, self.training_sizes)
-            if deviation is not None and not _is_near(
-                choice.scale * math.exp(-deviation), start.scale
+        if tried and tried[0] <= start.scale <= tried[-1]:
+            detections = self.detect_at(start, subprogress(self.report, 0.0, 0.1))
+            self._first_pass = (start, detections)
+            if scale_search.matches_training(
+                self._sample(detections, start.scale, math.prod(self.shape)), self.training_sizes
             ):
-                break
-        if self.settings.size_hint is not None:
-            guess = typical / self.settings.size_hint
-        elif max(self.shape) > _BLOB_WINDOW:  # a closer look than at the whole image
-            guess = self._guess_scale(typical, closer=True)
+                return start
+        done = iter(range(1, len(tried) + 4))
+        searching = subprogress(self.report, 0.1, 0.3)
 
         def probe(scale: float) -> ScaleSample:
-            likely = guess or start.scale
-            self._work.expect(2 * self._probe_work(scale) + self._full_work(likely))
+            report_progress(searching, next(done), len(tried) + 3, "finding the objects' size")
             return self._probe(scale)
 
-        best = scale_search.search_scale(
-            probe, typical, self.shape, self.training_sizes, first, guess
-        )
+        best = scale_search.search_scale(probe, typical, self.shape, self.training_sizes)
         if best is None:
             self.notes.append(
                 "No confident detection at any resolution; give object_size in pixels."
             )
         return best or start
 
-    def _first_looks(
-        self, start: ScaleChoice, typical: float, guess: float | None
-    ) -> Iterator[ScaleChoice]:
-        """Scales at which the whole image is looked at before any search, the likeliest first."""
-        hint = self.settings.size_hint
-        if hint is not None:
-            yield ScaleChoice(typical / hint, "as found before")
-        elif guess is not None and start.scale > _MUCH_FINER * guess:
-            # Large cells: a look at them costs a fraction of one at the resolution of training.
-            yield ScaleChoice(guess, "found in the image")
-        yield start
-
-    def _look(self, choice: ScaleChoice) -> ScaleSample:
-        """What is detected at a scale in the whole image; kept in case it is the right one."""
-        detections = self.detect_at(choice)
-        self._passes[choice.scale] = (detections, self.grid, self.fit)
-        sample = self._sample(detections, choice.scale, math.prod(self.shape))
-        return replace(sample, whole=True)
-
-    def _guess_scale(self, typical: float, closer: bool = False) -> float | None:
-        """A likely scale, by the size of what is repeated in the image or in a part of it."""
-        pixels, side = self.pixels, _BLOB_SIDE
-        if closer:
-            ((y, x),) = tiling.busiest_windows(self.pixels, _BLOB_WINDOW, 1)
-            pixels, side = self.pixels[y : y + _BLOB_WINDOW, x : x + _BLOB_WINDOW], 3 * _BLOB_SIDE
-        size = scale_search.blob_size(pixels, side)
-        if size is None or not _PLAUSIBLE_OBJECT_SIZE[0] <= size <= _PLAUSIBLE_OBJECT_SIZE[1]:
-            return None
-        return typical / size
-
-    def _expected_work(self, start: ScaleChoice, guess: float | None, whole_fits: bool) -> float:
-        """Working pixels until the objects are found, by what is known before anything is run."""
-        first = self._full_work(start.scale) if whole_fits else 0.0
-        if guess is None or _is_near(guess, start.scale):
-            return first
-        return first + 2 * self._probe_work(guess) + self._full_work(guess)
-
-    def _full_work(self, scale: float) -> float:
-        """Working pixels of the whole image."""
-        return float(math.prod(self.shape)) * scale**2
-
-    def _probe_work(self, scale: float) -> float:
-        """Working pixels of a probe: the image, or a window of it."""
-        return min(self._full_work(scale), float(self.info["image_size"]) ** 2)
-
     def _probe(self, scale: float) -> ScaleSample:
-        """What is detected at a scale in the whole image or, of a larger one, in some windows.
-
-        As many windows as it takes for a few confident detections.
-        """
+        """What is detected at a scale in the whole image or, of a larger one, in some windows."""
         side = max(round(self.info["image_size"] / scale), 1)
-        windows, parts, area = tiling.busiest_windows(self.pixels, side, _SEARCH_WINDOWS), [], 0
-        if len(windows) == 1 and side >= max(self.shape):
-            return self._look(ScaleChoice(scale, ""))
-        for y, x in windows:
+        corners = tiling.busiest_windows(self.pixels, side, _SEARCH_WINDOWS)
+        parts, area = [], 0
+        for y, x in corners:
             part = self.pixels[y : y + side, x : x + side]
             area += part.shape[0] * part.shape[1]
-            report = self._work.step(self._probe_work(scale))
-            report_progress(report, 0, 1, "finding the objects' size")
             parts.append(self._detect_tiles(part, scale)[0])
-            if sum(int((p.scores >= _CONFIDENT_SCORE).sum()) for p in parts) >= _MIN_PROBED:
-                break
         detections = RawDetections.concatenate(parts)
         return self._sample(detections, scale, area)
 
@@ -265,10 +173,9 @@ class DetectionPipeline:
     def detect_at(self, choice: ScaleChoice, report: Report | None = None) -> RawDetections:
         """Everything above 0.01 at a scale, in image pixels, best first."""
         self.scale_choice = choice
-        if choice.scale in self._passes:
-            detections, self.grid, self.fit = self._passes[choice.scale]
-            return detections
-        report = report or self._work.step(self._full_work(choice.scale))
+        if self._first_pass is not None and self._first_pass[0] == choice:
+            return self._first_pass[1]
+        report = report or subprogress(self.report, 0.3, 0.9)
         detections, self.grid = self._detect_tiles(self.pixels, choice.scale, report)
         largest = scale_search.largest_size(self._sizes, 0.0)
         if len(self.grid.tiles) > 1 and self.tile < 2.5 * largest:

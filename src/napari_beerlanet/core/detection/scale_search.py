@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from napari_beerlanet.core.boxes.annotations import MIN_CLASS_BOXES
-from napari_beerlanet.core.detection.ultralytics_api import cv2
 
 _SIZE_TOLERANCE = math.log(1.3)  # sizes that differ by less than this need no other resolution
 _CONFIDENT_SCORE = 0.4  # of detections that tell the size
@@ -26,24 +25,16 @@ _SIZE_SIGMA = 0.35  # of the bell by which a size of ln ratio x counts in a scal
 _SCALE_STEP = 1.8  # between the scales that are tried
 _OBJECT_SIZE_RANGE = (12.0, 800.0)  # image pixels of the typical objects that are tried
 _MIN_VIEW_SIDE = 48  # working pixels of an image's longer side
-_CLOSE_ENOUGH = 0.1  # of ln size: a difference that needs no correction
-_MAX_STEPS = 4  # in which the sizes of objects are followed
-_BLOB_LEVEL = 0.25  # of the autocorrelation, at the radius that tells a blob's size
-_SIZE_PER_RADIUS = 2.2  # objects' size by that radius, in blood smears
 
 
 @dataclass(frozen=True)
 class ScaleSample:
-    """Detections at one scale in `area` working pixels; sizes (n,) in working pixels.
-
-    `whole`: they are all of the image's, which need not be run again.
-    """
+    """Detections at one scale in `area` working pixels; sizes (n,) in working pixels."""
 
     sizes: npt.NDArray[np.float64]
     labels: npt.NDArray[np.int64]
     scores: npt.NDArray[np.float64]
     area: float
-    whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -176,92 +167,27 @@ def search_scale(
     typical: float,
     shape: tuple[int, int],
     training: TrainingSizes,
-    first: tuple[float, ScaleSample] | None = None,
-    guess: float | None = None,
 ) -> ScaleChoice | None:
-    """The scale at which objects have the sizes of training; None if none is good.
+    """The best of several scales, then refined by the sizes found there; None if none is good.
 
-    `probe` returns the detections at a scale in the whole image or a sample of it; `first` is a
-    scale with its detections that are there already, `guess` another scale that is likely. A
-    network finds objects also at less than half and at nearly twice the size of training, and their
-    sizes tell the right scale: the search follows them from the first scale at which a few are
-    found. Only where that leads to nothing like training all scales are compared.
+    `probe` returns the detections at a scale in the whole image or a sample of it.
     """
-    samples = {} if first is None else {first[0]: first[1]}
-    tried = candidate_scales(typical, shape)
-    starts = [*samples, *([guess] if guess is not None and tried else []), *tried]
-    for scale in starts:
-        if scale not in samples:
-            samples[scale] = probe(scale)
-        if size_deviation(samples[scale], training) is None:
-            continue
-        best = _follow_sizes(probe, scale, samples, training)
-        if matches_training(samples[best], training):
-            deviation = size_deviation(samples[best], training) or 0.0
-            done = samples[best].whole or abs(deviation) < _CLOSE_ENOUGH
-            scale = best if done else best * math.exp(-deviation)
-            return ScaleChoice(scale, f"found with {len(samples)} resolutions")
+    samples = {scale: probe(scale) for scale in candidate_scales(typical, shape)}
     # An empty image has many doubtful detections at the finest scale, which takes the longest.
     good = [scale for scale in samples if (samples[scale].scores >= _MIN_BEST_SCORE).any()]
-    best_or_none = max(good, key=lambda s: scale_quality(samples[s], training), default=None)
-    if best_or_none is None:
+    best = max(good, key=lambda scale: scale_quality(samples[scale], training), default=None)
+    if best is None:
         return None
-    return ScaleChoice(best_or_none, f"best of {len(samples)} resolutions tried")
-
-
-def _follow_sizes(
-    probe: Callable[[float], ScaleSample],
-    scale: float,
-    samples: dict[float, ScaleSample],
-    training: TrainingSizes,
-) -> float:
-    """The scale to which the sizes of objects lead; what is probed is added to `samples`."""
-    for _ in range(_MAX_STEPS):
-        deviation = size_deviation(samples[scale], training)
-        if deviation is None or matches_training(samples[scale], training):
+    for _ in range(2):
+        deviation = size_deviation(samples[best], training)
+        if deviation is None or abs(deviation) < 0.1:
             break
-        following = scale * math.exp(-deviation)
-        if following not in samples:
-            samples[following] = probe(following)
-        if scale_quality(samples[following], training) < scale_quality(samples[scale], training):
+        scale = best * math.exp(-deviation)
+        samples[scale] = probe(scale)
+        if scale_quality(samples[scale], training) < scale_quality(samples[best], training):
             break
-        scale = following
-    return scale
-
-
-def blob_size(pixels: npt.NDArray[np.uint8], side: int) -> float | None:
-    """A rough size in pixels of what is repeated in an image (h, w, 3 or 4); None for nothing.
-
-    Where the autocorrelation of the optical density, of a thumbnail of `side` pixels, falls to a
-    quarter. In blood smears of four laboratories it is within a factor of 1.3 of the red cells in
-    two thirds of the images, and within 1.8 in 98 %.
-    """
-    step = max(max(pixels.shape[:2]) // (2 * side), 1)
-    green = np.asarray(pixels[::step, ::step, 1], np.float32)
-    factor = min(side / max(green.shape), 1.0)
-    size = [max(round(n * factor), 1) for n in green.shape[::-1]]
-    od = -np.log((cv2.resize(green, size, interpolation=cv2.INTER_AREA) + 1) / 256)
-    od = od - cv2.GaussianBlur(od, (0, 0), side / 6)  # uneven illumination
-    height, width = od.shape
-    window = np.outer(np.hanning(height), np.hanning(width)).astype(np.float32)
-    if not window.any():
-        return None
-    od = (od - (od * window).sum() / window.sum()) * window
-    power = np.abs(np.fft.rfft2(od, (2 * height, 2 * width))) ** 2
-    correlation = np.fft.irfft2(power)
-    reach = min(height, width) // 2
-    y, x = np.mgrid[: reach + 1, : reach + 1]
-    radius = np.rint(np.hypot(y, x)).astype(np.int64)
-    sums = np.bincount(radius.ravel(), correlation[: reach + 1, : reach + 1].ravel())
-    profile = sums / np.maximum(np.bincount(radius.ravel()), 1)
-    if not profile[0] > 0:
-        return None
-    below = np.flatnonzero(profile < _BLOB_LEVEL * profile[0])
-    if not len(below):
-        return None
-    low, high = profile[below[0]], profile[below[0] - 1]
-    radius_there = below[0] - 1 + (high - _BLOB_LEVEL * profile[0]) / (high - low)
-    return float(_SIZE_PER_RADIUS * radius_there * step / factor)
+        best = scale
+    return ScaleChoice(best, f"best of {len(samples)} resolutions tried")
 
 
 def candidate_scales(typical: float, shape: tuple[int, int]) -> list[float]:

@@ -51,10 +51,6 @@ class DetectSettings(Settings):
         "auto",
         description="Typical object size in image pixels (√ of a box's area); auto finds it.",
     )
-    size_hint: Annotated[float, Field(ge=1)] | None = Field(
-        None,
-        description="An object size in image pixels to try first where object_size is auto.",
-    )
     tile: Annotated[
         Annotated[int, Field(ge=MIN_TILE)] | Literal["auto"], BeforeValidator(_whole_float)
     ] = Field("auto", description="Side of the tiles in pixels at the working resolution.")
