@@ -219,7 +219,7 @@ STEP_TIPS = {
     Step.TRAINING: "The training is running; it can be stopped above.",
     Step.KEEP: "See the new model beside the one before, and keep or discard it.",
     Step.FIND_AGAIN: "Search the image again, with the model that you have kept.",
-    Step.OPEN_ANOTHER: "The model has learned from this image: go on with the next one.",
+    Step.OPEN_ANOTHER: "The model has learned from this image: continue with the next one.",
 }
 WAITING_STEPS = frozenset({Step.FINDING, Step.ADDING, Step.TRAINING})
 """Steps that only take time."""
