@@ -58,6 +58,18 @@ def test_decisions_and_undo():
     assert review.redo().tolist() == []
 
 
+def test_some_cells_of_a_column_are_those_of_the_whole():
+    review = Review(some())
+    review.accept([3, 5])
+    rows = np.array([5, 0, 29, 3])
+    for name in review.columns:
+        whole = review.column(name)
+        assert len(whole) == 30
+        np.testing.assert_array_equal(review.column(name, rows), whole[rows])
+        np.testing.assert_array_equal(review.column(name, slice(4, 20, 3)), whole[4:20:3])
+        assert review.column(name, slice(0)).dtype == whole.dtype
+
+
 def test_nothing_new_is_no_step():
     review = Review(some())
     review.accept([1])

@@ -144,23 +144,27 @@ class Review:
 
     # --- columns, filters and orders ---
 
-    def column(self, name: str) -> npt.NDArray[Any]:
-        """(n,) values by name: class, confidence, status, area, width, height, x, y, others."""
-        x1, y1, x2, y2 = self.detections.xyxy.T
+    def column(self, name: str, rows: RowIndices | slice = slice(None)) -> npt.NDArray[Any]:
+        """(n,) values by name: class, confidence, status, area, width, height, x, y, others.
+
+        Of `rows` alone where they are given: a few cells cost nothing then, however many there are.
+        """
+        x1, y1, x2, y2 = self.detections.xyxy[rows].T
+        if name == "id":
+            return np.arange(*rows.indices(len(self))) if isinstance(rows, slice) else rows
         if name == "class":
-            return np.array(self.names, dtype=object)[self.labels]
+            return np.array(self.names, dtype=object)[self.labels[rows]]
         if name == "status":
-            return np.array(STATES, dtype=object)[self.status]
+            return np.array(STATES, dtype=object)[self.status[rows]]
         plain: dict[str, Callable[[], npt.NDArray[Any]]] = {
-            "id": lambda: np.arange(len(self)),
-            "confidence": lambda: self.detections.scores,
+            "confidence": lambda: self.detections.scores[rows],
             "area": lambda: (x2 - x1) * (y2 - y1),
             "width": lambda: x2 - x1,
             "height": lambda: y2 - y1,
             "x": lambda: (x1 + x2) / 2,
             "y": lambda: (y1 + y2) / 2,
         }
-        return plain[name]() if name in plain else self.detections.columns[name]
+        return plain[name]() if name in plain else self.detections.columns[name][rows]
 
     @property
     def columns(self) -> list[str]:

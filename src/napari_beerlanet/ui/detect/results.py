@@ -165,12 +165,11 @@ class DetectionResults(QObject):
         }
         self._counts.show_limits(report.get("limits", ""))
         self._counts.show_warnings(report.get("warnings", []))
-        searched = report.get("searched")
+        searched, searched_text = report.get("searched"), ""
         if searched:
             facts["searched"] = AREA_NAMES[searched["area"]].lower()
-        self._counts.show_run(
-            _searched_text(searched, store.xyxy[mask]), layer.can_undo, layer.undone
-        )
+            searched_text = _searched_text(searched, store.xyxy[mask])
+        self._counts.show_run(searched_text, layer.can_undo, layer.undone)
         self._counts.show_counts(ClassCounts(counts, facts), layer.colours)
 
     def _connect_layer(self, layer: DetectionLayer | None) -> None:
@@ -236,10 +235,8 @@ def place_run(
     )
 
 
-def _searched_text(searched: Mapping[str, Any] | None, xyxy: npt.NDArray[Any]) -> str:
-    """Which of the counted boxes (n, 4) are of the last search, where it was of a part only."""
-    if not searched:
-        return ""
+def _searched_text(searched: Mapping[str, Any], xyxy: npt.NDArray[Any]) -> str:
+    """Which of the counted boxes (n, 4) are of the last search, which was of a part only."""
     area = AREA_NAMES[searched["area"]]
     if not searched["kept"]:
         return f"{area} only; the rest of the image was not searched."

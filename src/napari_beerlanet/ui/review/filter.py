@@ -246,8 +246,9 @@ def _selected_item(box: QComboBox) -> frozenset[str] | None:
 
 def _extent(values: Any) -> tuple[float, float]:
     """The range of a column's finite values, with a small margin."""
-    numbers = np.asarray(values, np.float64)
-    numbers = numbers[np.isfinite(numbers)]
+    numbers = np.asarray(values)
+    if len(numbers) and not np.isfinite([numbers.min(), numbers.max()]).all():
+        numbers = numbers[np.isfinite(numbers)]
     if not len(numbers):
         return 0.0, 1.0
     low, high = float(numbers.min()), float(numbers.max())

@@ -34,7 +34,6 @@ class ReviewTableModel(QAbstractTableModel):
         self.review = review
         self.names = review.columns
         self.rows: RowIndices = np.arange(len(review))
-        self._values: dict[str, npt.NDArray[Any]] = {}
 
     def rowCount(self, parent: QModelIndex = _ROOT_INDEX) -> int:
         return 0 if parent.isValid() else len(self.rows)
@@ -55,7 +54,6 @@ class ReviewTableModel(QAbstractTableModel):
 
     def update_cells(self) -> None:
         """Classes or states have changed."""
-        self._values.clear()
         if len(self.rows):
             last = self.index(len(self.rows) - 1, len(self.names) - 1)
             self.dataChanged.emit(self.index(0, 0), last)
@@ -66,9 +64,9 @@ class ReviewTableModel(QAbstractTableModel):
             return None
         row, name = int(self.rows[index.row()]), self.names[index.column()]
         if role == Qt.ItemDataRole.DisplayRole:
-            return cell_text(name, self.values(name)[row])
+            return cell_text(name, self.review.column(name, np.array([row]))[0])
         if role == Qt.ItemDataRole.TextAlignmentRole:
-            return _ALIGN_RIGHT if self.values(name).dtype.kind in "iuf" else None
+            return _ALIGN_RIGHT if self.review.column(name, slice(0)).dtype.kind in "iuf" else None
         if role == Qt.ItemDataRole.BackgroundRole:
             return _STATE_TINTS.get(STATES[self.review.status[row]])
         return None
@@ -81,12 +79,6 @@ class ReviewTableModel(QAbstractTableModel):
             name = self.names[section]
             return _COLUMN_TITLES.get(name, column_label(name))
         return section + 1
-
-    def values(self, name: str) -> npt.NDArray[Any]:
-        """A column of all rows of the review; cached until something changes."""
-        if name not in self._values:
-            self._values[name] = self.review.column(name)
-        return self._values[name]
 
     def sorted_by(self, rows: RowIndices, column: int, descending: bool) -> RowIndices:
         """Rows by the values of a column; equal ones keep their order."""
@@ -103,7 +95,7 @@ class ReviewTableModel(QAbstractTableModel):
             texts, codes = categories[name]
             ranks = np.unique(np.array(texts), return_inverse=True)[1].astype(np.int16)
             return np.asarray(ranks[codes])
-        values = self.values(name)
+        values = self.review.column(name)
         if values.dtype.kind not in "iuf":
             return np.unique(values.astype(str), return_inverse=True)[1].astype(np.int32)
         if values.dtype.kind == "f":
