@@ -21,7 +21,7 @@ import napari_beerlanet as nb
 from napari_beerlanet.core.boxes.geometry import iou
 from napari_beerlanet.core.detection import ultralytics_api  # keeps Ultralytics offline and quiet
 from napari_beerlanet.core.detection.scale_search import largest_size, typical_size
-from napari_beerlanet.core.detection.stain_fit import fit_stain
+from napari_beerlanet.core.stains.front_end import fit_stain
 from napari_beerlanet.samples import blood_smear
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"

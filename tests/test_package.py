@@ -23,7 +23,9 @@ FILES = sorted(SOURCE.rglob("*.py"))
 VIEWER = {"qtpy", "napari", "magicgui", "superqt", "PyQt5", "PyQt6", "PySide2", "PySide6"}
 HEAVY = {"torch", "numba"}
 
-MAX_MODULES, MAX_IN_A_FOLDER = 215, 13
+# 215 until classification came. It has 11: its room has four, core/stains/domain_shift.py is shared
+# with detection; its data, its metrics, three of its training, and its command.
+MAX_MODULES, MAX_IN_A_FOLDER = 226, 13
 
 
 def loaded_after(code: str) -> set[str]:

@@ -78,7 +78,7 @@ def test_an_empty_slide_gives_empty_files(done):
 
 def test_a_second_run_skips_without_loading_the_model(done, capsys, monkeypatch):
     folder, out = done
-    monkeypatch.setattr(checkpoint, "load_checkpoint", lambda *_: pytest.fail("was loaded"))
+    monkeypatch.setattr(checkpoint, "load_detector", lambda *_: pytest.fail("was loaded"))
     assert run("detect", folder / "smear one.png", "--out", out, "--device", "cpu") == 0
     assert "0 done, 1 skipped" in capsys.readouterr().out
 

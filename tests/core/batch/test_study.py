@@ -357,7 +357,7 @@ def test_one_model_per_process(monkeypatch):
     from napari_beerlanet.core.checkpoints import checkpoint
 
     loaded = []
-    monkeypatch.setattr(checkpoint, "load_checkpoint", lambda *given: loaded.append(given) or given)
+    monkeypatch.setattr(checkpoint, "load_detector", lambda *given: loaded.append(given) or given)
     monkeypatch.setattr(image, "_loaded_models", {})
     for _ in range(3):
         image._load_model("a", "", "cpu")

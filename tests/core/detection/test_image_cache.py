@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import napari_beerlanet as nb
-from napari_beerlanet.core.detection import inference, pipeline, stain_fit
+from napari_beerlanet.core.detection import inference, pipeline
 from napari_beerlanet.samples import blood_smear
 
 
@@ -45,7 +45,7 @@ def test_what_ran_before_makes_no_difference(model, image):
 
 
 def test_another_image_is_another_image():
-    memory = stain_fit.ImageCache(images=2)
+    memory = pipeline.ImageCache(images=2)
     pixels = np.arange(300, dtype=np.uint8).reshape(10, 10, 3)
     first = memory.get(pixels)
     assert memory.get(pixels.copy()) is first

@@ -9,8 +9,9 @@ import torch
 
 from discs import SIZES, DiscNetwork, boxes_of, disc_detector, draw, enlivened, scattered
 from napari_beerlanet.core.boxes.geometry import iou
+from napari_beerlanet.core.common.device import is_out_of_memory
 from napari_beerlanet.core.detection.detector import Detector
-from napari_beerlanet.core.detection.inference import is_out_of_memory, select_boxes
+from napari_beerlanet.core.detection.inference import select_boxes
 from napari_beerlanet.core.detection.network import StainDetectionModel
 from napari_beerlanet.samples import blood_smear
 from tinydata import MODEL, NAMES

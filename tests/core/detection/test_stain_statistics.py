@@ -9,8 +9,8 @@ from napari_beerlanet.core.detection.stain_statistics import (
     class_agreement,
     detection_warnings,
     domain_shift_warnings,
-    subsample_pixels,
 )
+from napari_beerlanet.core.stains.domain_shift import subsample_pixels
 from napari_beerlanet.samples import blood_smear, he_field
 
 

@@ -35,9 +35,9 @@ def whole(boxes=(), **rest) -> Annotations:
 
 
 def test_the_grey_is_the_one_that_the_network_takes_for_padding():
-    from napari_beerlanet.core.detection import stain_fit
+    from napari_beerlanet.core.stains import front_end
 
-    assert stain_fit.PADDING_GREY == PADDING_GREY
+    assert front_end.PADDING_GREY == PADDING_GREY
     assert padding_grey({"padding": 114 / 255}) == PADDING_GREY
     assert padding_grey({"padding": None}) == padding_grey({}) == PADDING_GREY
     assert padding_grey({"padding": 0.5}) == 128

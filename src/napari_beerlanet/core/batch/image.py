@@ -204,7 +204,7 @@ _load_lock = threading.Lock()
 
 def _load_model(name: str, sha256: str, device: str) -> Detector:
     """The model, loaded once in a process; it must be the one that the study was started with."""
-    from napari_beerlanet.core.checkpoints.checkpoint import checkpoint_hash, load_checkpoint
+    from napari_beerlanet.core.checkpoints.checkpoint import checkpoint_hash, load_detector
 
     key = (name, sha256, device)
     with _load_lock:
@@ -212,5 +212,5 @@ def _load_model(name: str, sha256: str, device: str) -> Detector:
             if sha256 and checkpoint_hash(name) != sha256:
                 raise FileError(f"{name}: not the model that this study was started with.")
             _loaded_models.clear()
-            _loaded_models[key] = load_checkpoint(name, device)
+            _loaded_models[key] = load_detector(name, device)
         return _loaded_models[key]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from napari_beerlanet.core.checkpoints.info import read_header
+from napari_beerlanet.core.checkpoints.info import CLASSIFIER, DETECTOR, read_header
 from napari_beerlanet.core.common.device import pick_device
 from napari_beerlanet.core.common.messages import system_reason
 from napari_beerlanet.core.common.storage import FileError, atomic_path
@@ -28,6 +28,7 @@ from napari_beerlanet.core.stains.solver.spectra import check_spectra
 if TYPE_CHECKING:
     import torch
 
+    from napari_beerlanet.core.classification.classifier import Classifier
     from napari_beerlanet.core.detection.detector import Detector
 
 SUFFIX = ".safetensors"
@@ -39,26 +40,73 @@ class CheckpointError(FileError):
 
 
 def load_checkpoint(
-    path_or_name: str | os.PathLike[str], device: str | torch.device = "auto"
-) -> Detector:
+    path_or_name: str | os.PathLike[str],
+    device: str | torch.device = "auto",
+    *,
+    backbone: torch.nn.Module | None = None,
+) -> Detector | Classifier:
     """The model in a file (`.safetensors`, or a `.pt` of Ultralytics) or one that is packaged.
 
-    Nothing in the file is executed, and nothing is downloaded. A plain YOLO `.pt` gets a fresh,
-    untrained front end; `info["notes"]` says so. Whatever is wrong with a file is a
-    `CheckpointError` of one sentence.
+    It is a `Detector` or a `Classifier`, as the file says. Nothing in the file is executed, and
+    nothing is downloaded. A plain YOLO `.pt` gets a fresh, untrained front end; `info["notes"]`
+    says so. Whatever is wrong with a file is a `CheckpointError` of one sentence. `backbone` is
+    for a classifier with a backbone that is no network of torchvision: the same network, whose
+    weights are replaced by those of the file.
     """
     path = _resolve(path_or_name)  # before torch is loaded: a name that is wrong is told at once
     chosen = pick_device(device)
     from napari_beerlanet.core.checkpoints.serialize import deserialize_checkpoint, import_pt
+    from napari_beerlanet.core.classification.classifier import Classifier
+    from napari_beerlanet.core.classification.network import ClassificationNetwork
     from napari_beerlanet.core.detection.detector import Detector
 
     with _as_checkpoint_error(path):
-        imported = path.suffix.lower() == ".pt"
-        network, info = import_pt(path) if imported else deserialize_checkpoint(path.read_bytes())
+        network: Any
+        if path.suffix.lower() == ".pt":
+            network, info = import_pt(path)
+        else:
+            network, info = deserialize_checkpoint(path.read_bytes(), backbone)
+    if isinstance(network, ClassificationNetwork):
+        return Classifier(network, info, chosen)
     return Detector(network, info, chosen)
 
 
-def save_checkpoint(model: Detector, path: str | os.PathLike[str]) -> None:
+def load_detector(
+    path_or_name: str | os.PathLike[str], device: str | torch.device = "auto"
+) -> Detector:
+    """`load_checkpoint` where only a detector will do; a classifier is a `CheckpointError`."""
+    _refuse_kind(path_or_name, CLASSIFIER, "it says what crops show, and detects nothing")
+    model: Any = load_checkpoint(path_or_name, device)
+    return model  # type: ignore[no-any-return]
+
+
+def load_classifier(
+    path_or_name: str | os.PathLike[str],
+    device: str | torch.device = "auto",
+    *,
+    backbone: torch.nn.Module | None = None,
+) -> Classifier:
+    """`load_checkpoint` where only a classifier will do; a detector is a `CheckpointError`."""
+    _refuse_kind(path_or_name, DETECTOR, "it finds cells, and does not classify crops")
+    model: Any = load_checkpoint(path_or_name, device, backbone=backbone)
+    return model  # type: ignore[no-any-return]
+
+
+def _refuse_kind(path_or_name: str | os.PathLike[str], kind: str, why: str) -> None:
+    """By the header alone, before the weights cost time; a `.pt` is always a detector."""
+    path = _resolve(path_or_name)
+    found = DETECTOR if path.suffix.lower() == ".pt" else model_kind(read_info(path))
+    if found == kind:
+        wanted = CLASSIFIER if kind == DETECTOR else DETECTOR
+        raise CheckpointError(f"{path}: a {kind}, where a {wanted} is needed: {why}.")
+
+
+def model_kind(info: Mapping[str, Any]) -> str:
+    """ "detector" or "classifier"."""
+    return str(info.get("kind", DETECTOR))
+
+
+def save_checkpoint(model: Detector | Classifier, path: str | os.PathLike[str]) -> None:
     """Write a model to a `.safetensors` file, whole or not at all; same model, same bytes."""
     from napari_beerlanet.core.checkpoints.serialize import serialize_checkpoint
 
@@ -86,7 +134,7 @@ def learned_spectra(path_or_name: str | os.PathLike[str]) -> npt.NDArray[np.floa
     """The spectra (3, r) that a checkpoint's front end has learned (of our own without torch)."""
     path = _resolve(path_or_name)
     if path.suffix.lower() == ".pt":
-        learned = load_checkpoint(path, "cpu").network.stain.spectra
+        learned = load_detector(path, "cpu").network.stain.spectra
         return np.asarray(learned.detach().numpy(), dtype=np.float64)
     read_info(path)  # tells what is wrong with a file that is not ours
     from safetensors import SafetensorError, safe_open
@@ -148,7 +196,7 @@ def _resolve(path_or_name: str | os.PathLike[str]) -> Path:
         if path.stat().st_size == 0:
             raise ValueError("the file is empty")
         if path.stat().st_size > _MAX_FILE_BYTES:
-            raise ValueError("larger than any detection model")
+            raise ValueError("larger than any model")
     return path
 
 

@@ -12,15 +12,18 @@ import math
 import re
 import reprlib
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, BinaryIO, NamedTuple
+from typing import Annotated, Any, BinaryIO, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from napari_beerlanet.core.boxes.classes import is_infected
 from napari_beerlanet.core.checkpoints.layout import check_layout
+from napari_beerlanet.core.classification.settings import FrontEnd, StainSource
 from napari_beerlanet.core.images import Domain
 
 FORMAT_VERSION = 1
+DETECTOR, CLASSIFIER = "detector", "classifier"
+"""Kinds of models, as `info["kind"]` names them; a detector's `info` need not say it."""
 METADATA_KEY = "napari-beerlanet"
 _MAX_HEADER_BYTES = 1 << 24  # bytes of a header; those of the largest models have some 200 000
 _DTYPE_BYTES = {"BOOL": 1, "F16": 2, "F32": 4, "I64": 8}  # bytes per number
@@ -112,8 +115,8 @@ class _ClassDensities(_InfoModel):
     count: _Count
 
 
-class CheckpointInfo(_InfoModel):
-    """The schema of a model's `info`; descriptions are what an entry must be."""
+class _SharedInfo(_InfoModel):
+    """What every model's `info` has; descriptions are what an entry must be."""
 
     name: _Text = Field(description="a short text")
     classes: Annotated[list[_Text], Field(min_length=1, max_length=10_000)] = Field(
@@ -135,22 +138,8 @@ class CheckpointInfo(_InfoModel):
     padding: Annotated[float, Field(ge=0, le=1)] | None = Field(
         description="a number from 0 to 1 or none"
     )
-    image_size: Annotated[int, Field(ge=32, le=16384)] = Field(
-        description="a whole number from 32 to 16384"
-    )
-    pixel_size: Annotated[float, Field(ge=1e-6, le=1e6)] | None = Field(
-        description="a number of micrometres or none"
-    )
-    object_sizes: dict[str, _ObjectSize] = Field(
-        description="a table of low, median, high and count by class"
-    )
     stain_seen: _StainSeen | None = Field(description="background (mean, sd) and spectra, or none")
-    model_yaml: dict[str, Any] = Field(description="the network's layout")
     training: dict[str, Any] | None = Field(description="a table or none")
-    densities_seen: dict[str, _ClassDensities] | None = Field(
-        None,
-        description="none, or mean, sd (one number for each component) and count by class",
-    )
     unknown: Annotated[dict[_Text, list[_Text]], Field(max_length=50)] = Field(
         {}, description="a table of what the model does not know, with the classes it may be called"
     )
@@ -164,21 +153,74 @@ class CheckpointInfo(_InfoModel):
         return classes
 
 
+class CheckpointInfo(_SharedInfo):
+    """The schema of a detector's `info`."""
+
+    image_size: Annotated[int, Field(ge=32, le=16384)] = Field(
+        description="a whole number from 32 to 16384"
+    )
+    pixel_size: Annotated[float, Field(ge=1e-6, le=1e6)] | None = Field(
+        description="a number of micrometres or none"
+    )
+    object_sizes: dict[str, _ObjectSize] = Field(
+        description="a table of low, median, high and count by class"
+    )
+    model_yaml: dict[str, Any] = Field(description="the network's layout")
+    densities_seen: dict[str, _ClassDensities] | None = Field(
+        None,
+        description="none, or mean, sd (one number for each component) and count by class",
+    )
+
+
+class ClassifierInfo(_SharedInfo):
+    """The schema of a classifier's `info`."""
+
+    kind: Literal["classifier"] = Field(description='"classifier"')
+    backbone: Annotated[str, Field(pattern="^[a-z0-9_]{1,60}$")] = Field(
+        description="the name of a network of torchvision"
+    )
+    front_end: FrontEnd = Field(description='"beerlanet", "none" or "grey"')
+    input_size: Annotated[int, Field(ge=16, le=1024)] = Field(
+        description="a whole number from 16 to 1024"
+    )
+    fill: Annotated[float, Field(ge=0.05, le=1)] = Field(description="a number from 0.05 to 1")
+    fit: StainSource = Field(description='"crop" or "image"')
+    normalize: bool = Field(description="true or false")
+    beside_rgb: bool = Field(description="true or false")
+    denoise: bool = Field(description="true or false")
+    standardize: bool = Field(description="true or false")
+    temperature: Annotated[float, Field(ge=0.01, le=100)] = Field(
+        description="a number from 0.01 to 100"
+    )
+
+
 def check_info(info: dict[str, Any]) -> dict[str, Any]:
     """A copy of `info` with its model layout checked; a `ValueError` names what does not fit."""
     if not _is_shallow(info, _MAX_DEPTH):
         raise ValueError("its description is nested too deeply")
+    kind = info.get("kind", DETECTOR)
+    if kind not in (DETECTOR, CLASSIFIER):
+        raise ValueError(f"a model of the kind {reprlib.repr(kind)}, which is not known here")
+    schema: type[_SharedInfo] = ClassifierInfo if kind == CLASSIFIER else CheckpointInfo
     try:
-        checked = CheckpointInfo.model_validate(info)
+        checked = schema.model_validate(info)
     except ValidationError as error:
-        raise ValueError(_first_reason(info, error)) from None
+        raise ValueError(_first_reason(schema, info, error)) from None
     classes = checked.classes
     if len(checked.colours) != len(classes):
         raise ValueError(f"{len(checked.colours)} colours for {len(classes)} classes")
-    if not checked.object_sizes.keys() <= set(classes):
-        raise ValueError("object_sizes names classes that the model does not have")
     if not {name for called in checked.unknown.values() for name in called} <= set(classes):
         raise ValueError("unknown names classes that the model does not have")
+    if isinstance(checked, CheckpointInfo):
+        return {**info, "model_yaml": _check_detector(checked)}
+    return dict(info)
+
+
+def _check_detector(checked: CheckpointInfo) -> dict[str, Any]:
+    """The layout of a detector whose entries fit together."""
+    classes = checked.classes
+    if not checked.object_sizes.keys() <= set(classes):
+        raise ValueError("object_sizes names classes that the model does not have")
     densities = checked.densities_seen or {}
     right_length = all(
         len(values) == checked.components
@@ -186,11 +228,12 @@ def check_info(info: dict[str, Any]) -> dict[str, Any]:
         for values in (entry.mean, entry.sd)
     )
     if not right_length or not densities.keys() <= set(classes):
-        raise ValueError(f"densities_seen must be {_requirement('densities_seen')}")
+        requirement = _requirement(CheckpointInfo, "densities_seen")
+        raise ValueError(f"densities_seen must be {requirement}")
     layout = check_layout(checked.model_yaml)
     if layout["nc"] != len(classes):
         raise ValueError(f"{len(classes)} classes for a network of {layout['nc']}")
-    return {**info, "model_yaml": layout}
+    return layout
 
 
 def limits_text(info: Mapping[str, Any]) -> str:
@@ -227,16 +270,16 @@ def _names_same(class_name: str, what: str) -> bool:
     return what.lower().rstrip("s") in re.sub(r"[_./\\-]+", " ", class_name).lower()
 
 
-def _first_reason(info: dict[str, Any], error: ValidationError) -> str:
+def _first_reason(schema: type[BaseModel], info: dict[str, Any], error: ValidationError) -> str:
     first = error.errors(include_url=False, include_context=False)[0]
     key = str(first["loc"][0])
     if first["type"] == "missing" and len(first["loc"]) == 1:
         return f"its description lacks {key}"
-    return f"{key} must be {_requirement(key)}, not {reprlib.repr(info[key])}"
+    return f"{key} must be {_requirement(schema, key)}, not {reprlib.repr(info[key])}"
 
 
-def _requirement(key: str) -> str:
-    return CheckpointInfo.model_fields[key].description or ""
+def _requirement(schema: type[BaseModel], key: str) -> str:
+    return schema.model_fields[key].description or ""
 
 
 def to_json_types(value: Any) -> Any:

@@ -27,6 +27,9 @@ def headline(info: Mapping[str, Any]) -> str:
         largest = max(tests, key=lambda m: m.get("images") or 0)
         return f"mAP50 {format_score(largest['mAP50'])}{_on_images(largest.get('images'))}"
     images = (training.get("images") or {}).get("val")
+    if metrics.get("balanced_accuracy") is not None and _enough_crops(training):
+        score = format_score(metrics["balanced_accuracy"])
+        return f"balanced accuracy {score} on {count_of(int(images or 0), 'crop')}"
     if metrics.get("mAP50") is None:
         return evidence(training)
     if validation_suffices(training):
@@ -48,6 +51,12 @@ def evidence(training: Mapping[str, Any]) -> str:
         before, after = (100 * pair["mAP50"] for pair in reference)
         forgetting = f"; reference {before:.1f} → {after:.1f} %"
     return ", ".join(parts) + forgetting
+
+
+def _enough_crops(training: Mapping[str, Any]) -> bool:
+    """Whether a classifier's score stands on enough validation crops of every class."""
+    crops = (training.get("crops") or {}).get("val") or {}
+    return bool(crops) and min(crops.values()) >= MIN_CLASS_BOXES
 
 
 def validation_suffices(training: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Read an Ultralytics `.pt` without running any of it.
+"""Read an Ultralytics `.pt`, or a `state_dict` of torch, without running any of it.
 
 A `.pt` is a zip of raw numbers and one pickle, and a pickle is a program that may call whatever it
 names. Ultralytics' restricted loader (`safe_only=True`) still calls constructors of its own
@@ -16,6 +16,7 @@ import sys
 import zipfile
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,6 +45,10 @@ _STORAGE_DTYPES = {
     **{"ShortStorage": "int16", "CharStorage": "int8", "ByteStorage": "uint8"},
     "BoolStorage": "bool",
 }
+_VALUE_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2}
+_VALUE_BYTES |= {"int16": 2, "int8": 1, "uint8": 1, "bool": 1}
+# How torch's format before 1.6 begins: its magic number as a pickle of protocol 2.
+_OLD_FORMAT_START = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."
 _MAX_PICKLE_BYTES = 1 << 25
 _MAX_MODULES, _MAX_DEPTH = 50_000, 40
 
@@ -93,13 +98,41 @@ def read_pt(path: Path) -> PickledModel:
     Weights are torch tensors in the file's types, by their names in the network; the record is
     the checkpoint's own entries as far as they are plain text and numbers.
     """
+    with _open_archive(path, "a .pt of Ultralytics") as archive:
+        return _read_model(archive)
+
+
+def read_state_dict(path: Path) -> dict[str, Any]:
+    """The tensors of a `state_dict` that torch has saved, in its order; or a `ValueError`.
+
+    Also of one that lies under "state_dict" or "model" in the file.
+    """
+    with path.open("rb") as file:
+        old = file.read(len(_OLD_FORMAT_START)) == _OLD_FORMAT_START
+    with _open_archive(path, "a file that torch.save has written", old) as archive:
+        found = _unpickle(archive.read("data.pkl"))
+        for key in ("state_dict", "model"):
+            found = found.get(key, found) if isinstance(found, dict) else found
+        if not isinstance(found, dict):
+            raise _UnsupportedFileError("it holds a whole network, not its state_dict()")
+        tensors = {str(k): v for k, v in found.items() if isinstance(v, StoredTensor)}
+        if not tensors:
+            raise _UnsupportedFileError("it holds no weights")
+        return _load_tensors(archive, tensors)
+
+
+@contextmanager
+def _open_archive(path: Path, what: str, old: bool = False) -> Iterator[_Archive | _OldFile]:
     try:
+        if old:
+            yield _OldFile(path.read_bytes())
+            return
         with zipfile.ZipFile(path) as archive:
-            return _read_model(_Archive(archive, path.stat().st_size))
+            yield _Archive(archive, path.stat().st_size)
     except (_UnsupportedFileError, OSError, MemoryError):
         raise
     except zipfile.BadZipFile as error:
-        raise ValueError("not a .pt of Ultralytics, or cut short or damaged") from error
+        raise ValueError(f"not {what}, or cut short or damaged") from error
     except Exception as error:  # damaged data fail in whatever way
         raise ValueError(f"damaged ({type(error).__name__})") from error
 
@@ -129,12 +162,52 @@ class _Archive:
         return self.archive.read(f"{self.folder}{name}")
 
 
+class _OldFile:
+    """A file of torch before 1.6, as many weights of torchvision still are.
+
+    Five pickles (a magic number, a version, facts on the system, the content, the storages' keys),
+    then of each storage the number of its values and the values.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self.size = len(data)
+        stream = io.BytesIO(data)
+        programs = [_next_pickle(stream, data) for _ in range(5)]
+        system = _unpickle(programs[2])
+        if not isinstance(system, dict) or system.get("little_endian") is not True:
+            raise _UnsupportedFileError("written on a machine of another byte order")
+        self._parts = {"data.pkl": programs[3]}
+        content = _StandInUnpickler(programs[3])
+        content.load()
+        for key in _unpickle(programs[4]):
+            dtype, count = content.storages[str(key)]
+            stated = int.from_bytes(stream.read(8), "little", signed=True)
+            values = stream.read(count * _VALUE_BYTES[dtype])
+            if stated != count or len(values) != count * _VALUE_BYTES[dtype]:
+                raise _UnsupportedFileError("cut short or damaged")
+            self._parts[f"data/{key}"] = values
+
+    def read(self, name: str) -> bytes:
+        if name not in self._parts:
+            raise _UnsupportedFileError(f"its part {name} is missing")
+        return self._parts[name]
+
+
+def _next_pickle(stream: io.BytesIO, data: bytes) -> bytes:
+    start = stream.tell()
+    for _ in pickletools.genops(stream):
+        if stream.tell() - start > _MAX_PICKLE_BYTES:
+            raise _UnsupportedFileError("its table of contents is larger than any model's")
+    return data[start : stream.tell()]
+
+
 class _StandInUnpickler(pickle.Unpickler):
     """Knows containers and tensors; any other class is a stand-in, any other module an error."""
 
     def __init__(self, program: bytes) -> None:
         super().__init__(io.BytesIO(program))
         self._classes: dict[str, type[StandIn]] = {}
+        self.storages: dict[str, tuple[str, int]] = {}  # type and number of values, by key
 
     def find_class(self, module: str, name: str) -> Any:
         # Functions are made anew: a pickle may hang attributes on whatever it gets from here.
@@ -161,11 +234,14 @@ class _StandInUnpickler(pickle.Unpickler):
         return self._classes[origin]
 
     def persistent_load(self, pid: Any) -> tuple[str, str, int]:
-        kind, storage, key, _, count = pid
+        kind, storage, key, _, count, *view = pid  # old files say there which part is meant
         dtype = _STORAGE_DTYPES.get(storage.origin.rpartition(".")[2])
-        if kind != "storage" or dtype is None:
+        if kind != "storage" or dtype is None or any(part is not None for part in view):
             raise _UnsupportedFileError("numbers of an unknown type")
-        return str(key), dtype, int(count)
+        if not isinstance(count, int) or count < 0:
+            raise _UnsupportedFileError("a tensor of no proper shape")
+        self.storages[str(key)] = dtype, count
+        return str(key), dtype, count
 
 
 def _check_stored_tensor(
@@ -184,7 +260,7 @@ def _check_stored_tensor(
     return StoredTensor(key, dtype, offset, tuple(shape), tuple(strides))
 
 
-def _read_model(archive: _Archive) -> PickledModel:
+def _read_model(archive: _Archive | _OldFile) -> PickledModel:
     found = _unpickle(archive.read("data.pkl"))
     model = found.get("ema") or found.get("model") if isinstance(found, dict) else found
     if not isinstance(model, StandIn) or model.origin not in _DETECTION_MODELS:
@@ -247,13 +323,13 @@ def _module_table(state: Mapping[str, Any], kind: str) -> list[tuple[str, Any]]:
     return list(table.items())
 
 
-def _load_tensors(archive: _Archive, parts: dict[str, StoredTensor]) -> dict[str, Any]:
+def _load_tensors(archive: _Archive | _OldFile, parts: dict[str, StoredTensor]) -> dict[str, Any]:
     if sum(math.prod(part.shape) for part in parts.values()) > archive.size:
         raise _UnsupportedFileError("its tensors together are larger than the file")
     return {name: _load_tensor(archive, part) for name, part in parts.items()}
 
 
-def _load_tensor(archive: _Archive, part: StoredTensor) -> Any:
+def _load_tensor(archive: _Archive | _OldFile, part: StoredTensor) -> Any:
     """A copy of a stored tensor."""
     import torch
 

@@ -10,6 +10,7 @@ import copy
 import hashlib
 import io
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from safetensors.torch import load, save
 
 from napari_beerlanet.core.boxes.classes import class_colours
 from napari_beerlanet.core.checkpoints.info import (
+    CLASSIFIER,
     FORMAT_VERSION,
     METADATA_KEY,
     check_info,
@@ -35,12 +37,21 @@ from napari_beerlanet.core.checkpoints.layout import (
     layer_shapes,
 )
 from napari_beerlanet.core.checkpoints.pt_import import PickledModel, read_pt
+from napari_beerlanet.core.classification.network import (
+    OWN_BACKBONE,
+    ClassificationNetwork,
+    backbone_shapes,
+)
+from napari_beerlanet.core.classification.settings import ClassifierSettings
 from napari_beerlanet.core.common.messages import error_detail
-from napari_beerlanet.core.detection.network import PADDING, StainDetectionModel
+from napari_beerlanet.core.detection.network import StainDetectionModel
 from napari_beerlanet.core.detection.ultralytics_api import parse_model
+from napari_beerlanet.core.stains.front_end import PADDING
+from napari_beerlanet.core.stains.layer import BeerLaNet
 from napari_beerlanet.core.stains.settings import DEFAULT_COMPONENTS, DEFAULT_ITERATIONS
 
 Weights = Mapping[str, torch.Tensor]
+Network = StainDetectionModel | ClassificationNetwork
 
 _FLOAT32_PREFIXES = ("stain.", "mix.")  # weights that stay float32
 _UNTRAINED_NOTE = (
@@ -50,28 +61,40 @@ _UNTRAINED_NOTE = (
 _UNFINISHED_NOTE = "Imported from a training that was not finished."
 
 
-def serialize_checkpoint(network: StainDetectionModel, info: Mapping[str, Any]) -> bytes:
+def serialize_checkpoint(network: Network, info: Mapping[str, Any]) -> bytes:
     """A checkpoint of a network; settings that it knows itself are not taken from `info`."""
     weights = _storable_weights(network.state_dict())
     checked = check_info(
         to_json_types({**info, **_network_settings(network), "format": FORMAT_VERSION})
     )
-    _check_layer_shapes(checked, _tensor_shapes(weights))
+    if isinstance(network, StainDetectionModel):
+        _check_layer_shapes(checked, _tensor_shapes(weights))
     described = _info_json({**checked, "checksum": _checksum(checked, weights)})
     return save(weights, {METADATA_KEY: described})
 
 
-def deserialize_checkpoint(data: bytes) -> tuple[StainDetectionModel, dict[str, Any]]:
-    """The network (float32, eval) and the `info` of a checkpoint."""
+def deserialize_checkpoint(
+    data: bytes, backbone: torch.nn.Module | None = None
+) -> tuple[Network, dict[str, Any]]:
+    """The network (float32, eval) and the `info` of a checkpoint.
+
+    `backbone` is the caller's own network, for a classifier that was made with one.
+    """
     info, checksum, tensors = read_header(io.BytesIO(data), len(data))
-    width = _check_layer_shapes(info, {name: shape for name, (_, shape) in tensors.items()})
+    shapes = {name: shape for name, (_, shape) in tensors.items()}
+    classifier = info.get("kind") == CLASSIFIER
+    if classifier:
+        _check_backbone_shapes(info, shapes, backbone)
+    else:
+        width = _check_layer_shapes(info, shapes)
     try:
         weights = load(data)
     except (SafetensorError, KeyError) as error:
         raise ValueError(f"damaged ({error})") from error
     if _checksum(info, weights) != checksum:
         raise ValueError("damaged: its checksum differs from the one that it was written with")
-    network = _build_network(info, width)
+    network: Network
+    network = _build_classifier(info, backbone) if classifier else _build_network(info, width)
     _load_weights(network, weights)
     return network, info
 
@@ -89,6 +112,24 @@ def import_pt(path: Path) -> tuple[StainDetectionModel, dict[str, Any]]:
         }
     _load_weights(network, weights)
     return network, info
+
+
+def describe_classifier(
+    network: ClassificationNetwork, name: str, classes: list[str], **known: Any
+) -> dict[str, Any]:
+    """A complete `info` of a classifier; `known` are the further entries, others are left open."""
+    return {
+        "format": FORMAT_VERSION,
+        "name": name,
+        "classes": list(classes),
+        "colours": class_colours(len(classes)),
+        **_network_settings(network),
+        "temperature": 1.0,
+        "stain_seen": None,
+        "unknown": {},
+        "training": None,
+        **known,
+    }
 
 
 def describe_network(
@@ -152,12 +193,20 @@ def _check_finite(name: str, value: torch.Tensor) -> None:
         raise ValueError(f"{name} holds values that are no numbers (NaN or infinite)")
 
 
-def _network_settings(network: StainDetectionModel) -> dict[str, Any]:
+def _network_settings(network: Network) -> dict[str, Any]:
     """The entries of `info` that the network itself knows."""
-    stain = network.stain
+    if isinstance(network, ClassificationNetwork):
+        own = {"kind": CLASSIFIER, "backbone": network.backbone_name}
+        own |= network.settings.model_dump()
+        trained = _stain_settings(network.stain) if network.has_stain else {}
+        return {"reference_pixels": None, "padding": None, **own, **trained}
+    layout = copy.deepcopy(network.yaml)
+    return {**_stain_settings(network.stain), "light": network.light, "model_yaml": layout}
+
+
+def _stain_settings(stain: BeerLaNet) -> dict[str, Any]:
     keys = ("components", "iterations", "domain", "unit_spectra", "reference_pixels", "padding")
-    own = {key: getattr(stain, key) for key in keys}
-    return {**own, "light": network.light, "model_yaml": copy.deepcopy(network.yaml)}
+    return {key: getattr(stain, key) for key in keys}
 
 
 def _check_layer_shapes(info: dict[str, Any], shapes: Shapes) -> int | None:
@@ -201,7 +250,56 @@ def _build_network(info: dict[str, Any], width: int | None) -> StainDetectionMod
     return network
 
 
-def _load_weights(network: StainDetectionModel, weights: Weights) -> None:
+def _check_backbone_shapes(
+    info: dict[str, Any], shapes: Shapes, backbone: torch.nn.Module | None
+) -> None:
+    """The same for a classifier, so that a file allocates no more than it holds."""
+    prefix = "backbone."
+    mine = {
+        name.removeprefix(prefix): shape
+        for name, shape in shapes.items()
+        if not name.startswith(_FLOAT32_PREFIXES)
+    }
+    available = sum(math.prod(shape) for shape in mine.values())
+    check_shapes(mine, _expected_shapes(info, backbone, available))
+    others = [name for name in shapes if not name.startswith((prefix, *_FLOAT32_PREFIXES))]
+    if others:
+        raise ValueError(f"{len(others)} weights have no place in its network, such as {others[0]}")
+
+
+def _expected_shapes(
+    info: dict[str, Any], backbone: torch.nn.Module | None, available: int
+) -> Shapes:
+    if backbone is not None:
+        return _tensor_shapes(backbone.state_dict())
+    if info["backbone"] == OWN_BACKBONE:
+        raise ValueError(
+            "its backbone is no network of torchvision; give yours, as load_checkpoint(path, "
+            "backbone=…)"
+        )
+    try:
+        return backbone_shapes(info["backbone"], len(info["classes"]), available)
+    except ValueError:
+        raise
+    except Exception as error:  # whatever torchvision raises over a number of classes
+        raise ValueError(f"its network cannot be built ({error_detail(error)})") from error
+
+
+def _build_classifier(
+    info: dict[str, Any], backbone: torch.nn.Module | None
+) -> ClassificationNetwork:
+    """A classifier's network as a checked `info` describes it; random numbers stay as they were."""
+    settings = ClassifierSettings(**{k: info[k] for k in ClassifierSettings.model_fields})
+    own = None if backbone is None else copy.deepcopy(backbone)
+    with torch.random.fork_rng(devices=[]):
+        network = ClassificationNetwork(own or info["backbone"], len(info["classes"]), settings)
+    if network.has_stain:
+        network.stain.reference_pixels = info["reference_pixels"]
+        network.stain.padding = info["padding"]
+    return network.eval()
+
+
+def _load_weights(network: Network, weights: Weights) -> None:
     """Give a network its weights, after a look at every one of them."""
     own = network.state_dict()
     check_shapes(_tensor_shapes(weights), _tensor_shapes(own))

@@ -1,4 +1,4 @@
-"""Choose and describe the torch device (CUDA, MPS, CPU); the only `is_available()` calls."""
+"""Choose and describe the torch device (CUDA, MPS, CPU), its memory; the only `is_available()`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
+
+_OUT_OF_MEMORY_MESSAGES = ("out of memory", "can't allocate memory", "alloc_failed")
 
 
 def pick_device(device: str | torch.device = "auto") -> torch.device:
@@ -56,3 +58,25 @@ def describe_device(device: torch.device) -> str:
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)} ({device})"
     return {"mps": "Apple GPU (mps)", "cpu": "CPU"}.get(device.type, str(device))
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an error says that memory did not suffice; not every device has a class for that."""
+    import torch
+
+    if isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(
+        words in text for words in _OUT_OF_MEMORY_MESSAGES
+    )
+
+
+def free_memory(device: torch.device) -> None:
+    """Give back what a device keeps for later."""
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    elif device.type == "mps":
+        torch.mps.empty_cache()

@@ -16,12 +16,12 @@ from napari_beerlanet.core.boxes.matching import non_max_suppression
 from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
 from napari_beerlanet.core.detection.inference import InferenceRunner
 from napari_beerlanet.core.detection.network import StainDetectionModel
-from napari_beerlanet.core.detection.pipeline import DetectionPipeline, PixelSize
+from napari_beerlanet.core.detection.pipeline import DetectionPipeline, ImageCache, PixelSize
 from napari_beerlanet.core.detection.settings import DetectSettings
-from napari_beerlanet.core.detection.stain_fit import ImageCache
 from napari_beerlanet.core.images.rgb import check_rgb, to_uint8
 from napari_beerlanet.core.stains.decompose import decompose
 from napari_beerlanet.core.stains.decomposition import Decomposition
+from napari_beerlanet.core.stains.front_end import decompose_settings
 
 Window = tuple[slice, slice]
 """Rows and columns, from their first to the one after their last."""
@@ -126,18 +126,7 @@ class Detector:
     @property
     def stain_settings(self) -> dict[str, Any]:
         """How the network decomposes stains, as arguments of `decompose`."""
-        stain = self.network.stain
-        with torch.no_grad():
-            S, lam, gamma = (p.double().cpu() for p in (stain.spectra, stain.lam, stain.gamma))
-        return {
-            "iterations": stain.iterations,
-            "spectra": S.numpy(),
-            "lam": float(lam),
-            "gamma": float(gamma),
-            "domain": stain.domain,
-            "unit_spectra": stain.unit_spectra,
-            "reference_pixels": stain.reference_pixels,
-        }
+        return decompose_settings(self.network.stain)
 
     def to(self, device: torch.device | str) -> Detector:
         """The same model on another device."""

@@ -13,28 +13,18 @@ import torch
 
 from napari_beerlanet.core.boxes.detections import RawDetections
 from napari_beerlanet.core.boxes.matching import non_max_suppression
+from napari_beerlanet.core.common.device import free_memory, is_out_of_memory
 from napari_beerlanet.core.common.progress import Report, report_progress
 from napari_beerlanet.core.common.rectangle import Rectangle
 from napari_beerlanet.core.detection import tiling
 from napari_beerlanet.core.detection.network import StainDetectionModel
-from napari_beerlanet.core.detection.stain_fit import StainFit, fit_stain
 from napari_beerlanet.core.detection.tiling import TileGrid
+from napari_beerlanet.core.stains.front_end import StainFit, fit_stain
 
 BATCH_SIZES = {"cuda": 16, "mps": 4}
 """Tiles per batch by type of device; 1 on others."""
 
 _MAX_DETECTIONS_PER_TILE = 10_000
-_OUT_OF_MEMORY_MESSAGES = ("out of memory", "can't allocate memory", "alloc_failed")
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether an error says that memory did not suffice; not every device has a class for that."""
-    if isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)):
-        return True
-    text = str(error).lower()
-    return isinstance(error, RuntimeError) and any(
-        words in text for words in _OUT_OF_MEMORY_MESSAGES
-    )
 
 
 class InferenceRunner:
@@ -110,10 +100,7 @@ class InferenceRunner:
 
     def free_memory(self) -> None:
         """Give back what the device keeps for later."""
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-        elif self.device.type == "mps":
-            torch.mps.empty_cache()
+        free_memory(self.device)
 
     def _infer_batch(
         self,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import threading
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,27 +16,23 @@ from napari_beerlanet.core.boxes.detections import (
     RawDetections,
     channel_name,
 )
-from napari_beerlanet.core.common.device import describe_device
+from napari_beerlanet.core.common.device import describe_device, is_out_of_memory
 from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
+from napari_beerlanet.core.common.storage import pixel_hash
 from napari_beerlanet.core.detection import scale_search, tiling
-from napari_beerlanet.core.detection.inference import InferenceRunner, is_out_of_memory
+from napari_beerlanet.core.detection.inference import InferenceRunner
 from napari_beerlanet.core.detection.scale_search import ScaleChoice, ScaleSample, TrainingSizes
 from napari_beerlanet.core.detection.settings import MIN_TILE, DetectSettings
-from napari_beerlanet.core.detection.stain_fit import (
-    ImageCacheEntry,
-    StainFit,
-    fit_stain,
-)
 from napari_beerlanet.core.detection.stain_statistics import (
     IndexedColours,
     class_agreement,
     domain_shift_scores,
     measure_boxes,
-    subsample_pixels,
-    summarize_stain,
 )
 from napari_beerlanet.core.detection.tiling import TileGrid
 from napari_beerlanet.core.images.rgb import fill_transparent
+from napari_beerlanet.core.stains.domain_shift import subsample_pixels, summarize_stain
+from napari_beerlanet.core.stains.front_end import StainFit, fit_stain
 
 Pixels = npt.NDArray[np.uint8]
 PixelSize = tuple[float, float]
@@ -45,6 +43,36 @@ MIN_SCORE = 0.01
 _DEFAULT_TILE = {"cpu": 1024, "mps": 1280, "cuda": 1280}
 _PLAUSIBLE_OBJECT_SIZE = (3.0, 20_000.0)  # image pixels of objects that can be detected at all
 _SEARCH_WINDOWS = 3  # of a large image that are looked at for its objects' size
+
+
+@dataclass
+class ImageCacheEntry:
+    """Results for one image: stain `fits` and scale `choices` by the settings they depend on."""
+
+    fits: dict[Any, StainFit] = field(default_factory=dict)
+    choices: dict[Any, Any] = field(default_factory=dict)
+
+
+class ImageCache:
+    """Results for the last few images, recognised by their pixels, so that a second run is faster.
+
+    Detections never depend on it: what is cached is what would be computed again.
+    """
+
+    def __init__(self, images: int = 2) -> None:
+        self._max_images = images
+        self._entries: dict[str, ImageCacheEntry] = {}
+        self._lock = threading.Lock()
+
+    def get(self, pixels: npt.NDArray[np.uint8]) -> ImageCacheEntry:
+        """The entry of an image (H, W, 3 or 4), an empty one where it is new."""
+        key = pixel_hash(pixels)
+        with self._lock:
+            entry = self._entries.pop(key, None) or ImageCacheEntry()
+            self._entries[key] = entry
+            while len(self._entries) > self._max_images:
+                del self._entries[next(iter(self._entries))]
+        return entry
 
 
 class DetectionPipeline:

@@ -18,25 +18,26 @@ import numpy as np
 import numpy.typing as npt
 
 from napari_beerlanet.core.boxes.detections import Detections, RawDetections
+from napari_beerlanet.core.common.device import is_out_of_memory
 from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
 from napari_beerlanet.core.common.rectangle import Rectangle
 from napari_beerlanet.core.detection import tiling
 from napari_beerlanet.core.detection.detector import Detector
-from napari_beerlanet.core.detection.inference import BATCH_SIZES, is_out_of_memory
-from napari_beerlanet.core.detection.pipeline import MIN_SCORE, DetectionPipeline, PixelSize
+from napari_beerlanet.core.detection.inference import BATCH_SIZES
+from napari_beerlanet.core.detection.pipeline import (
+    MIN_SCORE,
+    DetectionPipeline,
+    ImageCacheEntry,
+    PixelSize,
+)
 from napari_beerlanet.core.detection.scale_search import ScaleChoice
 from napari_beerlanet.core.detection.settings import DetectSettings
 from napari_beerlanet.core.detection.slide_pixels import SlidePixels
-from napari_beerlanet.core.detection.stain_fit import (
-    ImageCacheEntry,
-    fit_from_arrays,
-    fit_palette,
-    fit_to_arrays,
-)
 from napari_beerlanet.core.detection.tile_store import TileStore, describe_changes
 from napari_beerlanet.core.detection.tiling import TileGrid
 from napari_beerlanet.core.images.pyramid import as_levels
 from napari_beerlanet.core.images.tissue import TissueMask, find_tissue
+from napari_beerlanet.core.stains.front_end import fit_from_arrays, fit_palette, fit_to_arrays
 from napari_beerlanet.core.stains.palette import Palette
 
 Centres = npt.NDArray[np.float64]

@@ -27,21 +27,15 @@ from numba import njit
 
 from napari_beerlanet.core.boxes.detections import AGREEMENT_COLUMN
 from napari_beerlanet.core.common.threads import chunk_slices, map_chunks
+from napari_beerlanet.core.stains.domain_shift import stain_warnings
 
 if TYPE_CHECKING:
     from napari_beerlanet.core.boxes.detections import Detections
-    from napari_beerlanet.core.detection.stain_fit import StainFit
-
 
 _BLOCK_SIDE = 1024
 _ROWS_PER_TASK = 64  # rows per task: fixed, so that sums do not depend on the number of threads
 _MIN_BOXES_PER_CLASS = 5  # that tell a standard deviation
 _MIN_SD = 0.005  # optical density: about one grey level of a bright pixel
-_SAMPLE_PIXELS = 1 << 17  # that stand for an image
-_MAX_BACKGROUND_SHIFT = 0.55  # of ln intensity, mean of the channels
-_MAX_COLOUR_CAST = 0.45  # the same of one channel against the mean
-_MIN_SPECTRA_COSINE = 0.93
-_MIN_COLOURFULNESS = 0.1  # difference of the channels, as a fraction of the optical density
 _MAX_PIXEL_SIZE_RATIO = 4.0  # times larger or smaller pixels
 _DOUBTFUL_SCORE, _CONFIDENT_SCORE = 0.1, 0.4
 _MAX_DOUBTFUL_RATIO = 4.0  # doubtful boxes for each confident one
@@ -235,31 +229,6 @@ def _size_sigma(size: Mapping[str, float]) -> float:
     return math.log(max(size["high"] / max(size["low"], 1e-3), 1.0)) / 3.29
 
 
-def subsample_pixels(pixels: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Every n-th row and column of an image (H, W, …), about 130 000 pixels."""
-    step = max(1, math.isqrt(math.prod(pixels.shape[:2]) // _SAMPLE_PIXELS))
-    return pixels[::step, ::step]
-
-
-def summarize_stain(fit: StainFit, pixels: npt.NDArray[np.uint8]) -> dict[str, Any]:
-    """Plain numbers on an image's stain: background (3,), spectra (3, r), share of each (r,).
-
-    `pixels` (h, w, 3) are the image or a sample of it.
-    """
-    rows, table = fit.look_up(pixels)
-    counts = np.bincount(rows.ravel(), minlength=len(table))
-    density = counts @ table.astype(np.float64) * np.linalg.norm(fit.spectra, axis=0)
-    total = density.sum()
-    share = density / total if total > 0 else np.zeros_like(density)
-    od = fit.spectra @ (counts @ table.astype(np.float64)) / max(counts.sum(), 1)
-    return {
-        "background": _rounded(fit.background),
-        "spectra": [_rounded(row) for row in fit.spectra],
-        "share": _rounded(share),
-        "optical_density": _rounded(od),
-    }
-
-
 def detection_warnings(
     info: Mapping[str, Any], detections: Detections, pixel_size: tuple[float, float] | None = None
 ) -> list[str]:
@@ -298,40 +267,9 @@ def domain_shift_warnings(
     `stain` is of `summarize_stain`, `pixel_size` (y, x) of the image in micrometres, and `scores`
     are those of all candidates.
     """
-    warnings = _background_warnings(info.get("stain_seen"), stain) if stain else []
+    warnings = stain_warnings(info.get("stain_seen"), stain)
     warnings += _pixel_size_warnings(info.get("pixel_size"), pixel_size)
     return warnings + (_confidence_warnings(scores) if scores is not None else [])
-
-
-def _background_warnings(seen: Mapping[str, Any] | None, stain: Mapping[str, Any]) -> list[str]:
-    if not seen:
-        return []
-    background, usual = np.array(stain["background"]), np.array(seen["background"]["mean"])
-    warnings = []
-    if abs(background.mean() - usual.mean()) > _MAX_BACKGROUND_SHIFT:
-        warnings.append(
-            f"The background has {100 * math.exp(background.mean()):.0f} % of full intensity; in "
-            f"training it had {100 * math.exp(usual.mean()):.0f} %."
-        )
-    elif np.abs(background - background.mean() - usual + usual.mean()).max() > _MAX_COLOUR_CAST:
-        warnings.append("The background has a different colour than in training.")
-    return warnings + _stain_warnings(np.array(seen["spectra"]), stain)
-
-
-def _stain_warnings(usual: npt.NDArray[Any], stain: Mapping[str, Any]) -> list[str]:
-    spectra, share = np.array(stain["spectra"]), np.array(stain["share"])
-    od = np.array(stain["optical_density"])
-    if not share.any():
-        return ["There is hardly any stain in this image."]
-    if od.max() - od.min() < _MIN_COLOURFULNESS * float(np.linalg.norm(od)):
-        return ["The image has hardly any colour; the model was trained on stained slides."]
-    if spectra.shape != usual.shape:
-        return []
-    length = np.linalg.norm(spectra, axis=0) * np.linalg.norm(usual, axis=0)
-    cosine = (spectra * usual).sum(axis=0) / np.where(length > 0, length, 1)
-    if (share * cosine).sum() < _MIN_SPECTRA_COSINE:
-        return ["The stains have different colours than in training."]
-    return []
 
 
 def _pixel_size_warnings(usual: float | None, size: tuple[float, float] | None) -> list[str]:
@@ -356,7 +294,3 @@ def _confidence_warnings(scores: npt.NDArray[Any]) -> list[str]:
         f"The model is uncertain here: {doubtful} doubtful boxes and {confident} confident ones. "
         "Perhaps these are not the objects that it was trained on."
     ]
-
-
-def _rounded(values: npt.NDArray[Any]) -> list[float]:
-    return [round(float(v), 6) for v in values]

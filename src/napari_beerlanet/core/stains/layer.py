@@ -137,13 +137,13 @@ class BeerLaNet(nn.Module):
         self,
         images: Tensor,
         weights: Tensor | None = None,
-        readout: Callable[[Tensor, Tensor], Tensor] | None = None,
+        readout: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None,
     ) -> Tensor:
         """`forward` of checked images, or (N, m, H, W) read out of their densities.
 
-        readout(X, D) takes columns X (c, u), in the solver's domain, and their densities D (r, u)
-        to (m, u). It is the same as a readout of every pixel at the cost of one of every distinct
-        colour.
+        readout(X, D, w) takes columns X (c, u), in the solver's domain, their densities D (r, u)
+        and their weights w (u,) to (m, u). It is the same as a readout of every pixel at the cost
+        of one of every distinct colour.
         """
         with torch.autocast(images.device.type, enabled=False):
             parts = [
@@ -160,7 +160,7 @@ class BeerLaNet(nn.Module):
             for (image, rows), a in zip(parts, done.scale, strict=True):
                 table, scale = image.D, a
                 if readout is not None:
-                    table = readout(image.X, table * a[:, None])
+                    table = readout(image.X, table * a[:, None], image.w)
                     scale = table.new_ones(len(table))
                 planes.append(_colours_to_pixels(table, scale, rows))
         size = images.shape[2:]

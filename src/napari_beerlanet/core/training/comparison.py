@@ -20,7 +20,7 @@ import numpy as np
 
 from napari_beerlanet.core.checkpoints.checkpoint import (
     checkpoint_hash,
-    load_checkpoint,
+    load_detector,
     save_checkpoint,
 )
 from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
@@ -137,8 +137,8 @@ def compare_models(
             f"{folder}: no epoch of the run is finished, so there is no model to compare."
         )
     report_progress(report, 0, 20, "loading both models")
-    before = load_checkpoint(settings["model"], device="cpu")
-    after = load_checkpoint(best, device="cpu")
+    before = load_detector(settings["model"], device="cpu")
+    after = load_detector(best, device="cpu")
     key = {"before": checkpoint_hash(settings["model"]), "after": checkpoint_hash(best)}
     metrics = _read_cache(folder, key, fields)
     if metrics is None:
@@ -239,7 +239,7 @@ def save_best_model(
     model that is there is ever overwritten: a name that is taken gets a number.
     """
     folder = Path(run)
-    model = load_checkpoint(folder / "best.safetensors", device="cpu")
+    model = load_detector(folder / "best.safetensors", device="cpu")
     path = unused_model_path(folder.parents[1], name)
     training = {**(model.info.get("training") or {}), "run": folder.name}
     if comparison is not None:
@@ -252,7 +252,7 @@ def save_best_model(
 
 def record_comparison(path: Path, comparison: ModelComparison) -> dict[str, Any]:
     """Add a comparison to a model that was saved before it was done; returns the new `info`."""
-    model = load_checkpoint(path, device="cpu")
+    model = load_detector(path, device="cpu")
     training = {**(model.info.get("training") or {}), "compared": comparison.to_dict()}
     info = {**model.info, "training": training}
     save_checkpoint(Detector(model.network, info), path)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from napari_beerlanet.core.checkpoints.checkpoint import load_checkpoint
+from napari_beerlanet.core.checkpoints.checkpoint import load_detector
 from napari_beerlanet.core.common.device import describe_device, pick_device
 from napari_beerlanet.core.common.events import EventTail
 from napari_beerlanet.core.common.messages import count_of
@@ -96,7 +96,7 @@ def estimate_duration(
     """
     device = pick_device(settings.devices[0])
     report_progress(report, 0, 3, "loading the model")
-    parent = parent or load_checkpoint(str(settings.model), device="cpu")
+    parent = parent or load_detector(str(settings.model), device="cpu")
     if settings.scope == "stain" and parent.classes != dataset.names:
         raise DataError(
             f"“Stain only” keeps the classes that the model knows ({', '.join(parent.classes)}), "

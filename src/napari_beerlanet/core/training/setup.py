@@ -17,7 +17,7 @@ import torch
 from napari_beerlanet.core.boxes.annotations import MIN_CLASS_BOXES
 from napari_beerlanet.core.boxes.classes import assign_colours
 from napari_beerlanet.core.boxes.geometry import cxcywh_to_xyxy
-from napari_beerlanet.core.checkpoints.checkpoint import checkpoint_hash, load_checkpoint
+from napari_beerlanet.core.checkpoints.checkpoint import checkpoint_hash, load_detector
 from napari_beerlanet.core.checkpoints.info import still_unknown
 from napari_beerlanet.core.checkpoints.serialize import describe_network
 from napari_beerlanet.core.common.events import EventCallback
@@ -80,7 +80,7 @@ def prepare_training(
     assert settings.data is not None
     dataset = read_dataset(settings.data)
     notes = [*few_boxes_notes(dataset), *check_dataset(dataset, ("train", "val"), report)]
-    parent = load_checkpoint(settings.model, device="cpu")
+    parent = load_detector(settings.model, device="cpu")
     settings = resolve_defaults_for(settings, parent, dataset)
     size = training_image_size(settings, parent)
     sample = training_sample(dataset, size)
@@ -173,7 +173,7 @@ def resolve_defaults(settings: TrainSettings) -> TrainSettings:
     if settings.is_resolved or settings.model is None or settings.data is None:
         return settings
     dataset = read_dataset(settings.data)
-    return resolve_defaults_for(settings, load_checkpoint(settings.model, device="cpu"), dataset)
+    return resolve_defaults_for(settings, load_detector(settings.model, device="cpu"), dataset)
 
 
 def resolve_defaults_for(

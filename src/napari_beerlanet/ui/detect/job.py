@@ -130,9 +130,9 @@ def merge_before(job: DetectJob, model: Detector, detections: Detections) -> Det
 def load_model(key: str, device: str, report: Report) -> Detector:
     """The model of a name or path, ready to run."""
     report_progress(report, 0, 1, "loading the model")
-    from napari_beerlanet.core.checkpoints.checkpoint import load_checkpoint
+    from napari_beerlanet.core.checkpoints.checkpoint import load_detector
 
-    model = load_checkpoint(key, device)
+    model = load_detector(key, device)
     report_progress(report, 1, 2, "loading the model")
     assert model.runner is not None  # created now, not at the first image
     return model

@@ -340,11 +340,11 @@ def keep_and_load_model(
     folder: Path, name: str, comparison: ModelComparison | None
 ) -> tuple[Path, Detector]:
     """Save a run's best model under a name; returns its file and the loaded model."""
-    from napari_beerlanet.core.checkpoints.checkpoint import load_checkpoint
+    from napari_beerlanet.core.checkpoints.checkpoint import load_detector
     from napari_beerlanet.core.training.comparison import save_best_model
 
     path = save_best_model(folder, name, comparison)
-    return path, load_checkpoint(path)
+    return path, load_detector(path)
 
 
 def _percent_text(value: float | None) -> str:

@@ -342,13 +342,13 @@ def predict_validation_images(
     folder: Path, data: str, report: Report | None = None
 ) -> tuple[int, list[Picture]]:
     """The last epoch, and the first validation images with the predicted boxes drawn in."""
-    from napari_beerlanet.core.checkpoints.checkpoint import load_checkpoint
+    from napari_beerlanet.core.checkpoints.checkpoint import load_detector
     from napari_beerlanet.core.figures.overlay import draw_overlay
     from napari_beerlanet.core.formats.dataset import read_dataset
     from napari_beerlanet.core.images.files import read_image
 
     report_progress(report, 0, _IMAGE_COUNT)
-    model = load_checkpoint(folder / "last.safetensors", device="cpu")
+    model = load_detector(folder / "last.safetensors", device="cpu")
     pictures = []
     for number, item in enumerate(read_dataset(data).splits.get("val", [])[:_IMAGE_COUNT]):
         report_progress(report, number, _IMAGE_COUNT)

@@ -6,8 +6,8 @@ import torch
 
 from napari_beerlanet.core.detection.detector import Detector
 from napari_beerlanet.core.detection.network import PADDING, StainDetectionModel
-from napari_beerlanet.core.detection.stain_fit import fit_stain
 from napari_beerlanet.core.images.rgb import PADDING_GREY, fill_transparent
+from napari_beerlanet.core.stains.front_end import fit_stain
 from napari_beerlanet.samples import blood_smear
 from tinydata import MODEL
 

@@ -1,0 +1,1 @@
+"""Classification of crops: network, crops of boxes, `Classifier`."""

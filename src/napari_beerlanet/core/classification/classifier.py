@@ -1,0 +1,289 @@
+"""`Classifier`: a trained network that says what crops, or the boxes of an image, show."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from napari_beerlanet.core.boxes.detections import channel_name
+from napari_beerlanet.core.classification.crops import (
+    Pixels,
+    check_crop_boxes,
+    cut_crops,
+    denoise_crop,
+    to_rgb8,
+    whole_crop,
+)
+from napari_beerlanet.core.classification.network import ClassificationNetwork
+from napari_beerlanet.core.classification.settings import StainSource
+from napari_beerlanet.core.common.device import describe_device, free_memory, is_out_of_memory
+from napari_beerlanet.core.common.progress import Report, report_progress
+from napari_beerlanet.core.stains.decompose import decompose
+from napari_beerlanet.core.stains.decomposition import Decomposition
+from napari_beerlanet.core.stains.domain_shift import mean_stain, stain_warnings, summarize_stain
+from napari_beerlanet.core.stains.front_end import StainFit, decompose_settings, fit_stain
+
+BATCH_SIZES = {"cuda": 256, "mps": 64}
+"""Crops per batch by type of device; `_CPU_BATCH` on others."""
+
+_CPU_BATCH = 32
+_SAMPLE_CROPS = 16  # whose stains are compared with those of training
+
+
+@dataclass(frozen=True, eq=False)
+class Classification:
+    """What n crops show.
+
+    `labels` (n,) int64 into `names`, `scores` (n, k) float32 calibrated probabilities that sum to
+    1, in the order of the crops or boxes. `report`: plain facts on how they came about; its
+    "warnings" are sentences on how the image differs from those of training.
+    """
+
+    labels: npt.NDArray[np.int64]
+    scores: npt.NDArray[np.float32]
+    names: list[str]
+    report: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def confidence(self) -> npt.NDArray[np.float32]:
+        """(n,) the probability of the label."""
+        return np.asarray(self.scores.max(1, initial=0.0))
+
+    @property
+    def entropy(self) -> npt.NDArray[np.float32]:
+        """(n,) −Σ p ln p: 0 where one class is certain, ln k where all are as likely."""
+        p = self.scores.astype(np.float64)
+        return np.asarray(-(p * np.log(np.where(p > 0, p, 1))).sum(1), np.float32)
+
+    def counts(self) -> dict[str, int]:
+        """How many there are of each class, in the order of `names`."""
+        numbers = np.bincount(self.labels, minlength=len(self.names))
+        return dict(zip(self.names, numbers.tolist(), strict=True))
+
+    def table(self) -> dict[str, npt.NDArray[Any]]:
+        """Columns (n,) by name: type, its probability, entropy, and the probability of each."""
+        types = np.array(self.names, dtype=object)[self.labels]
+        columns = {"type": types, "probability": self.confidence, "entropy": self.entropy}
+        each = {f"P({name})": self.scores[:, k] for k, name in enumerate(self.names)}
+        return columns | each
+
+
+class Classifier:
+    """What `load_checkpoint` returns for a classifier: `network`, `info`, and its `device`.
+
+    `network` is float32 and as trained; a copy of it does the work. `info` is a plain dict.
+    """
+
+    def __init__(
+        self,
+        network: ClassificationNetwork,
+        info: dict[str, Any],
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.device = torch.device(device)
+        self.network = network.to(self.device).float().eval()
+        self.info = info
+        self._runner: ClassificationNetwork | None = None
+
+    def __repr__(self) -> str:
+        classes = ", ".join(self.info["classes"])
+        return f"Classifier({self.info.get('name', '')!r}: {classes}; on {self.device})"
+
+    def classify(
+        self,
+        images: Any,
+        boxes: Any = None,
+        report: Report | None = None,
+        batch: int | Literal["auto"] = "auto",
+        *,
+        fit: StainSource | None = None,
+    ) -> Classification:
+        """Classify crops, or the boxes of an image.
+
+        Parameters
+        ----------
+        images
+            A list of crops (H, W, 3 or 4), each with its object in the middle, or one; uint8,
+            uint16 or float in [0, 1]. With `boxes`: one image.
+        boxes
+            `Detections`, or (n, 4) x1, y1, x2, y2 in pixels. Crops are cut so that an object takes
+            as much of its crop as in training.
+        batch
+            Crops at a time; halved where memory does not suffice.
+        fit
+            Where stains are fitted: "crop" or "image" (then crops without an image are themselves
+            their image); None is as in training.
+        """
+        if batch != "auto" and (not isinstance(batch, (int, np.integer)) or batch < 1):
+            raise ValueError(
+                f'batch must be a whole number of at least 1 or "auto", not {batch!r}.'
+            )
+        if fit not in (None, "crop", "image"):
+            raise ValueError(f'fit must be "crop" or "image", not {fit!r}.')
+        fit = fit or self.network.settings.fit
+        read, count, whole = self._crop_reader(images, boxes)
+        front = None
+        if whole is not None and fit == "image" and self.network.has_stain:
+            front = fit_stain(self.network, whole)
+        notes: list[str] = []
+        logits = self._run(read, count, front, batch, notes, report)
+        scores = _softmax(logits / float(self.info.get("temperature") or 1.0))
+        facts = {
+            "model": self.info.get("name", ""),
+            "device": describe_device(self.device),
+            "crops": count,
+            "fit": fit,
+            "warnings": self._domain_warnings(read, count),
+            "notes": notes,
+        }
+        report_progress(report, 1, 1, "done")
+        return Classification(scores.argmax(1), scores, self.classes, facts)
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the classes, by label."""
+        return list(self.info["classes"])
+
+    def decompose(self, rgb: Any, report: Report | None = None) -> Decomposition:
+        """The image's stains as the network sees them: K steps from the learned start.
+
+        They are called "Model channel 1" …
+        """
+        channels = tuple(channel_name(k) for k in range(self._stain.components))
+        return decompose(rgb, report=report, **self.stain_settings).with_names(channels)
+
+    @property
+    def stain_settings(self) -> dict[str, Any]:
+        """How the network decomposes stains, as arguments of `decompose`."""
+        return decompose_settings(self._stain)
+
+    @property
+    def _stain(self) -> Any:
+        if not self.network.has_stain:
+            raise ValueError(
+                f"This classifier has no stain front end (front_end is "
+                f'"{self.network.settings.front_end}"); decompose the image by itself.'
+            )
+        return self.network.stain
+
+    def to(self, device: torch.device | str) -> Classifier:
+        """The same model on another device."""
+        return Classifier(copy.deepcopy(self.network), self.info, device)
+
+    @property
+    def runner(self) -> ClassificationNetwork:
+        """A copy of the network for inference, float16 on CUDA; made at the first use."""
+        if self._runner is None:
+            network = copy.deepcopy(self.network).eval().requires_grad_(False)
+            network = network.to(memory_format=torch.channels_last)
+            if self.device.type == "cuda":
+                network = network.half()  # the front end stays float32
+            self._runner = network
+        return self._runner
+
+    # --- crops -----------------------------------------------------------------------------------
+
+    def _crop_reader(
+        self, images: Any, boxes: Any
+    ) -> tuple[Callable[[slice], Pixels], int, Pixels | None]:
+        """A function that gives crops (m, size, size, 3), their number, and the image if any."""
+        settings = self.network.settings
+        size = settings.input_size
+
+        def finish(crops: Pixels) -> Pixels:
+            if not settings.denoise:
+                return crops
+            return np.stack([denoise_crop(crop) for crop in crops]) if len(crops) else crops
+
+        if boxes is not None:
+            pixels = to_rgb8(images)
+            xyxy = check_crop_boxes(getattr(boxes, "xyxy", boxes), pixels.shape[:2])
+            return (
+                lambda part: finish(cut_crops(pixels, xyxy[part], size, settings.fill)),
+                len(xyxy),
+                pixels,
+            )
+        given = _as_list(images)
+
+        def read(part: slice) -> Pixels:
+            crops = [whole_crop(to_rgb8(image), size) for image in given[part]]
+            return finish(np.stack(crops) if crops else np.empty((0, size, size, 3), np.uint8))
+
+        return read, len(given), None
+
+    def _run(
+        self,
+        read: Callable[[slice], Pixels],
+        count: int,
+        front: StainFit | None,
+        batch: int | Literal["auto"],
+        notes: list[str],
+        report: Report | None,
+    ) -> npt.NDArray[np.float64]:
+        """Logits (n, k)."""
+        requested = BATCH_SIZES.get(self.device.type, _CPU_BATCH) if batch == "auto" else int(batch)
+        requested = size = max(min(requested, count), 1)
+        parts: list[npt.NDArray[np.float64]] = []
+        done = 0
+        while done < count:
+            report_progress(report, done, count, "classifying")
+            crops = read(slice(done, done + size))
+            try:
+                parts.append(self._infer(crops, front))
+                done += len(crops)
+                continue
+            except Exception as error:
+                if size == 1 or not is_out_of_memory(error):
+                    raise
+            # Not in the handler: there the error still holds what the batch has in memory.
+            size //= 2
+            free_memory(self.device)
+        if size < requested:
+            notes.append(f"Memory did not suffice for {requested} crops at a time; {size} did.")
+        return np.concatenate([np.empty((0, len(self.classes))), *parts])
+
+    def _infer(self, crops: Pixels, front: StainFit | None) -> npt.NDArray[np.float64]:
+        """Logits (m, k) of crops (m, size, size, 3)."""
+        network = self.runner
+        half = self.device.type == "cuda"
+        with torch.inference_mode():
+            if front is not None:
+                mixed = front.mix_tiles(network, crops)
+            else:
+                planes = np.ascontiguousarray(crops.transpose(0, 3, 1, 2))
+                mixed = network.apply_front_end(torch.from_numpy(planes).to(self.device) / 255)
+            mixed = mixed.to(memory_format=torch.channels_last)
+            logits = network.forward_mixed(mixed.half() if half else mixed)
+        return np.asarray(logits.double().cpu().numpy())
+
+    def _domain_warnings(self, read: Callable[[slice], Pixels], count: int) -> list[str]:
+        """As the detector's; stains of crops are compared with those of training crops."""
+        seen = self.info.get("stain_seen")
+        if not seen or not count or not self.network.has_stain:
+            return []
+        places = np.unique(np.linspace(0, count - 1, min(count, _SAMPLE_CROPS)).round().astype(int))
+        crops = [read(slice(k, k + 1))[0] for k in places]
+        summaries = [summarize_stain(fit_stain(self.network, crop), crop) for crop in crops]
+        return stain_warnings(seen, mean_stain(summaries))
+
+
+def _as_list(images: Any) -> Sequence[Any]:
+    """Crops as a list: of one (H, W, c), of several, or of an array (n, H, W, c)."""
+    if isinstance(images, Sequence) and not isinstance(images, (str, bytes)):
+        return images
+    shape = getattr(images, "shape", ())
+    return images if len(shape) == 4 else [images]
+
+
+def _softmax(logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+    shifted = np.exp(logits - logits.max(1, keepdims=True, initial=-np.inf))
+    return np.asarray(shifted / shifted.sum(1, keepdims=True), np.float32)

@@ -1,0 +1,150 @@
+"""Crops of boxes: each object in the middle of a square, as large as in training.
+
+A crop is the square around a box's centre in which the box's longer side takes the part `fill`,
+resampled to `size` × `size` pixels. What of it lies beyond the image is padding, which the front
+end does not count. Colours stay 8 bit, so that stains are fitted to distinct colours.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+from PIL import Image
+from scipy import ndimage
+
+from napari_beerlanet.core.boxes.geometry import area, check_boxes, clip
+from napari_beerlanet.core.common.messages import count_of
+from napari_beerlanet.core.images.rgb import PADDING_GREY, check_rgb, fill_transparent, to_uint8
+
+Pixels = npt.NDArray[np.uint8]
+
+_MEDIAN_SIDE, _GAUSSIAN_RADIUS, _GAUSSIAN_SIGMA = 11, 10, 1.0  # as in the paper: 21 pixels, σ = 1
+
+
+def to_rgb8(image: Any) -> Pixels:
+    """An image (H, W, 3 or 4) as (H, W, 3) uint8; what alpha hides becomes padding."""
+    return np.ascontiguousarray(fill_transparent(to_uint8(check_rgb(image).pixels)))
+
+
+def check_crop_boxes(xyxy: Any, shape: tuple[int, int]) -> npt.NDArray[np.float64]:
+    """Boxes (n, 4) that crops of an image of `shape` (H, W) can be cut around.
+
+    Boxes without area or outside the image are a `ValueError`.
+    """
+    boxes = np.asarray(check_boxes(xyxy), np.float64)
+    height, width = shape
+    empty = area(boxes) <= 0
+    outside = ~empty & (area(clip(boxes, shape)) <= 0)
+    for wrong, what in (
+        (empty, "no area"),
+        (outside, f"no part in the image of {width} × {height} pixels"),
+    ):
+        if wrong.any():
+            first = int(np.argmax(wrong))
+            more = int(wrong.sum()) - 1
+            others = f", and {count_of(more, 'other box', 'other boxes')} neither" if more else ""
+            raise ValueError(f"Box {first} {boxes[first].tolist()} has {what}{others}.")
+    return boxes
+
+
+def cut_crops(pixels: Pixels, xyxy: npt.ArrayLike, size: int, fill: float) -> Pixels:
+    """Crops (n, size, size, 3) of boxes (n, 4) in an image (H, W, 3) uint8."""
+    boxes = check_crop_boxes(xyxy, pixels.shape[:2])
+    sides = (boxes[:, 2:] - boxes[:, :2]).max(1, initial=0) / fill
+    centres = (boxes[:, :2] + boxes[:, 2:]) / 2
+    crops = np.empty((len(boxes), size, size, 3), np.uint8)
+    for crop, (x, y), side in zip(crops, centres, sides, strict=True):
+        crop[:] = cut_square(pixels, float(x), float(y), float(side), size)
+    return crops
+
+
+def whole_crop(pixels: Pixels, size: int) -> Pixels:
+    """An image (H, W, 3) uint8 that is a crop already, as (size, size, 3); padded to a square."""
+    height, width = pixels.shape[:2]
+    return cut_square(pixels, width / 2, height / 2, float(max(height, width)), size)
+
+
+def cut_square(pixels: Pixels, x: float, y: float, side: float, size: int) -> Pixels:
+    """The square of `side` image pixels around (x, y), as (size, size, 3); beyond it is padding."""
+    crop = np.full((size, size, 3), PADDING_GREY, np.uint8)
+    scale = size / side
+    height, width = pixels.shape[:2]
+    columns = _inside(x - side / 2, width, scale, size)
+    rows = _inside(y - side / 2, height, scale, size)
+    if columns is None or rows is None:
+        return crop
+    (left, right, x1, x2), (top, bottom, y1, y2) = columns, rows
+    # Only what is needed is handed over, with room for the filter, which may reach beyond the box.
+    reach = math.ceil(2 / scale) + 2
+    a, b = max(math.floor(x1) - reach, 0), min(math.ceil(x2) + reach, width)
+    c, d = max(math.floor(y1) - reach, 0), min(math.ceil(y2) + reach, height)
+    part = Image.fromarray(np.ascontiguousarray(pixels[c:d, a:b]))
+    box = (max(x1 - a, 0.0), max(y1 - c, 0.0), min(x2 - a, b - a), min(y2 - c, d - c))
+    resized = part.resize((right - left, bottom - top), Image.Resampling.BILINEAR, box=box)
+    crop[top:bottom, left:right] = np.asarray(resized)
+    return crop
+
+
+def _inside(
+    start: float, length: int, scale: float, size: int
+) -> tuple[int, int, float, float] | None:
+    """Crop pixels (first, after the last) that lie in the image, and its pixels that they show."""
+    # A hundredth of a pixel is no reason to lose a row to padding.
+    first = max(math.ceil(-start * scale - 0.01), 0)
+    last = min(math.floor((length - start) * scale + 0.01), size)
+    if last <= first:
+        return None
+    low, high = start + first / scale, start + last / scale
+    return first, last, min(max(low, 0.0), float(length)), min(max(high, 0.0), float(length))
+
+
+def denoise_crop(crop: Pixels) -> Pixels:
+    """A crop (size, size, 3) after a median filter and a Gaussian blur; padding stays padding."""
+    blank = (crop == PADDING_GREY).all(2)
+    calm = np.empty_like(crop)
+    reach = _MEDIAN_SIDE // 2
+    padded = np.pad(crop, ((reach, reach), (reach, reach), (0, 0)), mode="edge")
+    _median_filter(padded, _MEDIAN_SIDE, calm)
+    smooth = calm.astype(np.float32)
+    for axis in (0, 1):
+        smooth = ndimage.gaussian_filter1d(
+            smooth, _GAUSSIAN_SIGMA, axis, mode="mirror", radius=_GAUSSIAN_RADIUS
+        )
+    result = np.asarray(np.rint(smooth), dtype=np.uint8)
+    result[blank] = PADDING_GREY
+    return result
+
+
+@njit(cache=True, nogil=True)
+def _median_filter(padded, side, out):
+    """Medians of side × side pixels of (h + side − 1, w + side − 1, c) to (h, w, c), by counting.
+
+    The histogram moves along a row; its median moves with it by as much as the counts below say.
+    """
+    height, width, channels = out.shape
+    middle = side * side // 2  # so many values lie below the median
+    for c in range(channels):
+        for y in range(height):
+            counts = np.zeros(256, np.int64)
+            for i in range(side):
+                for j in range(side):
+                    counts[padded[y + i, j, c]] += 1
+            median, below = 0, 0
+            for x in range(width):
+                if x:
+                    for i in range(side):
+                        old, new = padded[y + i, x - 1, c], padded[y + i, x + side - 1, c]
+                        counts[old] -= 1
+                        counts[new] += 1
+                        below += int(new < median) - int(old < median)
+                while below > middle:
+                    median -= 1
+                    below -= counts[median]
+                while below + counts[median] <= middle:
+                    below += counts[median]
+                    median += 1
+                out[y, x, c] = median

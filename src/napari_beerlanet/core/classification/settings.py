@@ -1,0 +1,57 @@
+"""Settings of a classifier: what its network sees of a crop. A checkpoint records them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, get_args
+
+from pydantic import Field
+
+from napari_beerlanet.core.common.settings import Settings
+from napari_beerlanet.core.images import Domain
+from napari_beerlanet.core.stains.settings import DEFAULT_COMPONENTS, DEFAULT_ITERATIONS
+
+FrontEnd = Literal["beerlanet", "none", "grey"]
+FRONT_ENDS: tuple[FrontEnd, ...] = get_args(FrontEnd)
+StainSource = Literal["crop", "image"]
+
+
+class ClassifierSettings(Settings):
+    """How crops are cut, and what stands in front of the backbone."""
+
+    front_end: FrontEnd = Field(
+        "beerlanet",
+        description="What the backbone sees: mixed stain densities, the image itself, or grey.",
+    )
+    input_size: Annotated[int, Field(ge=16, le=1024)] = Field(
+        128, description="Side of a crop in pixels, as the backbone sees it."
+    )
+    fill: Annotated[float, Field(ge=0.05, le=1)] = Field(
+        0.7, description="Part of a crop's side that the longer side of a cell's box takes."
+    )
+    fit: StainSource = Field(
+        "crop",
+        description="Where stains are fitted: in each crop alone, or in the whole image, once for "
+        "all its crops.",
+    )
+    normalize: bool = Field(
+        False,
+        description="Divide each density by its 98th percentile in the crop.",
+    )
+    beside_rgb: bool = Field(
+        False, description="Mix densities with the colours instead of mixing densities alone."
+    )
+    denoise: bool = Field(
+        False, description="Median filter (11 pixels) and Gaussian blur (σ = 1) before all else."
+    )
+    standardize: bool = Field(
+        True, description="Scale the backbone's input to ImageNet's mean and deviation."
+    )
+    light: bool = Field(True, description="Show the backbone the exponential of the mix.")
+    components: Annotated[int, Field(ge=1, le=64)] = Field(
+        DEFAULT_COMPONENTS, description="Stain components that the front end has."
+    )
+    iterations: Annotated[int, Field(ge=1, le=1000)] = Field(
+        DEFAULT_ITERATIONS, description="Iterations of the front end."
+    )
+    domain: Domain = Field("log", description="Beer–Lambert (log), or intensities as they are.")
+    unit_spectra: bool = Field(True, description="Give every stain spectrum unit length.")

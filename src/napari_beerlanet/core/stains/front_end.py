@@ -1,0 +1,281 @@
+"""BeerLaNet as the front end of a network, and its fit to one whole image.
+
+    image (N, 3, H, W) in [0, 1]  ->  densities (N, r, H, W)  ->  1×1 convolution  ->  layer 0
+
+`StainMixing` is what the detector's and the classifier's network have in common. A `StainFit` is
+the learned front end fitted to one whole image, then applied to any part of it: whatever is cut
+from the image or resized, a colour has the same densities everywhere, so tiles have no seams in
+colour, and a tile of nothing but nuclei is not taken for a dark slide.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from napari_beerlanet.core.images import Domain
+from napari_beerlanet.core.images.rgb import FLOAT_FLOOR, PADDING_GREY, to_columns
+from napari_beerlanet.core.stains.layer import BeerLaNet
+from napari_beerlanet.core.stains.palette import Palette, decode, encode, palette_of
+from napari_beerlanet.core.stains.solver import kernels
+from napari_beerlanet.core.stains.solver.columns import ArrayColumns, MapChain
+from napari_beerlanet.core.stains.solver.spectra import default_spectra
+from napari_beerlanet.core.stains.solver.unroll import unroll
+
+PADDING = PADDING_GREY / 255
+"""The grey level of padding in [0, 1]."""
+
+
+class KeepsFloat32(nn.Module):
+    """A module whose parameters follow to another device but not to another floating type."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        def moved(tensor: Tensor) -> Tensor:
+            result = fn(tensor)
+            # Not result.float(): that would keep what half precision has rounded.
+            return tensor.to(result.device) if result.is_floating_point() else result
+
+        return super()._apply(moved, recurse)  # type: ignore[no-untyped-call]
+
+
+class StainFrontEnd(KeepsFloat32, BeerLaNet):
+    """BeerLaNet in front of a network."""
+
+
+class MixConv(KeepsFloat32, nn.Conv2d):
+    """The 1×1 convolution from densities to what the network gets."""
+
+    bias: nn.Parameter
+
+
+class StainMixing:
+    """The front end of a network that has `stain`, `mix` and `light`: images to what layer 0 gets.
+
+    light True: the mix is of logarithms, and layer 0 sees its exponential, the cells under one
+    light. The 1×1 convolution alone is linear in density and leaves the range that a pretrained
+    network knows where stains are darker than in training.
+    """
+
+    stain: StainFrontEnd
+    mix: MixConv
+    light: bool
+
+    def apply_front_end(self, images: Tensor, weights: Tensor | None = None) -> Tensor:
+        """What layer 0 gets (N, 3, H, W) for images (N, 3, H, W) in [0, 1]; padding stays grey.
+
+        `weights` (N, H, W) say how much each pixel counts in the fit.
+        """
+        with torch.autocast(images.device.type, enabled=False):
+            mixed = self.stain.forward_readout(images.float(), weights, self.mix_densities)
+        return mixed.to(images.dtype)
+
+    def mix_densities(self, X: Tensor, D: Tensor, w: Tensor) -> Tensor:
+        """What layer 0 gets (3, u) of columns X (3, u) with densities D (r, u), weights w (u,)."""
+        weight, bias = self.mix.weight.flatten(1).to(D.dtype), self.mix.bias.to(D.dtype)
+        mixed = weight @ self.mix_inputs(X, D, w) + bias[:, None]
+        return torch.where(is_padding(X, self.stain.domain), PADDING, self._to_intensity(mixed))
+
+    def mix_inputs(self, X: Tensor, D: Tensor, w: Tensor) -> Tensor:
+        """What the mix is of, (m, u): the densities."""
+        return D
+
+    def _to_intensity(self, mixed: Tensor) -> Tensor:
+        return mixed.clamp(max=1.0).exp() if self.light else mixed
+
+    @torch.no_grad()
+    def fit_mix(self, images: Sequence[npt.NDArray[np.uint8]] | None = None) -> float:
+        """Fit the mix to the colours of `images` (H, W, 3) uint8; returns the rms error in [0, 1].
+
+        Densities vanish in the background whatever its light, so what comes out is every image
+        under the same, mean light. None takes `typical_colours`.
+        """
+        m = self.mix.in_channels
+        G, P = torch.zeros(3, m + 1, m + 1), torch.zeros(3, m + 1, 1)
+        images = typical_colours() if images is None else images
+        pairs = [self._inputs_and_colours(image) for image in images]
+        for D, x in pairs:
+            # An error in ln x is an error of x times as much in x.
+            w, target = (x, x.clamp(1 / 255).log()) if self.light else (torch.ones_like(x), x)
+            weighted = D[None] * (w**2)[:, None]
+            G += weighted @ D.T
+            P += weighted @ target[..., None]
+        G += 1e-5 * G[:, -1:, -1:] * torch.eye(m + 1)
+        W = torch.linalg.solve(G.double(), P.double()).float()[..., 0]
+        self.mix.weight.copy_(W[:, :-1, None, None])
+        self.mix.bias.copy_(W[:, -1])
+        errors = [((self._to_intensity(W @ D) - x) ** 2).mean() for D, x in pairs]
+        return math.sqrt(float(torch.stack(errors).mean()))
+
+    def _inputs_and_colours(self, image: npt.NDArray[np.uint8]) -> tuple[Tensor, Tensor]:
+        """The mix's inputs and a row of ones (m + 1, n), colours in [0, 1] (3, n), of n pixels."""
+        planes = torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))
+        x = (planes.float() / 255).to(self.mix.weight.device)
+        D = self.stain.forward_readout(x[None], readout=self.mix_inputs)[0].flatten(1)
+        return torch.cat([D, torch.ones_like(D[:1])]), x.flatten(1)
+
+
+def is_padding(X: Tensor, domain: Domain) -> Tensor:
+    """(u,) whether columns X (3, u) have the grey of padding."""
+    grey = math.log(PADDING) if domain == "log" else PADDING
+    return ((X - grey).abs() < 1e-3).all(0)
+
+
+def typical_colours(labs: int = 6, side: int = 96) -> list[npt.NDArray[np.uint8]]:
+    """(side, side, 3) uint8 images of smear-like colours under several lights and stains.
+
+    Rendered by Beer and Lambert from the first two default dyes: half background, two fifths pale
+    cytoplasm, one tenth dark nuclei. Positions mean nothing.
+    """
+    random = np.random.default_rng(0)
+    S = default_spectra(3)
+    images = []
+    for _ in range(labs):
+        pale, dark = random.uniform(0.2, 0.7), random.uniform(0.7, 1.6)
+        D = np.zeros((3, side * side))
+        kind = random.choice(3, D.shape[1], p=[0.5, 0.4, 0.1])
+        D[1, kind > 0] = pale * random.gamma(16.0, 1 / 16, (kind > 0).sum())
+        D[0, kind > 1] = dark * random.gamma(9.0, 1 / 9, (kind > 1).sum())
+        D[2] = 0.02 * random.random(D.shape[1])
+        spectra = np.abs(S + random.normal(0, 0.05, S.shape))
+        light = np.log(random.uniform(0.75, 1.0) * random.uniform(0.92, 1.0, 3))
+        shown = np.exp(light[:, None] - spectra @ D) + random.normal(0, 0.01, D.shape)
+        images.append(np.rint(255 * shown.clip(0, 1)).astype(np.uint8).T.reshape(side, side, 3))
+    return images
+
+
+@dataclass(frozen=True)
+class StainFit:
+    """x₀ (3,), S (3, r) and the map from colours to densities that K learned steps found.
+
+    `codes` (u,) are the colours that it was fitted to, ascending, and `known` (r, u) float64 their
+    densities, which need not be computed again.
+    """
+
+    background: npt.NDArray[np.float64]
+    spectra: npt.NDArray[np.float64]
+    densities: MapChain
+    domain: Domain = "log"
+    codes: npt.NDArray[Any] = field(default_factory=lambda: np.empty(0, np.uint32), repr=False)
+    known: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty((0, 0)), repr=False)
+
+    def mix_tiles(self, network: StainMixing, tiles: npt.NDArray[np.uint8]) -> Tensor:
+        """What layer 0 gets, (N, 3, h, w) float32 on its device, of tiles (N, h, w, 3)."""
+        device = network.mix.weight.device
+        with torch.no_grad():
+            if device.type == "cpu":
+                return torch.stack([self._mix_colours(network, tile) for tile in tiles])
+            return self._mix_pixels(network, torch.from_numpy(tiles).to(device))
+
+    def _mix_colours(self, network: StainMixing, tile: npt.NDArray[np.uint8]) -> Tensor:
+        """One tile (h, w, 3), colour by colour."""
+        X, D, rows = (torch.from_numpy(part) for part in self._colours(tile))
+        w = torch.bincount(rows, minlength=X.shape[1]).masked_fill(is_padding(X, self.domain), 0)
+        mixed = network.mix_densities(X, D, w.to(X.dtype)).float()
+        planes = np.empty((3, len(rows)), np.float32)
+        kernels.look_up_rows(rows.numpy(), mixed.T.contiguous().numpy(), planes)
+        return torch.from_numpy(planes.reshape(3, *tile.shape[:2]))
+
+    def _mix_pixels(self, network: StainMixing, tiles: Tensor) -> Tensor:
+        """Tiles (N, h, w, 3), pixel by pixel: on a GPU that is faster than to sort colours."""
+        n, height, width, _ = tiles.shape
+        x = tiles.permute(3, 0, 1, 2).reshape(3, -1).float() / 255
+        X = x.clamp(FLOAT_FLOOR, None).log() if self.domain == "log" else x
+        D = X.new_zeros((0, X.shape[1]))
+        for step in self.densities.maps:
+            M, N, b = (torch.tensor(t, dtype=X.dtype, device=X.device) for t in step)
+            D = torch.relu(M.T @ D + N.T @ X + b[:, None])
+        D *= torch.tensor(self.densities.scale, dtype=X.dtype, device=X.device)[:, None]
+        w = (~is_padding(X, self.domain)).to(X.dtype)
+        parts = (t.reshape(*t.shape[:-1], n, -1).unbind(-2) for t in (X, D, w))
+        mixed = [network.mix_densities(*tile) for tile in zip(*parts, strict=True)]
+        return torch.stack(mixed).reshape(n, 3, height, width)
+
+    def planes(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+        """Densities (r, h, w) float32 of pixels (h, w, 3)."""
+        rows, table = self.look_up(pixels)
+        planes = np.empty((table.shape[1], rows.size), np.float32)
+        kernels.look_up_rows(rows.ravel(), table, planes)
+        return planes.reshape(-1, *rows.shape)
+
+    def look_up(
+        self, pixels: npt.NDArray[np.uint8]
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+        """Rows (h, w) of pixels (h, w, 3) in a table (u, r) float32 of their colours' densities."""
+        _, D, rows = self._colours(pixels)
+        return rows.reshape(pixels.shape[:2]), np.ascontiguousarray(D.T, dtype=np.float32)
+
+    def _colours(
+        self, pixels: npt.NDArray[np.uint8]
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.int32]]:
+        """Columns X (3, u) and densities D (r, u) of the distinct colours; each pixel's row."""
+        found, _, rows = kernels.unique_codes(encode(pixels.reshape(-1, 3)))
+        X = to_columns(decode(found, np.uint8), self.domain)
+        place = np.minimum(np.searchsorted(self.codes, found), max(len(self.codes) - 1, 0))
+        new = self.codes[place] != found if len(self.codes) else np.ones(len(found), bool)
+        if new.all():
+            return X, self.densities(X), rows
+        D = self.known[:, place]
+        if new.any():
+            D[:, new] = self.densities(np.ascontiguousarray(X[:, new]))
+        return X, D, rows
+
+
+def decompose_settings(stain: BeerLaNet) -> dict[str, Any]:
+    """How a front end decomposes stains, as arguments of `decompose`."""
+    with torch.no_grad():
+        S, lam, gamma = (p.double().cpu() for p in (stain.spectra, stain.lam, stain.gamma))
+    return {
+        "iterations": stain.iterations,
+        "spectra": S.numpy(),
+        "lam": float(lam),
+        "gamma": float(gamma),
+        "domain": stain.domain,
+        "unit_spectra": stain.unit_spectra,
+        "reference_pixels": stain.reference_pixels,
+    }
+
+
+def fit_stain(network: StainMixing, pixels: npt.NDArray[np.uint8]) -> StainFit:
+    """Fit the front end to an image (H, W, 3) uint8; pixels of the padding's grey weigh zero."""
+    return fit_palette(network, palette_of(np.ascontiguousarray(pixels).reshape(-1, 3)))
+
+
+def fit_palette(network: StainMixing, palette: Palette) -> StainFit:
+    """Fit the front end to the colours of an image and their counts."""
+    stain: Any = network.stain
+    colours = palette.colours
+    w = np.where((colours == PADDING_GREY).all(1), 0.0, palette.counts)
+    columns = ArrayColumns(to_columns(colours, stain.domain), w, stain.reference_pixels)
+    with torch.no_grad():
+        learned = [p.double().cpu().numpy() for p in (stain.spectra, stain.lam, stain.gamma)]
+    settings = {"iterations": stain.iterations, "unit_spectra": stain.unit_spectra}
+    done = unroll([columns], learned[0], *(float(p) for p in learned[1:]), **settings)
+    maps = [(M[0], N[0], b[0]) for M, N, b in done.maps]
+    chain = MapChain(maps, done.scale[0])
+    known = columns.D * chain.scale[:, None]
+    return StainFit(done.background[0], done.spectra[0], chain, stain.domain, palette.codes, known)
+
+
+def fit_to_arrays(fit: StainFit) -> dict[str, npt.NDArray[Any]]:
+    """A fit as plain arrays."""
+    arrays = {"background": fit.background, "spectra": fit.spectra, "scale": fit.densities.scale}
+    for k, step in enumerate(fit.densities.maps):
+        arrays |= {f"{name}{k}": np.asarray(part) for name, part in zip("MNb", step, strict=True)}
+    return {**arrays, "domain": np.array(fit.domain), "codes": fit.codes, "known": fit.known}
+
+
+def fit_from_arrays(arrays: dict[str, npt.NDArray[Any]]) -> StainFit:
+    """The inverse of `fit_to_arrays`."""
+    count = sum(name.startswith("M") for name in arrays)
+    maps = [(arrays[f"M{k}"], arrays[f"N{k}"], arrays[f"b{k}"]) for k in range(count)]
+    chain = MapChain(maps, arrays["scale"])
+    domain: Any = str(arrays["domain"])
+    known = arrays["codes"], arrays["known"]
+    return StainFit(arrays["background"], arrays["spectra"], chain, domain, *known)

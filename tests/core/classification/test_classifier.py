@@ -1,0 +1,234 @@
+"""`Classifier`: crops and boxes, batches, memory, progress, calibration, warnings."""
+
+import numpy as np
+import pytest
+import torch
+
+from napari_beerlanet.core.boxes.detections import Detections
+from napari_beerlanet.core.classification.classifier import Classification
+from napari_beerlanet.core.classification.crops import cut_crops, denoise_crop, whole_crop
+from napari_beerlanet.core.common.progress import Cancelled
+from napari_beerlanet.core.stains.domain_shift import describe_stains
+from napari_beerlanet.core.stains.front_end import fit_stain
+from tinyclasses import TYPES, cell, tiny_classifier
+
+
+@pytest.fixture(scope="module")
+def clf():
+    return tiny_classifier()
+
+
+@pytest.fixture(scope="module")
+def crops():
+    return [cell(kind, seed) for seed in range(4) for kind in TYPES]
+
+
+@pytest.fixture(scope="module")
+def field():
+    """Six cells of known places in one image, and their boxes."""
+    image = np.full((70, 100, 3), (228, 222, 232), np.uint8)
+    boxes = []
+    for k in range(6):
+        y, x = 4 + 33 * (k // 3), 3 + 33 * (k % 3)
+        image[y : y + 30, x : x + 30] = cell(TYPES[k % 2], k)
+        boxes.append([x + 4.5, y + 4.5, x + 25.5, y + 25.5])
+    return image, np.array(boxes)
+
+
+def test_what_comes_out(clf, crops):
+    result = clf.classify(crops)
+    assert len(result) == 8
+    assert (result.labels.dtype, result.scores.dtype) == (np.int64, np.float32)
+    assert result.scores.shape == (8, 2)
+    assert result.names == TYPES
+    np.testing.assert_allclose(result.scores.sum(1), 1, rtol=1e-6)
+    np.testing.assert_array_equal(result.labels, result.scores.argmax(1))
+    np.testing.assert_array_equal(result.confidence, result.scores.max(1))
+    p = result.scores.astype(float)
+    np.testing.assert_allclose(result.entropy, -(p * np.log(p)).sum(1), rtol=1e-5)
+    assert sum(result.counts().values()) == 8
+    assert list(result.table()) == ["type", "probability", "entropy", "P(dark)", "P(pale)"]
+    assert result.report["crops"] == 8
+
+
+def test_entropy_of_certainty_is_zero():
+    sure = Classification(np.array([0]), np.array([[1, 0]], np.float32), TYPES)
+    assert sure.entropy[0] == 0
+
+
+@pytest.mark.parametrize("batch", [1, 3, 100, "auto"])
+def test_batches_make_no_difference(clf, crops, batch):
+    expected = clf.classify(crops, batch=8).scores
+    np.testing.assert_allclose(clf.classify(crops, batch=batch).scores, expected, atol=1e-6)
+
+
+def test_one_crop_a_stack_and_other_types(clf, crops):
+    expected = clf.classify(crops).scores
+    np.testing.assert_array_equal(clf.classify(np.stack(crops)).scores, expected)
+    np.testing.assert_allclose(clf.classify(crops[0]).scores, expected[:1], atol=1e-6)
+    floats = [crop / 255 for crop in crops]
+    np.testing.assert_array_equal(clf.classify(floats).scores, expected)
+    deep = [crop.astype(np.uint16) * 257 for crop in crops]
+    np.testing.assert_array_equal(clf.classify(deep).scores, expected)
+    assert clf.classify([]).scores.shape == (0, 2)
+
+
+def test_boxes_of_an_image_are_their_crops(clf, field):
+    image, boxes = field
+    settings = clf.network.settings
+    expected = clf.classify(list(cut_crops(image, boxes, settings.input_size, settings.fill)))
+    found = clf.classify(image, boxes=boxes)
+    np.testing.assert_allclose(found.scores, expected.scores, atol=1e-6)
+    none = clf.classify(image, boxes=np.empty((0, 4)))
+    assert len(none) == 0
+
+
+def test_boxes_may_be_detections_in_their_order(clf, field):
+    image, boxes = field
+    found = Detections(boxes, np.zeros(6, int), np.linspace(0.9, 0.4, 6), ["WBC"])
+    np.testing.assert_array_equal(
+        clf.classify(image, boxes=found).scores, clf.classify(image, boxes=found.xyxy).scores
+    )
+
+
+def test_stains_of_the_whole_image(field):
+    """One fit for all crops: what the network would see of the image, cut."""
+    clf = tiny_classifier(fit="image")
+    image, boxes = field
+    found = clf.classify(image, boxes=boxes)
+    fit = fit_stain(clf.network, image)
+    crops = cut_crops(image, boxes, 24, clf.network.settings.fill)
+    with torch.no_grad():
+        logits = clf.network.forward_mixed(fit.mix_tiles(clf.network, crops))
+    np.testing.assert_allclose(found.scores, logits.softmax(1), atol=1e-6)
+    assert found.report["fit"] == "image"
+    alone = clf.classify(image, boxes=boxes, fit="crop")
+    assert np.abs(found.scores - alone.scores).max() > 1e-4
+
+
+@pytest.mark.parametrize("options", [{"normalize": True}, {"beside_rgb": True}], ids=str)
+def test_pixels_and_colours_give_the_same(field, options):
+    """On a GPU pixels are mapped one by one, on the CPU colours."""
+    clf = tiny_classifier(**options)
+    image, boxes = field
+    image[:3] = 114
+    fit, crops = fit_stain(clf.network, image), cut_crops(image, boxes, 24, 0.7)
+    with torch.no_grad():
+        by_colour = fit.mix_tiles(clf.network, crops)
+        by_pixel = fit._mix_pixels(clf.network, torch.from_numpy(crops))
+    torch.testing.assert_close(by_pixel, by_colour, atol=1e-4, rtol=1e-4)
+
+
+def test_denoising_comes_before_all_else(crops):
+    plain, calm = tiny_classifier(), tiny_classifier(denoise=True)
+    calm.network.load_state_dict(plain.network.state_dict())
+    denoised = [denoise_crop(whole_crop(crop, 24)) for crop in crops]
+    found = calm.classify(crops).scores
+    np.testing.assert_array_equal(found, plain.classify(denoised).scores)
+    assert np.abs(found - plain.classify(crops).scores).max() > 1e-4
+
+
+def test_temperature_softens_and_changes_no_label(clf, crops):
+    hot = tiny_classifier(info={"temperature": 3.0})
+    first, second = clf.classify(crops), hot.classify(crops)
+    np.testing.assert_array_equal(first.labels, second.labels)
+    logit = np.log(first.scores[:, 0] / first.scores[:, 1])
+    np.testing.assert_allclose(
+        np.log(second.scores[:, 0] / second.scores[:, 1]), logit / 3, atol=1e-5
+    )
+
+
+def test_where_memory_does_not_suffice(crops, monkeypatch):
+    clf = tiny_classifier()
+    sizes = []
+    whole = clf.runner.forward_mixed
+
+    def scarce(mixed):
+        sizes.append(len(mixed))
+        if len(mixed) > 2:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return whole(mixed)
+
+    monkeypatch.setattr(clf.runner, "forward_mixed", scarce)
+    result = clf.classify(crops)
+    assert sizes == [8, 4, 2, 2, 2, 2]
+    assert result.report["notes"] == ["Memory did not suffice for 8 crops at a time; 2 did."]
+    np.testing.assert_allclose(result.scores, tiny_classifier().classify(crops).scores, atol=1e-6)
+
+
+def test_other_errors_are_not_taken_for_too_little_memory(crops, monkeypatch):
+    clf = tiny_classifier()
+
+    def broken(mixed):
+        raise RuntimeError("sizes do not match")
+
+    monkeypatch.setattr(clf.runner, "forward_mixed", broken)
+    with pytest.raises(RuntimeError, match="sizes do not match"):
+        clf.classify(crops)
+
+
+def test_progress_and_cancel(clf, crops):
+    told = []
+    clf.classify(crops, None, told.append, batch=3)
+    assert [(p.done, p.total) for p in told] == [(0, 8), (3, 8), (6, 8), (1, 1)]
+
+    def stop(progress):
+        if progress.done == 3:
+            raise Cancelled
+
+    with pytest.raises(Cancelled):
+        clf.classify(crops, report=stop, batch=3)
+
+
+def test_a_strange_stain_is_told(crops):
+    clf = tiny_classifier()
+    clf.info["stain_seen"] = describe_stains([fit_stain(clf.network, crop) for crop in crops])
+    assert clf.classify(crops).report["warnings"] == []
+    dark = [(crop * 0.4).astype(np.uint8) for crop in crops]
+    (warning,) = clf.classify(dark).report["warnings"]
+    assert warning.startswith("The background has ")
+    inverted = [255 - crop for crop in crops]
+    assert clf.classify(inverted).report["warnings"]
+
+
+@pytest.mark.parametrize("front_end", ["none", "grey"])
+def test_without_a_stain_front_end(crops, front_end):
+    clf = tiny_classifier(front_end=front_end, fit="image")
+    assert len(clf.classify(crops)) == 8
+    assert len(clf.classify(crops[0], boxes=[[3, 3, 20, 20]])) == 1
+    with pytest.raises(ValueError, match="no stain front end"):
+        clf.decompose(crops[0])
+
+
+def test_decompose_is_what_the_network_sees(clf, crops):
+    d = clf.decompose(crops[0])
+    x = torch.from_numpy(crops[0].transpose(2, 0, 1).copy())[None].float() / 255
+    with torch.no_grad():
+        seen = clf.network.stain(x)[0]
+    np.testing.assert_allclose(d.densities, seen, atol=1e-5)
+    assert d.labels[0] == "Model channel 1"
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda c, x: c.classify(x, boxes=[[0, 0, 0, 5]]), "no area"),
+        (lambda c, x: c.classify(x, boxes=[[500, 0, 510, 5]]), "no part in the image"),
+        (lambda c, x: c.classify(x, boxes=[1, 2, 3, 4]), "shape"),
+        (lambda c, x: c.classify(x[..., 0]), "Not an RGB image"),
+        (lambda c, x: c.classify("cells.png"), "Expected an image array"),
+        (lambda c, x: c.classify(x, batch=0), "batch must be"),
+        (lambda c, x: c.classify(x, fit="slide"), "fit must be"),
+    ],
+)
+def test_wrong_input_is_one_sentence(clf, crops, call, words):
+    with pytest.raises(ValueError, match=words) as caught:
+        call(clf, crops[0])
+    assert "\n" not in str(caught.value)
+
+
+def test_on_another_device_it_is_the_same_model(clf, crops):
+    again = clf.to("cpu")
+    np.testing.assert_array_equal(again.classify(crops).scores, clf.classify(crops).scores)
+    assert "tiny" in repr(again)
+    assert again.classes == TYPES
