@@ -1,4 +1,4 @@
-"""Evaluate a detector on a dataset: mAP, precision, recall, F1, curves and confusion matrix.
+"""Evaluate a model on a dataset; of a detector: mAP, precision, recall, F1, curves, confusion.
 
 Measured on what `Detector.detect` gives a user, choice of the object size included. The reference,
 a set of synthetic images, measures catastrophic forgetting after fine-tuning. They are drawn anew
@@ -18,10 +18,12 @@ import numpy.typing as npt
 from napari_beerlanet.core.boxes.annotations import Annotations
 from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.boxes.geometry import cxcywh_to_xyxy
+from napari_beerlanet.core.classification.classifier import Classifier
 from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
 from napari_beerlanet.core.detection.detector import Detector
 from napari_beerlanet.core.detection.scale_search import typical_size
 from napari_beerlanet.core.detection.settings import DetectSettings
+from napari_beerlanet.core.evaluation.classification import evaluate_classifier
 from napari_beerlanet.core.evaluation.live import LabelledBoxes, LiveEvaluation
 from napari_beerlanet.core.evaluation.metrics import SampledCurves
 from napari_beerlanet.core.formats.dataset import Dataset, check_dataset, read_dataset
@@ -40,23 +42,36 @@ _DEFAULTS = DetectSettings()
 
 
 def evaluate(
-    model: Detector,
+    model: Detector | Classifier,
     data: str | os.PathLike[str] | Dataset,
     split: str = "val",
     *,
     confidence: float = _DEFAULTS.confidence,
     iou: float = _DEFAULTS.iou,
     object_size: float | Literal["auto"] = _DEFAULTS.object_size,
+    ordered: Sequence[Sequence[str]] | None = None,
     report: Report | None = None,
 ) -> dict[str, Any]:
-    """How well a model finds what a dataset (a data.yaml) has annotated.
+    """How well a model finds what a dataset has annotated, or names its crops.
 
-    Returns a plain dict: "mAP50", "mAP50-95", "precision", "recall", "F1" (means over the classes
-    that occur, the last three at each class's best threshold), "per_class" (the same with "AP50",
+    A detector takes a data.yaml. The result is a plain dict: "mAP50", "mAP50-95", "precision",
+    "recall", "F1" (means over the classes that occur, the last three at each class's best
+    threshold), "per_class" (the same with "AP50",
     "AP50-95", "threshold" and "count" for each), "curves" (per class: "recall" and "precision" at
-    IoU 0.5; "confidence", "precision_at", "recall_at", "F1_at"), "confusion", "images". Classes
-    are matched by name.
+    IoU 0.5; "confidence", "precision_at", "recall_at", "F1_at"), "confusion", "images".
+
+    A classifier takes a folder per class, Ultralytics' classification layout, or a data.yaml, of
+    whose boxes it gets crops; a folder per class without splits is taken whole. `ordered` are
+    groups of classes for the relaxed accuracy. The result is that of `classification_metrics`.
+
+    Classes are matched by name.
     """
+    if isinstance(model, Classifier):
+        if isinstance(data, Dataset):
+            data = data.path
+        return evaluate_classifier(
+            model, data, split, ordered=ordered, match=match_class_names, report=report
+        )
     dataset = data if isinstance(data, Dataset) else read_dataset(data)
     pairs = detect_split(model, dataset, split, iou=iou, object_size=object_size, report=report)
     return measure(pairs, model.classes, confidence)
@@ -134,7 +149,7 @@ def match_class_names(names: Sequence[str], classes: Sequence[str]) -> npt.NDArr
     if unknown:
         raise ValueError(
             f"The model does not know the class{'es' * (len(unknown) > 1)} {', '.join(unknown)}; "
-            f"it knows {', '.join(classes)}: name them alike in the data.yaml."
+            f"it knows {', '.join(classes)}: name them alike in the data."
         )
     return np.array([place[name] for name in names], dtype=np.int64)
 

@@ -116,15 +116,15 @@ def check_dataset(
     ]
     problems = list(dict.fromkeys(problem for problem in problems if problem))
     if problems:
-        more = (
-            [f"and {len(problems) - _MAX_LISTED_PROBLEMS} more."]
-            if len(problems) > _MAX_LISTED_PROBLEMS
-            else []
-        )
-        raise DataError(
-            "\n".join([f"{dataset.path}: cannot be used:", *problems[:_MAX_LISTED_PROBLEMS], *more])
-        )
+        raise DataError(describe_problems(dataset.path, problems))
     return _dataset_warnings(dataset, splits, items)
+
+
+def describe_problems(path: Path, problems: Sequence[str]) -> str:
+    """All problems of a dataset, a line each; of very many the first."""
+    more = len(problems) - _MAX_LISTED_PROBLEMS
+    rest = [f"and {more} more."] if more > 0 else []
+    return "\n".join([f"{path}: cannot be used:", *problems[:_MAX_LISTED_PROBLEMS], *rest])
 
 
 def inspect_images(

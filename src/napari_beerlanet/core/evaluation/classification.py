@@ -1,0 +1,205 @@
+"""Metrics of classifiers, and a classifier on a dataset of crops."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from itertools import groupby, pairwise
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from napari_beerlanet.core.classification.classifier import Classification, Classifier
+from napari_beerlanet.core.common.progress import Report, subprogress
+from napari_beerlanet.core.formats.class_folders import (
+    WHOLE,
+    CropDataset,
+    LabelledCrop,
+    check_crop_dataset,
+    read_crop_dataset,
+)
+from napari_beerlanet.core.images.files import read_image
+
+Labels = npt.NDArray[np.int64]
+Scores = npt.NDArray[np.floating[Any]]
+
+_CALIBRATION_BINS = 15
+
+
+def evaluate_classifier(
+    model: Classifier,
+    data: str | os.PathLike[str] | CropDataset,
+    split: str = "val",
+    *,
+    ordered: Sequence[Sequence[str]] | None = None,
+    match: Callable[[Sequence[str], Sequence[str]], Labels],
+    report: Report | None = None,
+) -> dict[str, Any]:
+    """How well a classifier names the crops of a dataset; see `classification_metrics`.
+
+    Of a dataset without splits all crops count. `match` gives the model's labels of a dataset's
+    class names.
+    """
+    dataset = data if isinstance(data, CropDataset) else read_crop_dataset(data)
+    split = WHOLE if list(dataset.splits) == [WHOLE] else split
+    place = match([n for n, k in dataset.counts(split).items() if k], model.classes)
+    check_crop_dataset(dataset, [split], subprogress(report, 0.0, 0.1), least=0)
+    items = dataset.splits[split]
+    result = classify_items(model, items, subprogress(report, 0.1, 1.0))
+    present = {name: k for k, name in enumerate(n for n, c in dataset.counts(split).items() if c)}
+    true = np.array([place[present[dataset.names[item.label]]] for item in items], np.int64)
+    metrics = classification_metrics(true, result.scores, model.classes, ordered)
+    return {**metrics, "split": None if split == WHOLE else split}
+
+
+def classify_items(
+    model: Classifier, items: Sequence[LabelledCrop], report: Report | None = None
+) -> Classification:
+    """The crops of a dataset, in its order; crops of one image are classified together."""
+    parts: list[Classification] = []
+    done = 0
+    for image, group in groupby(items, key=lambda item: item.image if item.cxcywh else None):
+        mine = list(group)
+        part = subprogress(report, done / len(items), (done + len(mine)) / len(items))
+        if image is None:
+            parts.append(model.classify(_ImageFiles([item.image for item in mine]), report=part))
+        else:
+            pixels = read_image(image).pixels
+            boxes = np.array([item.box(pixels.shape[:2]) for item in mine])
+            parts.append(model.classify(pixels, boxes=boxes, report=part))
+        done += len(mine)
+    return Classification(
+        np.concatenate([np.empty(0, np.int64), *(part.labels for part in parts)]),
+        np.concatenate(
+            [np.empty((0, len(model.classes)), np.float32), *(part.scores for part in parts)]
+        ),
+        model.classes,
+    )
+
+
+class _ImageFiles(Sequence[Any]):
+    """Images that are read when they are asked for."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = paths
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    @overload
+    def __getitem__(self, which: int) -> Any: ...
+
+    @overload
+    def __getitem__(self, which: slice) -> list[Any]: ...
+
+    def __getitem__(self, which: int | slice) -> Any:
+        if isinstance(which, slice):
+            return [read_image(path).pixels for path in self._paths[which]]
+        return read_image(self._paths[which]).pixels
+
+
+# --- metrics -------------------------------------------------------------------------------------
+
+
+def classification_metrics(
+    true: Labels,
+    scores: Scores,
+    names: Sequence[str],
+    ordered: Sequence[Sequence[str]] | None = None,
+) -> dict[str, Any]:
+    """Metrics of probabilities `scores` (n, k) for crops whose classes are `true` (n,).
+
+    A plain dict: "accuracy"; "balanced_accuracy", the mean recall of the classes that occur;
+    "relaxed_accuracy", for which a neighbour within a group of `ordered` counts as correct, too;
+    "per_class" ("precision", "recall", "F1" and "count" by name); "confusion" ("labels", and
+    "matrix" [predicted as, annotated as], as for detectors); "roc_auc" of two classes, else None;
+    "ece", the expected calibration error; "crops".
+    """
+    true, scores = np.asarray(true, np.int64), np.asarray(scores, np.float64)
+    labels = scores.argmax(1)
+    matrix = np.zeros((len(names), len(names)), np.int64)
+    np.add.at(matrix, (labels, true), 1)
+    hits, annotated, predicted = matrix.diagonal(), matrix.sum(0), matrix.sum(1)
+    precision, recall = _ratio(hits, predicted), _ratio(hits, annotated)
+    f1 = _ratio(2 * hits, annotated + predicted)
+    occurs = annotated > 0
+    return {
+        "accuracy": _mean(labels == true),
+        "balanced_accuracy": _mean(recall[occurs]),
+        "relaxed_accuracy": relaxed_accuracy(true, labels, names, ordered or ()),
+        "roc_auc": roc_auc(true == 1, scores[:, 1]) if len(names) == 2 else None,
+        "ece": expected_calibration_error(true, scores),
+        "crops": len(true),
+        "per_class": {
+            name: {
+                "precision": float(precision[k]),
+                "recall": float(recall[k]),
+                "F1": float(f1[k]),
+                "count": int(annotated[k]),
+            }
+            for k, name in enumerate(names)
+        },
+        "confusion": {"labels": list(names), "matrix": matrix.tolist()},
+    }
+
+
+def relaxed_accuracy(
+    true: Labels, labels: Labels, names: Sequence[str], ordered: Sequence[Sequence[str]]
+) -> float:
+    """The share of labels that are right, or one step away within an ordered group of classes."""
+    accepted = np.eye(len(names), dtype=bool)
+    seen: set[str] = set()
+    for group in ordered:
+        for name in group:
+            if name not in names:
+                raise ValueError(
+                    f"ordered names {name!r}, which is no class; there are {', '.join(names)}."
+                )
+            if name in seen:
+                raise ValueError(f"ordered names {name!r} twice; a class is in one group.")
+            seen.add(name)
+        places = [list(names).index(name) for name in group]
+        for a, b in pairwise(places):
+            accepted[a, b] = accepted[b, a] = True
+    return _mean(accepted[labels, true])
+
+
+def roc_auc(positive: npt.NDArray[np.bool_], scores: Scores) -> float | None:
+    """The area under the ROC curve: how often a positive one has the higher score; ties are half.
+
+    None where one of the two kinds does not occur.
+    """
+    count = int(positive.sum())
+    others = len(positive) - count
+    if not count or not others:
+        return None
+    values, place = np.unique(scores, return_inverse=True)
+    sizes = np.bincount(place, minlength=len(values))
+    ranks = (np.cumsum(sizes) - (sizes - 1) / 2)[place]  # of equal ones the mean
+    return float((ranks[positive].sum() - count * (count + 1) / 2) / (count * others))
+
+
+def expected_calibration_error(
+    true: Labels, scores: Scores, bins: int = _CALIBRATION_BINS
+) -> float | None:
+    """Σ over bins of confidence: share of crops × |accuracy − mean confidence|; None without any.
+
+    Bins are of equal width, (k / bins, (k + 1) / bins].
+    """
+    if not len(true):
+        return None
+    confidence, right = scores.max(1), scores.argmax(1) == true
+    place = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
+    gap = np.bincount(place, right, bins) - np.bincount(place, confidence, bins)
+    return float(np.abs(gap).sum() / len(true))
+
+
+def _ratio(part: npt.NDArray[Any], whole: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """part / whole, 0 where there is nothing."""
+    return np.asarray(np.divide(part, whole, out=np.zeros(len(part)), where=whole > 0))
+
+
+def _mean(values: npt.NDArray[Any]) -> float:
+    return float(np.mean(values)) if len(values) else 0.0

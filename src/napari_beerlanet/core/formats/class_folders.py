@@ -1,0 +1,256 @@
+"""Datasets of crops with one label each: a folder per class, or the boxes of a YOLO dataset.
+
+    smears/neutrophil/a.png            a folder per class
+    smears/train/neutrophil/a.png      the layout of Ultralytics' classification: train, val, test
+    smears/data.yaml                   crops of the boxes of images, see `dataset`; also a project
+
+Nothing is ever fetched or written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from napari_beerlanet.core.boxes.geometry import cxcywh_to_xyxy
+from napari_beerlanet.core.common.messages import count_of
+from napari_beerlanet.core.common.progress import Report
+from napari_beerlanet.core.common.storage import DataError
+from napari_beerlanet.core.formats.dataset import (
+    SPLITS,
+    Dataset,
+    ImageInspection,
+    LabelledImage,
+    describe_problems,
+    inspect_images,
+    list_images,
+    read_dataset,
+)
+
+_SPLIT_FOLDERS = {"train": "train", "val": "val", "valid": "val", "validation": "val"}
+_SPLIT_FOLDERS |= {"test": "test"}
+WHOLE = "all"
+"""The split of a dataset that has none."""
+
+
+@dataclass(frozen=True)
+class LabelledCrop:
+    """A crop of a class: an image file, or the box (cxcywh, relative to the image) in one."""
+
+    image: Path
+    label: int
+    cxcywh: tuple[float, float, float, float] | None = None
+
+    def box(self, shape: tuple[int, int]) -> npt.NDArray[np.float64] | None:
+        """The box (4,) xyxy in pixels of an image of `shape` (H, W); None for the whole image."""
+        return None if self.cxcywh is None else cxcywh_to_xyxy(np.array([self.cxcywh]), shape)[0]
+
+
+@dataclass(frozen=True, eq=False)
+class CropDataset:
+    """Class names and, for each split, its crops, sorted by path.
+
+    Without splits, `splits` has "all" alone. `notes` are sentences about what is odd;
+    `inspections` are of the images that were read.
+    """
+
+    path: Path
+    names: list[str]
+    splits: dict[str, list[LabelledCrop]]
+    notes: list[str] = field(default_factory=list)
+    inspections: dict[Path, ImageInspection] = field(default_factory=dict, repr=False)
+
+    def counts(self, split: str) -> dict[str, int]:
+        """Crops of each class, in the order of the names."""
+        numbers = Counter(item.label for item in self.splits.get(split, ()))
+        return {name: numbers[k] for k, name in enumerate(self.names)}
+
+
+def read_crop_dataset(path: str | os.PathLike[str]) -> CropDataset:
+    """Find the crops of a folder, a data.yaml or a project; no image is read yet."""
+    folder = Path(path)
+    if folder.suffix.lower() in (".yaml", ".yml") or (folder / "data.yaml").is_file():
+        return _crops_of_boxes(read_dataset(folder))
+    if not folder.is_dir():
+        what = "not a folder" if folder.exists() else "there is no such folder"
+        raise DataError(f"{folder}: {what}; give a folder per class, or a data.yaml.")
+    inside = _subfolders(folder)
+    by_split = {_SPLIT_FOLDERS[p.name]: p for p in inside if p.name in _SPLIT_FOLDERS}
+    if by_split and len(by_split) == len(inside):
+        parts = {split: _class_folders(by_split[split]) for split in SPLITS if split in by_split}
+    else:
+        parts = {WHOLE: inside}
+    names = sorted({place.name for places in parts.values() for place in places})
+    if not names:
+        raise DataError(
+            f"{folder}: there are no folders in it; put the crops of each class into a folder with "
+            "the class's name."
+        )
+    splits = {
+        split: [
+            LabelledCrop(image, names.index(place.name))
+            for place in places
+            for image in sorted(list_images(place, folder))
+        ]
+        for split, places in parts.items()
+    }
+    return CropDataset(folder, names, splits)
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+
+
+def _class_folders(split: Path) -> list[Path]:
+    places = _subfolders(split)
+    if not places:
+        raise DataError(f"{split}: there are no folders of classes in it.")
+    return places
+
+
+def _crops_of_boxes(dataset: Dataset) -> CropDataset:
+    """The boxes of a YOLO dataset, with the classes that have any.
+
+    What is wrong with its labels is a `DataError`.
+    """
+    for split, reason in dataset.unreadable.items():
+        raise DataError(f"{dataset.path}: `{split}` cannot be used: {reason}")
+    problems = [
+        problem for items in dataset.splits.values() for item in items for problem in item.problems
+    ]
+    if problems:
+        raise DataError(describe_problems(dataset.path, problems))
+    used = {int(k) for items in dataset.splits.values() for item in items for k in item.labels}
+    names = [name for k, name in enumerate(dataset.names) if k in used]
+    absent = [name for k, name in enumerate(dataset.names) if k not in used]
+    splits = {
+        split: [
+            LabelledCrop(
+                item.image, names.index(dataset.names[label]), (box[0], box[1], box[2], box[3])
+            )
+            for item in items
+            for label, box in zip(item.labels, item.cxcywh.tolist(), strict=True)
+        ]
+        for split, items in dataset.splits.items()
+    }
+    if not names:
+        raise DataError(f"{dataset.path}: there are no boxes, so there is nothing to classify.")
+    notes = [f"There are no boxes of {', '.join(absent)}, left out."] if absent else []
+    return CropDataset(dataset.path, names, splits, notes)
+
+
+def with_validation(dataset: CropDataset, fraction: float, seed: int) -> CropDataset:
+    """The dataset with splits `train` and `val`; where one is missing, a part of each class.
+
+    Ultralytics' layout may have `test` in place of `val`.
+    """
+    splits = dataset.splits
+    if "train" in splits and ("val" in splits or "test" in splits):
+        return replace(
+            dataset, splits={**splits, "val": splits["val"] if "val" in splits else splits["test"]}
+        )
+    source = splits.get("train", splits.get(WHOLE))
+    if source is None:
+        raise DataError(f"{dataset.path}: there is no split `train` in it.")
+    random = np.random.default_rng(seed)
+    train: list[LabelledCrop] = []
+    val: list[LabelledCrop] = []
+    for label in range(len(dataset.names)):
+        mine = [item for item in source if item.label == label]
+        order = random.permutation(len(mine))
+        held = max(round(fraction * len(mine)), 1) if len(mine) > 1 else 0
+        val += [mine[k] for k in sorted(order[:held])]
+        train += [mine[k] for k in sorted(order[held:])]
+    note = "There is no validation set: a part of each class was held out at random."
+    return replace(dataset, splits={"train": train, "val": val}, notes=[*dataset.notes, note])
+
+
+def check_crop_dataset(
+    dataset: CropDataset, splits: Sequence[str], report: Report | None = None, least: int = 1
+) -> list[str]:
+    """Read every image of `splits`; a `DataError` has all problems, the result what is odd.
+
+    Each class needs `least` crops in the first of the splits.
+    """
+    problems = [_why_unusable(dataset, split) for split in splits]
+    if not any(problems):
+        problems += _too_few(dataset, splits[0], least)
+    inspected = Dataset(dataset.path, dataset.names, {}, inspections=dataset.inspections)
+    items = {
+        split: [
+            LabelledImage(image, np.empty(0, np.int64), np.empty((0, 4)))
+            for image in dict.fromkeys(item.image for item in dataset.splits.get(split, ()))
+        ]
+        for split in splits
+    }
+    inspect_images(inspected, [item for part in items.values() for item in part], report)
+    problems += [
+        dataset.inspections[item.image].problem for part in items.values() for item in part
+    ]
+    problems += _in_two_splits(dataset, splits)
+    problems = list(dict.fromkeys(problem for problem in problems if problem))
+    if problems:
+        raise DataError(describe_problems(dataset.path, problems))
+    absent = [
+        f"{split}: no crops of {', '.join(missing)}."
+        for split in splits[1:]
+        if (missing := [name for name, count in dataset.counts(split).items() if not count])
+    ]
+    return [*dataset.notes, *absent]
+
+
+def _why_unusable(dataset: CropDataset, split: str) -> str:
+    if split not in dataset.splits:
+        there = ", ".join(dataset.splits)
+        return f"{dataset.path}: there is no split `{split}`; there is {there}."
+    return "" if dataset.splits[split] else f"{dataset.path}: `{split}` has no crops."
+
+
+def _too_few(dataset: CropDataset, split: str, least: int) -> list[str]:
+    counts = dataset.counts(split)
+    empty = [name for name, count in counts.items() if count < min(least, 1)]
+    few = [name for name, count in counts.items() if 0 < count < least]
+    problems = []
+    if empty:
+        problems.append(
+            f"{dataset.path}: there are no images of {', '.join(empty)}; add some, or remove the "
+            f"class."
+        )
+    if few:
+        problems.append(
+            f"{dataset.path}: only {count_of(counts[few[0]], 'image')} of {', '.join(few)}; at "
+            f"least {least} of each class are needed."
+        )
+    return problems
+
+
+def _in_two_splits(dataset: CropDataset, splits: Sequence[str]) -> list[str]:
+    """Sentences on files of the same content in two splits: metrics on them would not be valid."""
+    first: dict[str, tuple[Path, str]] = {}
+    problems = []
+    for split in splits:
+        for image in dict.fromkeys(item.image for item in dataset.splits.get(split, ())):
+            digest = dataset.inspections[image].digest
+            path, home = first.setdefault(digest, (image, split))
+            if digest and home != split and path != image:
+                problems.append(
+                    f"{image}: the same image as {path}, so metrics on {split} are not valid."
+                )
+    return problems
+
+
+def crop_dataset_hash(dataset: CropDataset, splits: Sequence[str] = ("train", "val")) -> str:
+    """SHA-256 over names, splits, images' contents and boxes, wherever the folder lies."""
+    total = hashlib.sha256("\0".join(dataset.names).encode())
+    for split in splits:
+        for item in dataset.splits[split]:
+            digest = dataset.inspections[item.image].digest
+            total.update(f"\0{split}\0{item.label}\0{digest}\0{item.cxcywh}".encode())
+    return total.hexdigest()

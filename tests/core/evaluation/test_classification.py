@@ -1,0 +1,249 @@
+"""Metrics of classifiers against scikit-learn, and a classifier on folders of crops."""
+
+import shutil
+
+import numpy as np
+import pytest
+import sklearn.metrics as sk
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+import napari_beerlanet as nb
+from napari_beerlanet.core.common.storage import DataError
+from napari_beerlanet.core.evaluation.classification import (
+    classification_metrics,
+    expected_calibration_error,
+    relaxed_accuracy,
+    roc_auc,
+)
+from napari_beerlanet.core.formats.class_folders import (
+    check_crop_dataset,
+    read_crop_dataset,
+    with_validation,
+)
+from tinyclasses import TYPES, cell, tiny_classifier, write_classes
+from tinydata import write_smears
+
+NAMES = ["early ring", "middle ring", "late ring", "gametocyte"]
+
+
+def made(seed, n=200, k=4, absent=()):
+    """Labels and probabilities that are often right."""
+    random = np.random.default_rng(seed)
+    true = random.choice([label for label in range(k) if label not in absent], n)
+    scores = random.dirichlet(np.ones(k), n)
+    scores[np.arange(n), true] += random.random(n)
+    return true, scores / scores.sum(1, keepdims=True)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_metrics_are_scikit_learns(seed):
+    true, scores = made(seed, absent=(2,) if seed == 3 else ())
+    labels = scores.argmax(1)
+    found = classification_metrics(true, scores, NAMES)
+    assert found["accuracy"] == pytest.approx(sk.accuracy_score(true, labels))
+    occurring = [label for label in range(4) if (true == label).any()]
+    recalls = sk.recall_score(true, labels, labels=occurring, average=None)
+    assert found["balanced_accuracy"] == pytest.approx(recalls.mean())
+    if seed < 3:
+        assert found["balanced_accuracy"] == pytest.approx(sk.balanced_accuracy_score(true, labels))
+    expected = sk.precision_recall_fscore_support(true, labels, labels=range(4), zero_division=0.0)
+    for row, name in zip(np.transpose(expected), NAMES, strict=True):
+        mine = found["per_class"][name]
+        values = [mine[key] for key in ("precision", "recall", "F1", "count")]
+        np.testing.assert_allclose(values, row)
+    np.testing.assert_array_equal(
+        np.array(found["confusion"]["matrix"]).T, sk.confusion_matrix(true, labels, labels=range(4))
+    )
+    assert found["confusion"]["labels"] == NAMES
+    assert found["roc_auc"] is None
+    assert found["relaxed_accuracy"] == found["accuracy"]
+    assert found["crops"] == 200
+
+
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.9])), min_size=2))
+def test_roc_auc_is_scikit_learns_with_ties(pairs):
+    positive, scores = (np.array(part) for part in zip(*pairs, strict=True))
+    if positive.all() or not positive.any():
+        assert roc_auc(positive, scores) is None
+        return
+    assert roc_auc(positive, scores) == pytest.approx(sk.roc_auc_score(positive, scores))
+
+
+def test_roc_auc_of_two_classes_is_in_the_metrics():
+    true, scores = made(1, k=2)
+    found = classification_metrics(true, scores, ["uninfected", "infected"])
+    assert found["roc_auc"] == pytest.approx(sk.roc_auc_score(true, scores[:, 1]))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_relaxed_accuracy_is_one_step_in_an_ordered_group(seed):
+    true, scores = made(seed)
+    labels = scores.argmax(1)
+    right = [
+        t == p or (t < 3 and p < 3 and abs(t - p) == 1) for t, p in zip(true, labels, strict=True)
+    ]
+    found = classification_metrics(true, scores, NAMES, ordered=[NAMES[:3]])
+    assert found["relaxed_accuracy"] == pytest.approx(np.mean(right))
+    assert found["relaxed_accuracy"] > found["accuracy"]
+    # The same through scikit-learn: predictions one step away are taken for right.
+    merged = np.where(right, true, labels)
+    assert found["relaxed_accuracy"] == pytest.approx(sk.accuracy_score(true, merged))
+
+
+def test_order_within_a_group_is_as_given():
+    true, labels = np.array([0, 0]), np.array([1, 2])
+    names = ["a", "b", "c"]
+    assert relaxed_accuracy(true, labels, names, [["a", "b", "c"]]) == 0.5
+    assert relaxed_accuracy(true, labels, names, [["b", "a", "c"]]) == 1.0
+    assert relaxed_accuracy(true, labels, names, []) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("ordered", "words"),
+    [([["a", "x"]], "'x', which is no class"), ([["a", "b"], ["b", "c"]], "'b' twice")],
+)
+def test_groups_that_do_not_fit(ordered, words):
+    with pytest.raises(ValueError, match=words):
+        relaxed_accuracy(np.array([0]), np.array([0]), ["a", "b", "c"], ordered)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_calibration_error_bin_by_bin(seed):
+    true, scores = made(seed)
+    confidence, right = scores.max(1), scores.argmax(1) == true
+    expected = 0.0
+    for k in range(15):
+        here = (confidence > k / 15) & (confidence <= (k + 1) / 15)
+        if here.any():
+            expected += here.mean() * abs(right[here].mean() - confidence[here].mean())
+    assert expected_calibration_error(true, scores) == pytest.approx(expected)
+    assert expected_calibration_error(np.empty(0, int), np.empty((0, 2))) is None
+
+
+def test_a_calibrated_classifier_has_hardly_any_error():
+    random = np.random.default_rng(0)
+    p = random.uniform(0.5, 1, 50_000)
+    true = (random.random(50_000) > p).astype(int)
+    assert expected_calibration_error(true, np.stack([p, 1 - p], 1)) < 0.01
+    sure = np.stack([np.full(50_000, 0.999), np.full(50_000, 0.001)], 1)
+    assert expected_calibration_error(true, sure) > 0.2
+
+
+def test_nothing_to_measure():
+    found = classification_metrics(np.empty(0, int), np.empty((0, 2)), ["a", "b"])
+    assert (found["accuracy"], found["crops"], found["roc_auc"]) == (0.0, 0, None)
+
+
+# --- on folders ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def clf():
+    return tiny_classifier()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_classes(tmp_path_factory.mktemp("types"), 3)
+
+
+def test_evaluate_is_the_metrics_of_what_classify_gives(clf, folder):
+    found = nb.evaluate(clf, folder)
+    crops = [cell(kind, seed) for kind in TYPES for seed in range(3)]
+    expected = classification_metrics(np.repeat([0, 1], 3), clf.classify(crops).scores, TYPES)
+    assert found == {**expected, "split": None}
+    assert {"accuracy", "balanced_accuracy", "relaxed_accuracy", "confusion", "per_class"} <= set(
+        found
+    )
+
+
+def test_the_layout_of_ultralytics(clf, tmp_path):
+    write_classes(tmp_path / "train", 2)
+    write_classes(tmp_path / "val", 3, first=50)
+    assert nb.evaluate(clf, tmp_path)["crops"] == 6
+    assert nb.evaluate(clf, tmp_path, split="train")["crops"] == 4
+    assert nb.evaluate(clf, tmp_path, split="train")["split"] == "train"
+    with pytest.raises(DataError, match="no split `test`; there is train, val"):
+        nb.evaluate(clf, tmp_path, split="test")
+
+
+def test_boxes_of_a_yolo_dataset(tmp_path):
+    data = write_smears(tmp_path, train=1, val=2, side=64)
+    clf = tiny_classifier(names=["RBC", "WBC", "Platelets"], fit="image")
+    found = nb.evaluate(clf, data)
+    counted = sum(
+        len(file.read_text().splitlines()) for file in (tmp_path / "labels" / "val").iterdir()
+    )
+    assert found["crops"] == counted > 2
+    assert nb.evaluate(clf, tmp_path) == found
+
+
+def test_fewer_classes_than_the_model_and_other_spelling(clf, folder, tmp_path):
+    shutil.copytree(folder / "pale", tmp_path / "Pale")
+    found = nb.evaluate(clf, tmp_path)
+    assert found["per_class"]["dark"]["count"] == 0
+    assert found["balanced_accuracy"] == found["per_class"]["pale"]["recall"]
+
+
+def test_classes_that_the_model_does_not_know(clf, folder, tmp_path):
+    shutil.copytree(folder / "pale", tmp_path / "basophil")
+    with pytest.raises(ValueError, match="does not know the class basophil; it knows dark, pale"):
+        nb.evaluate(clf, tmp_path)
+
+
+def test_corrupt_images_are_named(clf, folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "data")
+    (tmp_path / "data" / "pale" / "broken.png").write_bytes(b"no picture")
+    with pytest.raises(DataError, match=r"broken\.png"):
+        nb.evaluate(clf, tmp_path / "data")
+
+
+def test_folders_that_are_no_dataset(clf, tmp_path):
+    with pytest.raises(DataError, match="there is no such folder"):
+        nb.evaluate(clf, tmp_path / "none")
+    with pytest.raises(DataError, match="no folders in it"):
+        nb.evaluate(clf, tmp_path)
+    (tmp_path / "train").mkdir()
+    with pytest.raises(DataError, match="no folders of classes"):
+        nb.evaluate(clf, tmp_path)
+    (tmp_path / "file.txt").write_text("x")
+    with pytest.raises(DataError, match="not a folder"):
+        nb.evaluate(clf, tmp_path / "file.txt")
+
+
+def test_a_part_of_each_class_is_held_out(folder):
+    whole = read_crop_dataset(folder)
+    halves = with_validation(whole, 0.34, seed=0)
+    assert halves.counts("train") == {"dark": 2, "pale": 2}
+    assert halves.counts("val") == {"dark": 1, "pale": 1}
+    again = with_validation(whole, 0.34, seed=0)
+    assert again.splits == halves.splits
+    everything = {item.image for split in halves.splits.values() for item in split}
+    assert everything == {item.image for item in whole.splits["all"]}
+    assert any("held out" in note for note in check_crop_dataset(halves, ("train", "val")))
+
+
+def test_test_stands_in_for_val(tmp_path):
+    write_classes(tmp_path / "train", 2)
+    write_classes(tmp_path / "test", 1, first=9)
+    made_ = with_validation(read_crop_dataset(tmp_path), 0.2, 0)
+    assert made_.counts("val") == {"dark": 1, "pale": 1}
+
+
+def test_the_same_image_in_both_splits_is_refused(tmp_path):
+    write_classes(tmp_path / "train", 2)
+    write_classes(tmp_path / "val", 1)
+    dataset = read_crop_dataset(tmp_path)
+    for item in dataset.splits["val"]:
+        Image.open(item.image).save(item.image.with_name("other.png"))
+        item.image.unlink()
+    with pytest.raises(DataError, match="the same image as"):
+        check_crop_dataset(read_crop_dataset(tmp_path), ("train", "val"))
+
+
+def test_hidden_folders_are_no_classes(tmp_path):
+    write_classes(tmp_path, 1)
+    (tmp_path / ".cache").mkdir()
+    assert read_crop_dataset(tmp_path).names == TYPES
