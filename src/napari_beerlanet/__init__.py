@@ -1,4 +1,4 @@
-"""See the stains of a microscope image apart, and find its cells.
+"""See the stains of a microscope image apart, find its cells and classify them.
 
 The public names below load when they are first used, so ``import napari_beerlanet`` itself pulls
 in neither torch nor numba nor Qt.
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from napari_beerlanet.core.batch.study import run_study
     from napari_beerlanet.core.boxes.detections import Detections
     from napari_beerlanet.core.checkpoints.checkpoint import load_checkpoint, save_checkpoint
+    from napari_beerlanet.core.classification.classifier import Classification, Classifier
     from napari_beerlanet.core.detection.detector import Detector
     from napari_beerlanet.core.detection.slide_detector import detect_slide
     from napari_beerlanet.core.evaluation.dataset import evaluate
@@ -26,9 +27,12 @@ if TYPE_CHECKING:
     from napari_beerlanet.core.stains.presets import StainPreset, load_preset
     from napari_beerlanet.core.stains.slide import decompose_slide
     from napari_beerlanet.core.training.fine_tune import fine_tune
+    from napari_beerlanet.core.training.train_classifier import train_classifier
 
 __all__ = [
     "BeerLaNet",
+    "Classification",
+    "Classifier",
     "Decomposition",
     "Detections",
     "Detector",
@@ -45,10 +49,13 @@ __all__ = [
     "open_slide",
     "run_study",
     "save_checkpoint",
+    "train_classifier",
 ]
 
 _HOME = {
     "BeerLaNet": "core.stains.layer",
+    "Classification": "core.classification.classifier",
+    "Classifier": "core.classification.classifier",
     "Decomposition": "core.stains.decomposition",
     "Detections": "core.boxes.detections",
     "Detector": "core.detection.detector",
@@ -64,6 +71,7 @@ _HOME = {
     "open_slide": "core.images.slide",
     "run_study": "core.batch.study",
     "save_checkpoint": "core.checkpoints.checkpoint",
+    "train_classifier": "core.training.train_classifier",
 }
 
 

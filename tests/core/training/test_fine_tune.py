@@ -29,10 +29,10 @@ from napari_beerlanet.core.common.progress import Cancelled
 from napari_beerlanet.core.common.storage import DataError, FileError
 from napari_beerlanet.core.detection.detector import Detector
 from napari_beerlanet.core.detection.network import StainDetectionModel
-from napari_beerlanet.core.detection.stain_fit import fit_stain
 from napari_beerlanet.core.detection.stain_statistics import AnnotatedSample
 from napari_beerlanet.core.formats.dataset import check_dataset, dataset_hash, read_dataset
 from napari_beerlanet.core.project.project import Project
+from napari_beerlanet.core.stains.front_end import fit_stain
 from napari_beerlanet.core.training import distributed
 from napari_beerlanet.core.training.fine_tune import fine_tune
 from napari_beerlanet.core.training.monitor import describe_training_domain, explain_divergence

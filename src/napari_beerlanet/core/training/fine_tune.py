@@ -29,7 +29,7 @@ from napari_beerlanet.core.training.runs import (
     TrainingDiverged,
     read_run,
 )
-from napari_beerlanet.core.training.settings import Length, Scope, TrainSettings
+from napari_beerlanet.core.training.settings import Length, RunSettings, Scope, TrainSettings
 
 # Loaded where needed: wrong settings are refused before torch and Ultralytics have loaded.
 if TYPE_CHECKING:
@@ -112,9 +112,9 @@ def fine_tune(
         A `ValueError`: the loss is not finite or far above its lowest, or the metrics collapsed.
         The folder's best.safetensors, of the best epoch before, stays.
     """
-    start = model if is_detector(model) else None
+    start = model if is_model(model) else None
     settings = TrainSettings(
-        model=None if model is None or start is not None else _name_or_path(model),  # type: ignore[arg-type]
+        model=None if model is None or start is not None else name_or_path(model),  # type: ignore[arg-type]
         data=None if data is None else os.path.abspath(data),
         scope=scope,
         epochs=epochs,
@@ -134,24 +134,36 @@ def fine_tune(
         share=share,
     )
     with RunFolder(output) as folder:
-        return _TrainingRun(folder, report, progress).run(settings, start, resume)  # type: ignore[arg-type]
+        trained: Detector = _DetectorRun(folder, report, progress).run(settings, start, resume)
+        return trained
 
 
-class _TrainingRun:
-    """One run, from its settings to its last event."""
+class TrainingRun:
+    """One run, from its settings to its last event; what is trained is up to the subclass."""
+
+    settings_type: type[RunSettings]
+    task = "detect"
 
     def __init__(
         self, folder: RunFolder, report: Report | None, progress: EventCallback | None
     ) -> None:
         self.folder, self.report, self.progress = folder, report, progress
 
-    def run(self, requested: TrainSettings, start: Detector | None, resume: bool) -> Detector:
+    def check_startable(self, requested: Any, start: Any) -> None:
+        """A `ValueError` if there is not all that it takes to start."""
+        raise NotImplementedError
+
+    def train(self, settings: Any) -> Any:
+        """Train, from the folder's state on if there is one; returns the best model."""
+        raise NotImplementedError
+
+    def run(self, requested: Any, start: Any, resume: bool) -> Any:
         """Train, and end with one event whatever happens."""
         settings = self._start(requested, start, resume)
         try:
             for note in requested.differences(settings) if resume else ():
                 self.emit({"event": "warning", "message": note})
-            detector = self._train(settings)
+            model = self.train(settings)
         except TrainingDiverged as error:
             diverged = TrainingDiverged(f"{error}; {self._advice_after_divergence()}")
             self._end("diverged", str(diverged))
@@ -167,31 +179,24 @@ class _TrainingRun:
             self._end("cancelled", type(error).__name__)
             raise
         early = str((self.folder.read_run() or {}).get("early_stop") or "")
-        self._end("end", early, metrics=detector.info["training"]["metrics"])
-        return detector
+        self._end("end", early, metrics=model.info["training"]["metrics"])
+        return model
 
     def _advice_after_divergence(self) -> str:
         best = (self.folder.read_run() or {}).get("best_epoch")
         kept = f"the model of epoch {best} is kept" if best else "there is no usable model"
         return f"{kept}. Annotate more images, or set a lower learning rate."
 
-    def _start(
-        self, requested: TrainSettings, start: Detector | None, resume: bool
-    ) -> TrainSettings:
+    def _start(self, requested: Any, start: Any, resume: bool) -> Any:
         """The settings that hold: as requested or, for a resumed run, as it was started with."""
         earlier = self.folder.read_run()
         if resume and earlier is not None:
-            if earlier.get("state") == "diverged":  # the same numbers lead to the same end
-                raise ValueError(
-                    f"{self.folder.path}: this run diverged and cannot be resumed; start a new "
-                    "one with more images or a lower learning rate."
-                )
+            self._check_resumable(earlier)
             self.folder.trim_events()
-            settings = TrainSettings(**earlier["settings"]).replace(device=requested.device)
+            settings = self.settings_type(**earlier["settings"]).replace(device=requested.device)
         else:
             self.folder.check_not_overwriting()
-            if requested.data is None or (requested.model is None and start is None):
-                raise ValueError(f"{self.folder.path}: no run to resume; give model and data.")
+            self.check_startable(requested, start)
             self.folder.clear()
             settings = requested
             if start is not None:
@@ -204,35 +209,24 @@ class _TrainingRun:
         )
         return settings
 
-    def _train(self, settings: TrainSettings) -> Detector:
-        from napari_beerlanet.core.checkpoints.checkpoint import load_checkpoint
+    def _check_resumable(self, earlier: dict[str, Any]) -> None:
+        if earlier["settings"].get("task", "detect") != self.task:
+            kinds = {"detect": "a detector", "classify": "a classifier"}
+            other = kinds["classify" if self.task == "detect" else "detect"]
+            raise ValueError(
+                f"{self.folder.path}: the run in this folder trains {other}, not "
+                f"{kinds[self.task]}; choose another folder."
+            )
+        if earlier.get("state") == "diverged":  # the same numbers lead to the same end
+            raise ValueError(
+                f"{self.folder.path}: this run diverged and cannot be resumed; start a new "
+                "one with more images or a lower learning rate."
+            )
 
-        settings = self._resolve(settings)
-        assert settings.epochs is not None
-        state = self.folder.read_state()
-        devices = settings.devices
-        if state is not None:  # a kill may have come between it and these
-            self.folder.write_results(state["rows"])
-            self.folder.write_run(epoch=(state["epoch"] + 1) * (settings.validate_every or 1))
-        if state is None or (state["epoch"] + 1 < settings.rounds and not state["finished"]):
-            if len(devices) > 1:
-                from napari_beerlanet.core.training.distributed import train_multi_gpu
-
-                train_multi_gpu(self.folder, len(devices), self.emit, self.report)
-            else:
-                from napari_beerlanet.core.training.setup import train_in_process
-
-                train_in_process(self.folder, settings, state, self.emit, self.report)
-        return load_checkpoint(self.folder.best, device=devices[0])
-
-    def _resolve(self, settings: TrainSettings) -> TrainSettings:
-        """With all defaults resolved and written down: a run is resumed as it was started."""
-        if not settings.is_resolved:
-            from napari_beerlanet.core.training.setup import resolve_defaults
-
-            settings = resolve_defaults(settings)
-            self.folder.write_run(settings=settings.model_dump())
-        return settings
+    def restore_records(self, state: dict[str, Any], epoch: int) -> None:
+        """Write again what a kill may have come before: the table, and how far the run is."""
+        self.folder.write_results(state["rows"])
+        self.folder.write_run(epoch=epoch)
 
     def emit(self, event: Event) -> None:
         """Write an event down and pass it on."""
@@ -250,12 +244,49 @@ class _TrainingRun:
             self.emit({"event": event, "epoch": epoch, "best": best, "message": message, **more})
 
 
-def is_detector(model: object) -> bool:
+class _DetectorRun(TrainingRun):
+    settings_type = TrainSettings
+
+    def check_startable(self, requested: TrainSettings, start: Detector | None) -> None:
+        if requested.data is None or (requested.model is None and start is None):
+            raise ValueError(f"{self.folder.path}: no run to resume; give model and data.")
+
+    def train(self, settings: TrainSettings) -> Detector:
+        from napari_beerlanet.core.checkpoints.checkpoint import load_detector
+
+        settings = self._resolve(settings)
+        assert settings.epochs is not None
+        state = self.folder.read_state()
+        devices = settings.devices
+        if state is not None:
+            self.restore_records(state, (state["epoch"] + 1) * (settings.validate_every or 1))
+        if state is None or (state["epoch"] + 1 < settings.rounds and not state["finished"]):
+            if len(devices) > 1:
+                from napari_beerlanet.core.training.distributed import train_multi_gpu
+
+                train_multi_gpu(self.folder, len(devices), self.emit, self.report)
+            else:
+                from napari_beerlanet.core.training.setup import train_in_process
+
+                train_in_process(self.folder, settings, state, self.emit, self.report)
+        return load_detector(self.folder.best, device=devices[0])
+
+    def _resolve(self, settings: TrainSettings) -> TrainSettings:
+        """With all defaults resolved and written down: a run is resumed as it was started."""
+        if not settings.is_resolved:
+            from napari_beerlanet.core.training.setup import resolve_defaults
+
+            settings = resolve_defaults(settings)
+            self.folder.write_run(settings=settings.model_dump())
+        return settings
+
+
+def is_model(model: object) -> bool:
     """Whether it is a model itself, and no name or path of one; told without loading torch."""
     return hasattr(model, "network") and hasattr(model, "info")
 
 
-def _name_or_path(model: str | os.PathLike[str]) -> str:
+def name_or_path(model: str | os.PathLike[str]) -> str:
     """Absolute where it is a file, as a run may be resumed from another folder."""
     return os.path.abspath(model) if os.path.exists(model) else os.fspath(model)
 
@@ -265,7 +296,12 @@ def _name_or_path(model: str | os.PathLike[str]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train as a run.json says, with events as lines on standard output."""
-    parser = argparse.ArgumentParser(prog="python -m napari_beerlanet.core.training.fine_tune")
+    return run_config(_DetectorRun, "fine_tune", arguments)
+
+
+def run_config(kind: type[TrainingRun], module: str, arguments: Sequence[str] | None = None) -> int:
+    """The main function of a process that trains; returns its exit status."""
+    parser = argparse.ArgumentParser(prog=f"python -m napari_beerlanet.core.training.{module}")
     parser.add_argument("--config", required=True, type=Path, help="a run.json with settings")
     parser.add_argument(
         "--resume", action="store_true", help="resume after the last finished epoch"
@@ -291,9 +327,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print_event(event)
 
     try:
-        settings = TrainSettings(**read_run(options.config)["settings"])
+        settings = kind.settings_type(**read_run(options.config)["settings"])
         with RunFolder(options.config.resolve().parent) as folder:
-            _TrainingRun(folder, report, emit).run(settings, None, options.resume)
+            kind(folder, report, emit).run(settings, None, options.resume)
     except (Cancelled, KeyboardInterrupt):
         return 128 + (received[0] if received else signal.SIGINT)
     except Exception as error:

@@ -26,13 +26,14 @@ from napari_beerlanet.core.detection import ultralytics_api
 from napari_beerlanet.core.detection.detector import Detector
 from napari_beerlanet.core.detection.network import StainDetectionModel
 from napari_beerlanet.core.detection.scale_search import describe_sizes
-from napari_beerlanet.core.detection.stain_fit import StainFit, fit_stain
 from napari_beerlanet.core.detection.stain_statistics import (
     AnnotatedSample,
     describe_densities,
     measure_boxes,
 )
 from napari_beerlanet.core.formats.dataset import Dataset
+from napari_beerlanet.core.stains.domain_shift import describe_stains
+from napari_beerlanet.core.stains.front_end import StainFit, fit_stain
 from napari_beerlanet.core.training.runs import RunFolder, TrainingDiverged
 from napari_beerlanet.core.training.trainer.trainer import StainTrainer
 
@@ -63,7 +64,7 @@ class TrainingMonitor:
         self,
         folder: RunFolder,
         info: dict[str, Any],
-        sample: Sequence[AnnotatedSample],
+        sample: Sequence[Any],
         emit: EventCallback,
         report: Report | None = None,
         rows: list[dict[str, float]] | None = None,
@@ -108,7 +109,7 @@ class TrainingMonitor:
 
     def on_epoch_end(self, trainer: StainTrainer) -> None:
         """Write the epoch's files, then emit its event."""
-        metrics = _validation_metrics(trainer)
+        metrics = self.read_metrics(trainer)
         row = {"epoch": trainer.finished_epochs, **trainer.epoch_metrics}
         self.rows = [*self.rows, row]
         reason = explain_divergence(self.rows)
@@ -123,9 +124,9 @@ class TrainingMonitor:
             raise TrainingDiverged(f"Training diverged in {place}: {reason}")
 
     def _save(self, trainer: StainTrainer, metrics: dict[str, Any], best: bool) -> None:
-        detector = self._detector(trainer, metrics)
+        model = self.make_model(trainer, metrics)
         for path in [self.folder.best] * best + [self.folder.last]:
-            save_checkpoint(detector, path)
+            save_checkpoint(model, path)
         self.folder.write_state(
             {
                 **trainer.state_dict(),
@@ -181,20 +182,25 @@ class TrainingMonitor:
             "memory_mb": _memory_mb(trainer.device),
         }
 
-    def _detector(self, trainer: StainTrainer, metrics: dict[str, Any]) -> Detector:
+    def read_metrics(self, trainer: StainTrainer) -> dict[str, Any]:
+        """Those of the validation after the epoch, as checkpoints record them."""
+        return _validation_metrics(trainer)
+
+    def make_model(self, trainer: StainTrainer, metrics: dict[str, Any]) -> Any:
+        """The model as it is after the epoch, to be saved."""
         network = trainer.ema.ema
-        training = {
+        info = {**self.info, **describe_training_domain(network, self.sample, self.info)}
+        info["training"] = self.training_record(trainer, metrics)
+        return Detector(network, info, trainer.device)
+
+    def training_record(self, trainer: StainTrainer, metrics: dict[str, Any]) -> dict[str, Any]:
+        """`info["training"]` after the epoch."""
+        return {
             **self.info["training"],
             "metrics": metrics,
             "epochs": trainer.finished_epochs,
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
         }
-        info = {
-            **self.info,
-            **describe_training_domain(network, self.sample, self.info),
-            "training": training,
-        }
-        return Detector(network, info, trainer.device)
 
 
 def explain_divergence(rows: Sequence[Mapping[str, float]]) -> str:
@@ -252,7 +258,7 @@ def describe_training_domain(
     labels = np.concatenate([one.labels for one in sample])
     here = describe_densities(np.concatenate(means), labels, info["classes"])
     return {
-        "stain_seen": summarise_stains(fits),
+        "stain_seen": describe_stains(fits),
         "densities_seen": {**(info.get("densities_seen") or {}), **here},
     }
 
@@ -262,13 +268,6 @@ def _mean_densities(fit: StainFit, one: AnnotatedSample) -> npt.NDArray[np.float
     rows, table = fit.look_up(one.pixels)
     shape, r = one.pixels.shape[:2], table.shape[1]
     return measure_boxes(lambda y, x: (rows[y, x], table), shape, r, one.xyxy)[0]
-
-
-def summarise_stains(fits: Sequence[StainFit]) -> dict[str, Any]:
-    """Background x₀ (mean and spread) and mean spectra (3, r) of images."""
-    x0, S = np.array([fit.background for fit in fits]), np.array([fit.spectra for fit in fits])
-    background = {"mean": _rounded_list(x0.mean(0)), "sd": _rounded_list(x0.std(0))}
-    return {"background": background, "spectra": _rounded_list(S.mean(0))}
 
 
 def package_versions() -> dict[str, str]:
@@ -309,7 +308,3 @@ def _memory_mb(device: torch.device) -> int:
 
 def _is_main_process() -> bool:
     return int(os.environ.get("RANK", "-1")) in (-1, 0)
-
-
-def _rounded_list(array: npt.NDArray[np.float64]) -> Any:
-    return np.round(array, 6).tolist()

@@ -39,7 +39,53 @@ _EPOCH_ARGS = ("patience", "warmup_epochs", "close_mosaic")  # Ultralytics' that
 _MIN_VALIDATIONS = 8  # of a run whose epochs are given, if it has as many
 
 
-class TrainSettings(Settings):
+class RunSettings(Settings):
+    """What the settings in a run.json have in common."""
+
+    seed: int = Field(0, ge=0, description="Random seed: same seed and data, same model.")
+    device: str = Field("auto", description="auto, cpu, cuda:0 or mps; 0,1 trains on two GPUs.")
+    jitter: bool | dict[str, Any] = Field(
+        True, description="Vary stains and illumination of the training images."
+    )
+
+    @field_validator("device", mode="before")
+    @classmethod
+    def _name_device(cls, device: object) -> str:
+        return str(device)  # the number of a GPU, or torch's own device
+
+    @field_validator("jitter")
+    @classmethod
+    def _check_jitter(cls, jitter: bool | dict[str, Any]) -> bool | dict[str, Any]:
+        if isinstance(jitter, dict):
+            _make_jitter(jitter)
+        return jitter
+
+    def differences(self, resumed: Settings) -> list[str]:
+        """Sentences on what is asked for here and does not hold for the run that is resumed."""
+        return [
+            f"The run is resumed with {name} {there!r}, as it was started, not {here!r}."
+            for name, here in self
+            if here != (there := getattr(resumed, name)) and here != self.default(name)
+        ]
+
+    @property
+    def devices(self) -> list[str]:
+        """Names of the devices, as torch has them; each is there."""
+        names = [name.strip() for name in self.device.split(",") if name.strip()]
+        full = [f"cuda:{name}" if name.isdecimal() else name for name in names] or ["auto"]
+        devices = [str(pick_device(name)) for name in full]
+        if len(devices) > 1 and any(not name.startswith("cuda") for name in devices):
+            raise ValueError(f'Several devices must be GPUs such as "0,1", not {self.device!r}.')
+        return devices
+
+    def stain_jitter(self) -> StainJitter | None:
+        """The stain augmentation that is asked for."""
+        if not self.jitter:
+            return None
+        return _make_jitter(self.jitter if isinstance(self.jitter, dict) else {})
+
+
+class TrainSettings(RunSettings):
     """The arguments of `fine_tune`, and the settings in a run.json.
 
     None leaves a setting to the `TrainingSchedule`, see `resolved`.
@@ -73,11 +119,6 @@ class TrainSettings(Settings):
         None,
         gt=0,
         description="Learning rate; by default one that is gentle to a pretrained model.",
-    )
-    seed: int = Field(0, ge=0, description="Random seed: same seed and data, same model.")
-    device: str = Field("auto", description="auto, cpu, cuda:0 or mps; 0,1 trains on two GPUs.")
-    jitter: bool | dict[str, Any] = Field(
-        True, description="Vary stains and illumination of the training images."
     )
     pixel_size: float | None = Field(
         None, gt=0, description="Pixel size of the training images in µm, if all have the same."
@@ -117,11 +158,6 @@ class TrainSettings(Settings):
         "all the way.",
     )
 
-    @field_validator("device", mode="before")
-    @classmethod
-    def _name_device(cls, device: object) -> str:
-        return str(device)  # the number of a GPU, or torch's own device
-
     @field_validator("advanced")
     @classmethod
     def _refuse_reserved(cls, advanced: dict[str, Any]) -> dict[str, Any]:
@@ -129,13 +165,6 @@ class TrainSettings(Settings):
         if reserved:
             raise ValueError(f"{reserved[0]} is not a setting of training here; see fine_tune.")
         return advanced
-
-    @field_validator("jitter")
-    @classmethod
-    def _check_jitter(cls, jitter: bool | dict[str, Any]) -> bool | dict[str, Any]:
-        if isinstance(jitter, dict):
-            _make_jitter(jitter)
-        return jitter
 
     # --- defaults that depend on the data ---
 
@@ -170,14 +199,6 @@ class TrainSettings(Settings):
             advanced={**schedule.advanced, **more, **self.advanced},
         )
 
-    def differences(self, resumed: TrainSettings) -> list[str]:
-        """Sentences on what is asked for here and does not hold for the run that is resumed."""
-        return [
-            f"The run is resumed with {name} {there!r}, as it was started, not {here!r}."
-            for name, here in self
-            if here != (there := getattr(resumed, name)) and here != self.default(name)
-        ]
-
     # --- as other programs take them ---
 
     @property
@@ -186,25 +207,9 @@ class TrainSettings(Settings):
         return int(self.default("batch")) if self.batch == "auto" else self.batch
 
     @property
-    def devices(self) -> list[str]:
-        """Names of the devices, as torch has them; each is there."""
-        names = [name.strip() for name in self.device.split(",") if name.strip()]
-        full = [f"cuda:{name}" if name.isdecimal() else name for name in names] or ["auto"]
-        devices = [str(pick_device(name)) for name in full]
-        if len(devices) > 1 and any(not name.startswith("cuda") for name in devices):
-            raise ValueError(f'Several devices must be GPUs such as "0,1", not {self.device!r}.')
-        return devices
-
-    @property
     def rounds(self) -> int:
         """Validations of a run."""
         return -(-(self.epochs or 1) // (self.validate_every or 1))
-
-    def stain_jitter(self) -> StainJitter | None:
-        """The stain augmentation that is asked for."""
-        if not self.jitter:
-            return None
-        return _make_jitter(self.jitter if isinstance(self.jitter, dict) else {})
 
     def command(self, data: str, model: str) -> str:
         """The same training on the command line, for the training record."""

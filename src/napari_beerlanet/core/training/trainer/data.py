@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,8 @@ class StainJitter:
         Largest blur (standard deviation in pixels); as often, edges are sharpened.
     share
         How many images are changed at all.
+
+    `source` is a `random.Random`, or None for Python's own random numbers.
     """
 
     dyes: float = 0.12
@@ -55,16 +57,29 @@ class StainJitter:
     cast: float = 0.12
     focus: float = 1.0
     share: float = 0.9
+    source: random.Random | None = field(default=None, init=False, repr=False, compare=False)
 
     def __call__(self, labels: dict[str, Any]) -> dict[str, Any]:
         """Change labels["img"]; padding keeps its grey."""
-        if random.random() < self.share:
-            image = labels["img"]
-            blank = (image == PADDING_GREY).all(2)
-            changed = self._refocus(self._restain(image, blank))
-            changed[blank] = PADDING_GREY
-            labels["img"] = changed
+        labels["img"] = self.apply(labels["img"])
         return labels
+
+    def apply(self, image: npt.NDArray[np.uint8], height: int | None = None) -> Any:
+        """An image (H, W, 3) uint8 BGR under another stain; padding keeps its grey.
+
+        Only its first `height` rows are blurred or sharpened, where the rest is no part of them.
+        """
+        if self._random.random() >= self.share:
+            return image
+        blank = (image == PADDING_GREY).all(2)
+        changed = self._restain(image, blank)
+        changed[:height] = self._refocus(changed[:height])
+        changed[blank] = PADDING_GREY
+        return changed
+
+    @property
+    def _random(self) -> Any:
+        return self.source or random
 
     def _restain(
         self, image: npt.NDArray[np.uint8], blank: npt.NDArray[np.bool_]
@@ -82,19 +97,19 @@ class StainJitter:
     def _matrix(self) -> npt.NDArray[np.float64]:
         """S' diag(a) S⁻¹ (3, 3) in BGR."""
         S = default_spectra(3)[::-1]
-        other = np.abs(S + [[random.gauss(0, self.dyes) for _ in range(3)] for _ in range(3)])
+        other = np.abs(S + [[self._random.gauss(0, self.dyes) for _ in range(3)] for _ in range(3)])
         other /= np.linalg.norm(other, axis=0)
-        common = random.gauss(0, self.strength)
-        a = np.exp([common + random.gauss(0, self.strength / 2) for _ in range(3)])
+        common = self._random.gauss(0, self.strength)
+        a = np.exp([common + self._random.gauss(0, self.strength / 2) for _ in range(3)])
         return np.asarray((other * a) @ np.linalg.inv(S))
 
     def _illumination(self) -> npt.NDArray[np.float32]:
-        level = math.log(random.uniform(*self.light))
-        x1 = np.array([level + random.gauss(0, self.cast) for _ in range(3)])
+        level = math.log(self._random.uniform(*self.light))
+        x1 = np.array([level + self._random.gauss(0, self.cast) for _ in range(3)])
         return np.asarray(np.minimum(x1, 0), dtype=np.float32)
 
     def _refocus(self, image: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        amount = random.uniform(-1, 1) * self.focus
+        amount = self._random.uniform(-1, 1) * self.focus
         if abs(amount) < 0.2:
             return image
         blurred = cv2.GaussianBlur(image, (0, 0), abs(amount))

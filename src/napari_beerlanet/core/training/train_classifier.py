@@ -1,0 +1,328 @@
+"""`train_classifier`, and the same as a process of its own.
+
+    python -m napari_beerlanet.core.training.train_classifier --config RUN/run.json [--resume]
+
+Run folder, events and ways to stop are those of `fine_tune`.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from napari_beerlanet.core.classification.settings import ClassifierSettings, FrontEnd
+from napari_beerlanet.core.common.events import EventCallback, run_process
+from napari_beerlanet.core.common.progress import Report, subprogress
+from napari_beerlanet.core.common.storage import DataError
+from napari_beerlanet.core.formats.class_folders import (
+    WHOLE,
+    CropDataset,
+    check_crop_dataset,
+    read_crop_dataset,
+    with_validation,
+)
+from napari_beerlanet.core.training.fine_tune import (
+    TrainingRun,
+    is_model,
+    name_or_path,
+    run_config,
+)
+from napari_beerlanet.core.training.runs import RunFolder
+from napari_beerlanet.core.training.settings import RunSettings
+
+# Loaded where needed: wrong settings are refused before torch has loaded.
+if TYPE_CHECKING:
+    from torch import nn
+
+    from napari_beerlanet.core.classification.classifier import Classifier
+
+DEFAULT_BACKBONE = "resnet18"
+_OWN = "own"  # as `OWN_BACKBONE`, known without torch
+_DATA_CHECK_FRACTION = 0.05  # of the reported progress, for checking the data
+_FEW_CROPS = 400  # below which a parent's batch statistics are kept, and half of its weights
+# The paper's own, from scratch.
+_SCRATCH: dict[str, Any] = {"epochs": 20, "batch": 128, "learning_rate": 1e-4}
+_SCRATCH |= {"keep_statistics": False, "share": 1.0, "cosine": False}
+_FINE_TUNE: dict[str, Any] = {"epochs": 10, "batch": 64, "learning_rate": 1e-4}
+_FINE_TUNE |= {"keep_statistics": False, "share": 1.0, "cosine": True}
+# As `fine_tune` with few images: some hundred steps at most, and no further than half the way.
+_FINE_TUNE_FEW: dict[str, Any] = {"batch": 16, "learning_rate": 1e-4}
+_FINE_TUNE_FEW |= {"keep_statistics": True, "share": 0.5, "cosine": True}
+_FEW_STEPS_FACTOR, _FEW_STEPS_EXPONENT = 20, 0.35
+
+
+class ClassifierTrainSettings(ClassifierSettings, RunSettings):
+    """The arguments of `train_classifier`, and the settings in its run.json.
+
+    None leaves a setting to the number of crops, and to whether a classifier is there to start
+    from.
+    """
+
+    task: Literal["classify"] = Field("classify", description="What is trained.")
+    data: str | None = Field(
+        None, description="A folder per class, train and val folders of these, or a data.yaml."
+    )
+    model: str | None = Field(None, description="A classifier to start from.")
+    backbone: str = Field(
+        DEFAULT_BACKBONE, description="A classification network of torchvision, by its name."
+    )
+    weights: str | None = Field(
+        None, description="A file with weights of the backbone to start from, as torchvision's."
+    )
+    epochs: int | None = Field(None, ge=1, description="Passes through the training crops.")
+    batch: int | None = Field(None, ge=2, description="Crops per training step.")
+    learning_rate: float | None = Field(None, gt=0, description="Learning rate of Adam.")
+    balanced: bool = Field(True, description="Show as many crops of each class.")
+    validation: float = Field(
+        0.2, gt=0, lt=1, description="Part of each class to validate on, where no set is given."
+    )
+    scale_jitter: float = Field(
+        0.2, ge=0, le=1, description="How much the scale of crops varies (of its logarithm)."
+    )
+    shift_jitter: float = Field(
+        0.05, ge=0, le=0.5, description="How much the place of crops varies, in sides of a crop."
+    )
+    blur_jitter: float = Field(
+        0.02, ge=0, le=0.2, description="Largest blur of crops (σ), in sides of a crop."
+    )
+    label_smoothing: float = Field(
+        0.0, ge=0, lt=1, description="Part of a label's weight that all classes share."
+    )
+    keep_statistics: bool | None = Field(
+        None, description="Keep the batch-norm statistics of the model that training starts from."
+    )
+    share: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="How far the weights move from the starting model to what was learned.",
+    )
+    cosine: bool | None = Field(None, description="Let the learning rate fall along a cosine.")
+
+    @property
+    def network_settings(self) -> ClassifierSettings:
+        """What stands in front of the backbone."""
+        return ClassifierSettings(
+            **{name: getattr(self, name) for name in ClassifierSettings.model_fields}
+        )
+
+    @property
+    def is_resolved(self) -> bool:
+        """Whether nothing is left open."""
+        return None not in (self.epochs, self.batch, self.learning_rate, self.share, self.cosine)
+
+    def resolved(self, crops: int) -> ClassifierTrainSettings:
+        """With the values that so many training crops ask for where there are none."""
+        chosen = _SCRATCH if self.model is None else _FINE_TUNE
+        if self.model is not None and crops < _FEW_CROPS:
+            batch = self.batch or _FINE_TUNE_FEW["batch"]
+            steps = _FEW_STEPS_FACTOR * crops**_FEW_STEPS_EXPONENT
+            chosen = {**_FINE_TUNE_FEW, "epochs": max(round(steps / -(-crops // batch)), 3)}
+        open_ = {key: v for key, v in chosen.items() if getattr(self, key) is None}
+        return self.replace(**open_)
+
+    def command(self, data: str) -> str:
+        """The same training on the command line, for the training record."""
+        words = ["napari-beerlanet", "train", "--task", "classify", "--data", data]
+        words += ["--model", Path(self.model).name] if self.model else []
+        words += ["--backbone", self.backbone, "--front-end", self.front_end]
+        words += ["--weights", Path(self.weights).name] if self.weights else []
+        words += ["--epochs", str(self.epochs), "--batch", str(self.batch)]
+        words += ["--lr", str(self.learning_rate), "--seed", str(self.seed)]
+        return shlex.join(words)
+
+
+_DEFAULTS = ClassifierTrainSettings()
+
+
+def train_classifier(
+    data: str | os.PathLike[str] | None,
+    output: str | os.PathLike[str],
+    backbone: str | nn.Module = DEFAULT_BACKBONE,
+    front_end: FrontEnd = _DEFAULTS.front_end,
+    epochs: int | None = _DEFAULTS.epochs,
+    report: Report | None = None,
+    *,
+    model: Classifier | str | os.PathLike[str] | None = None,
+    weights: str | os.PathLike[str] | None = None,
+    batch: int | None = _DEFAULTS.batch,
+    learning_rate: float | None = _DEFAULTS.learning_rate,
+    seed: int = _DEFAULTS.seed,
+    device: str = _DEFAULTS.device,
+    jitter: bool | dict[str, Any] = _DEFAULTS.jitter,
+    resume: bool = False,
+    progress: EventCallback | None = None,
+    **settings: Any,
+) -> Classifier:
+    """Train a classifier on crops and return it as it was after its best epoch.
+
+    Parameters
+    ----------
+    data
+        A folder per class; folders train and val (or test) of these, as Ultralytics has them; or
+        a data.yaml or project, of whose boxes crops are cut.
+    output
+        Folder of the run, see `core.training.runs`; its best.safetensors is what is returned.
+    backbone
+        The name of a classification network of torchvision, or a module from (N, 3, H, W) to
+        logits, which is trained in place.
+    front_end
+        "beerlanet"; "none": the backbone sees crops as they are; "grey".
+    epochs, batch, learning_rate
+        None: as in the paper (20 epochs of 128 crops a step, Adam at 1e-4) or, where training
+        starts from a classifier, what the number of crops asks for.
+    model
+        A classifier to start from. Backbone, front end and crop size are its own.
+    weights
+        A file (.pt, .pth, .safetensors) with weights of the backbone, in torchvision's format;
+        nothing in it is executed. Without one the backbone starts at random.
+    jitter
+        Vary stains, strength, illumination and focus (`StainJitter`; a dict has its settings).
+    resume
+        Resume after the last finished epoch of the run in `output`, with the settings that it was
+        started with; `data` may be None then. A backbone of your own has to be given again.
+    report, progress
+        Called after every batch, and with every event; `Cancelled` raised in either ends the run.
+    settings
+        Further `ClassifierTrainSettings`, for instance input_size=96 or normalize=True.
+    """
+    start = model if is_model(model) else None
+    own = None if isinstance(backbone, str) else backbone
+    chosen = ClassifierTrainSettings(
+        data=None if data is None else os.path.abspath(data),
+        model=None if model is None or start is not None else name_or_path(model),  # type: ignore[arg-type]
+        backbone=backbone if isinstance(backbone, str) else _OWN,
+        weights=None if weights is None else os.path.abspath(weights),
+        front_end=front_end,
+        epochs=epochs,
+        batch=batch,
+        learning_rate=learning_rate,
+        seed=seed,
+        device=device,
+        jitter=jitter,
+        **settings,
+    )
+    with RunFolder(output) as folder:
+        run = _ClassifierRun(folder, report, progress)
+        run.own_backbone = own
+        trained: Classifier = run.run(chosen, start, resume)
+        return trained
+
+
+class _ClassifierRun(TrainingRun):
+    settings_type = ClassifierTrainSettings
+    task = "classify"
+    own_backbone: nn.Module | None = None
+
+    def check_startable(self, requested: ClassifierTrainSettings, start: Any) -> None:
+        if requested.data is None:
+            raise ValueError(f"{self.folder.path}: no run to resume; give the data.")
+        if (requested.model is not None or start is not None) and requested.weights is not None:
+            raise ValueError("A model has weights already; give either model or weights.")
+        if requested.backbone != _OWN:
+            from napari_beerlanet.core.classification.network import check_backbone_name
+
+            check_backbone_name(requested.backbone)
+
+    def train(self, settings: ClassifierTrainSettings) -> Classifier:
+        from napari_beerlanet.core.checkpoints.checkpoint import load_classifier
+
+        assert settings.data is not None
+        if settings.backbone == _OWN and self.own_backbone is None:
+            raise ValueError(
+                f"{self.folder.path}: this run trains a backbone of your own; give it as backbone=…"
+            )
+        state = self.folder.read_state()
+        whole = read_crop_dataset(settings.data)
+        _check_classes(whole)
+        dataset = with_validation(whole, settings.validation, settings.seed)
+        checking = subprogress(self.report, 0.0, _DATA_CHECK_FRACTION)
+        notes = check_crop_dataset(dataset, ("train", "val"), checking)
+        settings = self._resolve(settings, dataset)
+        if state is not None:
+            self.restore_records(state, state["epoch"] + 1)
+        assert settings.epochs is not None
+        if state is None or state["epoch"] + 1 < settings.epochs:
+            from napari_beerlanet.core.training.classifier_setup import train_in_process
+
+            for note in notes:
+                self.emit({"event": "warning", "message": note})
+            training = subprogress(self.report, _DATA_CHECK_FRACTION, 1.0)
+            train_in_process(
+                self.folder, settings, dataset, state, self.emit, training, self.own_backbone
+            )
+        return load_classifier(self.folder.best, settings.devices[0], backbone=self.own_backbone)
+
+    def _resolve(
+        self, settings: ClassifierTrainSettings, dataset: CropDataset
+    ) -> ClassifierTrainSettings:
+        """With all defaults filled in and written down: a run is resumed as it was started."""
+        if settings.is_resolved:
+            return settings
+        if settings.model is not None:
+            settings = _as_parent(settings)
+        settings = settings.resolved(len(dataset.splits["train"]))
+        self.folder.write_run(settings=settings.model_dump())
+        return settings
+
+
+def _as_parent(settings: ClassifierTrainSettings) -> ClassifierTrainSettings:
+    """With the backbone and front end of the model that training starts from, which stay."""
+    from napari_beerlanet.core.checkpoints.checkpoint import (
+        CheckpointError,
+        model_kind,
+        read_info,
+    )
+
+    assert settings.model is not None
+    info = read_info(settings.model)
+    if model_kind(info) != "classifier":
+        raise CheckpointError(f"{settings.model}: a detector, where a classifier is needed.")
+    own = {name: info[name] for name in ("backbone", *ClassifierSettings.model_fields)}
+    for name, value in own.items():
+        asked = getattr(settings, name)
+        if asked not in (value, settings.default(name)):
+            raise ValueError(
+                f"{name} is {value!r} in the model that training starts from, and stays so; leave "
+                f"out {name}={asked!r}, or train without a model."
+            )
+    return settings.replace(**own)
+
+
+def _check_classes(dataset: CropDataset) -> None:
+    """Refuse what nothing can be learned from before any image is read."""
+    if len(dataset.names) < 2:
+        raise DataError(
+            f"{dataset.path}: only one class ({dataset.names[0]}); at least two are needed."
+        )
+    split = "train" if "train" in dataset.splits else WHOLE
+    counts = dataset.counts(split)
+    empty = [name for name, count in counts.items() if not count]
+    if empty:
+        raise DataError(
+            f"{dataset.path}: there are no images of {', '.join(empty)}; add some, or remove the "
+            "class."
+        )
+    alone = [name for name, count in counts.items() if count == 1]
+    if alone and not {"val", "test"} & dataset.splits.keys():
+        raise DataError(
+            f"{dataset.path}: there is one image only of {', '.join(alone)}; two are needed at "
+            "least, to train on one and validate on the other."
+        )
+
+
+# --- as a process --------------------------------------------------------------------------------
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train as a run.json says, with events as lines on standard output."""
+    return run_config(_ClassifierRun, "train_classifier", arguments)
+
+
+if __name__ == "__main__":
+    run_process(main)

@@ -1,0 +1,380 @@
+"""Training of a classifier: augmented crops, balanced batches, a loop that resumes to the bit.
+
+Whatever is random depends on the seed, the epoch and the crop's place in it, and on nothing that
+came before: a run that was killed repeats the epoch with the same crops.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy import optimize
+from torch import Tensor, nn
+from torch.nn import functional
+
+from napari_beerlanet.core.classification.classifier import Classifier
+from napari_beerlanet.core.classification.crops import (
+    Pixels,
+    check_crop_boxes,
+    cut_square,
+    denoise_crop,
+    to_rgb8,
+)
+from napari_beerlanet.core.classification.network import ClassificationNetwork
+from napari_beerlanet.core.classification.settings import ClassifierSettings
+from napari_beerlanet.core.common.threads import run_parallel
+from napari_beerlanet.core.detection.ultralytics_api import cv2
+from napari_beerlanet.core.evaluation.classification import classification_metrics, classify_items
+from napari_beerlanet.core.formats.class_folders import CropDataset, LabelledCrop
+from napari_beerlanet.core.images.files import read_image
+from napari_beerlanet.core.images.rgb import PADDING_GREY
+from napari_beerlanet.core.training.trainer.data import StainJitter
+
+_CONTEXT = 1.4  # sides of a crop that are kept around a box, so that crops may move and shrink
+_OVERSAMPLING = 1.25  # pixels that are kept for each of the crop's
+_MAX_KEPT_BYTES = 1 << 31  # of all crops together; beyond, files are read again and again
+_SAMPLE_ROWS = 0.25  # of the crop's side: rows of an image's pixels below a crop, for the stain fit
+_MIN_BLUR = 0.2  # pixels, below which nothing changes
+_TEMPERATURES = (0.05, 20.0)
+_TIE = 1e-3  # of the validation loss, in the choice among epochs of equal balanced accuracy
+
+
+class Augmentation(NamedTuple):
+    """How training crops vary: stain `jitter`, ln of the `scale`, and as parts of the crop's side
+    its `shift` and the largest `blur` (a standard deviation)."""
+
+    jitter: StainJitter | None = None
+    scale: float = 0.0
+    shift: float = 0.0
+    blur: float = 0.0
+
+
+class _Patch(NamedTuple):
+    """What is kept of a crop: pixels around it, its centre (x, y) and side therein, and a sample
+    (m, 3) of its image's pixels where stains are fitted to the image."""
+
+    pixels: Pixels
+    centre: tuple[float, float]
+    side: float
+    sample: Pixels | None
+
+
+class TrainingCrops:
+    """The crops of a split as a network gets them, augmented or as they are."""
+
+    def __init__(
+        self, items: Sequence[LabelledCrop], settings: ClassifierSettings, seed: int = 0
+    ) -> None:
+        self.items, self.settings, self.seed = items, settings, seed
+        self.labels = np.array([item.label for item in items], np.int64)
+        self._patches: dict[int, _Patch] = {}
+        self._kept_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def plain(self, k: int) -> Pixels:
+        """Crop k (size, size, 3) as `classify` cuts it, before any denoising."""
+        pixels = to_rgb8(read_image(self.items[k].image).pixels)
+        x, y, side = self._square(pixels, self.items[k])
+        return cut_square(pixels, x, y, side, self.settings.input_size)
+
+    def augmented(self, k: int, augmentation: Augmentation, numbers: Sequence[int]) -> Pixels:
+        """Crop k, varied: (size, size, 3) and below it the rows that stains are fitted to.
+
+        It depends on `numbers` alone.
+        """
+        patch, size = self._patch(k), self.settings.input_size
+        source = random.Random(repr(tuple(numbers)))
+        side = patch.side * math.exp(source.uniform(-1, 1) * augmentation.scale)
+        x, y = (c + source.uniform(-1, 1) * augmentation.shift * side for c in patch.centre)
+        crop = cut_square(patch.pixels, x, y, side, size)
+        crop = np.rot90(crop, source.randrange(4))
+        crop = crop[:, ::-1] if source.random() < 0.5 else crop
+        crop = _blurred(crop, source.random() * augmentation.blur * size)
+        rows = [crop] if patch.sample is None else [crop, patch.sample.reshape(-1, size, 3)]
+        image = np.concatenate(rows)
+        if augmentation.jitter is not None:
+            jitter = copy.copy(augmentation.jitter)
+            jitter.source = source
+            image = jitter.apply(np.ascontiguousarray(image[..., ::-1]), size)[..., ::-1]
+        if self.settings.denoise:
+            image = np.concatenate([denoise_crop(np.ascontiguousarray(image[:size])), image[size:]])
+        return np.ascontiguousarray(image)
+
+    def _square(self, pixels: Pixels, item: LabelledCrop) -> tuple[float, float, float]:
+        """Centre and side of an item's crop in its image."""
+        height, width = pixels.shape[:2]
+        box = item.box((height, width))
+        if box is None:
+            return width / 2, height / 2, float(max(height, width))
+        (x1, y1, x2, y2) = check_crop_boxes(box[None], (height, width))[0]
+        return (x1 + x2) / 2, (y1 + y2) / 2, max(x2 - x1, y2 - y1) / self.settings.fill
+
+    def _patch(self, k: int) -> _Patch:
+        if k in self._patches:
+            return self._patches[k]
+        item = self.items[k]
+        pixels = to_rgb8(read_image(item.image).pixels)
+        x, y, side = self._square(pixels, item)
+        context = 1.0 if item.cxcywh is None else _CONTEXT
+        wanted = math.ceil(_OVERSAMPLING * context * self.settings.input_size)
+        length = min(wanted, math.ceil(context * side))
+        patch = _Patch(
+            cut_square(pixels, x, y, context * side, length),
+            (length / 2, length / 2),
+            length / context,
+            self._sample(pixels, k) if item.cxcywh is not None else None,
+        )
+        if self._kept_bytes + patch.pixels.nbytes <= _MAX_KEPT_BYTES:
+            self._kept_bytes += patch.pixels.nbytes
+            self._patches[k] = patch
+        return patch
+
+    def _sample(self, pixels: Pixels, k: int) -> Pixels | None:
+        """(m, 3) pixels of an image, at random, the same each time."""
+        if self.settings.fit != "image" or self.settings.front_end != "beerlanet":
+            return None
+        size = self.settings.input_size
+        count = max(round(_SAMPLE_ROWS * size), 1) * size
+        flat = pixels.reshape(-1, 3)
+        return flat[np.random.default_rng([self.seed, k]).integers(0, len(flat), count)]
+
+
+def _blurred(crop: Pixels, sigma: float) -> Pixels:
+    """Under a less sharp objective; padding stays as it is."""
+    if sigma < _MIN_BLUR:
+        return crop
+    blurred = np.asarray(cv2.GaussianBlur(np.ascontiguousarray(crop), (0, 0), sigma))
+    return np.where((crop == PADDING_GREY).all(2, keepdims=True), crop, blurred)
+
+
+def balanced_order(
+    labels: npt.NDArray[np.int64], seed: int, epoch: int, balanced: bool
+) -> npt.NDArray[np.int64]:
+    """(n,) the crops of an epoch: each once or, balanced, of each class as many.
+
+    A class is gone through as a whole before one of its crops comes a second time.
+    """
+    random_ = np.random.default_rng([seed, epoch])
+    if not balanced:
+        return random_.permutation(len(labels))
+    classes = np.unique(labels)
+    share = -(-len(labels) // len(classes))
+    chosen = []
+    for label in classes:
+        mine = np.flatnonzero(labels == label)
+        rounds = [random_.permutation(mine) for _ in range(-(-share // len(mine)))]
+        chosen.append(np.concatenate(rounds)[:share])
+    return random_.permutation(np.concatenate(chosen))
+
+
+def fit_temperature(scores: npt.NDArray[Any], true: npt.NDArray[np.int64]) -> float:
+    """T for which the probabilities softmax(ln(scores) / T) are likeliest; 1 without data.
+
+    As in Platt's scaling, n crops are never taken for more certain than (n + 1) / (n + 2): a
+    perfect result on few crops does not prove that the network cannot be wrong.
+    """
+    if not len(true):
+        return 1.0
+    logits = np.log(np.maximum(np.asarray(scores, np.float64), 1e-30))
+    n, k = logits.shape
+    target = np.full((n, k), 1 / (n + 2) / max(k - 1, 1))
+    target[np.arange(n), true] = 1 - 1 / (n + 2)
+
+    def loss(ln_t: float) -> float:
+        scaled = logits / math.exp(ln_t)
+        scaled = scaled - scaled.max(1, keepdims=True)
+        log_p = scaled - np.log(np.exp(scaled).sum(1, keepdims=True))
+        return float(-(target * log_p).sum() / n)
+
+    bounds = tuple(math.log(t) for t in _TEMPERATURES)
+    return math.exp(float(optimize.minimize_scalar(loss, bounds=bounds, method="bounded").x))
+
+
+class ClassifierCallback(Protocol):
+    """What a training tells while it runs."""
+
+    def on_batch_end(self, trainer: Any) -> None:
+        """After a training batch."""
+
+    def on_epoch_end(self, trainer: Any) -> None:
+        """After the validation of an epoch."""
+
+
+class ClassifierTrainer:
+    """The training loop; attributes are those that `TrainingMonitor` reads.
+
+    Parameters
+    ----------
+    settings
+        A `ClassifierTrainSettings` with all defaults filled in.
+    parent
+        Weights that a share of the way is kept to; None: all the way.
+    """
+
+    def __init__(
+        self,
+        network: ClassificationNetwork,
+        dataset: CropDataset,
+        settings: Any,
+        augmentation: Augmentation,
+        device: torch.device,
+        callback: ClassifierCallback,
+        *,
+        parent: Mapping[str, Tensor] | None = None,
+        state: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.network, self.dataset, self.settings = network.to(device), dataset, settings
+        self.augmentation, self.device, self.callback = augmentation, device, callback
+        self.parent = None if parent is None else {k: v.clone() for k, v in parent.items()}
+        self.data = TrainingCrops(dataset.splits["train"], network.settings, settings.seed)
+        self.validation = TrainingCrops(dataset.splits["val"], network.settings)
+        self._plain_validation: list[Pixels] = []
+        self.optimizer = torch.optim.Adam(self.network.parameters(), lr=settings.learning_rate)
+        self.epochs = self.total_epochs = settings.epochs
+        self.epoch, self.batch_number, self.validate_every = 0, 0, 1
+        self.batches = -(-len(self._order(0)) // settings.batch)
+        self.train_loader = range(self.batches)
+        self.tloss: dict[str, float] = {}
+        self.metrics: dict[str, Any] = {}
+        self.epoch_metrics: dict[str, float] = {}
+        self.temperature, self.learning_rate = 1.0, float(settings.learning_rate)
+        self.fitness, self.best_fitness, self.stop = -math.inf, -math.inf, False
+        self.averaged = self.network
+        if state is not None:
+            self.network.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.epoch, self.best_fitness = state["epoch"] + 1, state["best_fitness"]
+
+    @property
+    def finished_epochs(self) -> int:
+        """Epochs that are done, counting the one that is being validated."""
+        return self.epoch + 1
+
+    current_epoch = finished_epochs
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next epoch depends on."""
+        return {
+            "epoch": self.epoch,
+            "model": self.network.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "best_fitness": self.best_fitness,
+        }
+
+    def train(self) -> None:
+        """From the next epoch to the last."""
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            for epoch in range(self.epoch, self.epochs):
+                self.epoch = epoch
+                torch.manual_seed(self.settings.seed * 100_003 + self.epoch)  # for dropout
+                self._train_epoch()
+                self._validate()
+                self.callback.on_epoch_end(self)
+
+    def _order(self, epoch: int) -> npt.NDArray[np.int64]:
+        return balanced_order(self.data.labels, self.settings.seed, epoch, self.settings.balanced)
+
+    def _train_epoch(self) -> None:
+        self.network.train()
+        if self.settings.keep_statistics:
+            for module in self.network.modules():
+                if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                    module.eval()
+        total = 0.0
+        # Of nearly equal size: a batch of one has no statistics.
+        for number, part in enumerate(np.array_split(self._order(self.epoch), self.batches)):
+            self._set_learning_rate(number)
+            loss = self._step(part, number)
+            total += loss
+            self.batch_number = number + 1
+            self.tloss = {"loss": total / self.batch_number}
+            self.callback.on_batch_end(self)
+
+    def _step(self, part: npt.NDArray[np.int64], number: int) -> float:
+        images, weights = self._batch(part, number)
+        labels = torch.from_numpy(self.data.labels[part]).to(self.device)
+        self.optimizer.zero_grad(set_to_none=True)
+        logits = self.network(images, weights)
+        smoothing = self.settings.label_smoothing
+        loss = functional.cross_entropy(logits, labels, label_smoothing=smoothing)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        return float(loss.detach())
+
+    def _batch(self, part: npt.NDArray[np.int64], number: int) -> tuple[Tensor, Tensor | None]:
+        """Images (n, 3, h, w) in [0, 1], and weights (n, h, w) where stains are those of images."""
+        seed = self.settings.seed
+        tasks = [
+            lambda k=int(k), place=place: self.data.augmented(
+                k, self.augmentation, (seed, self.epoch, number, place)
+            )
+            for place, k in enumerate(part)
+        ]
+        crops = np.stack(run_parallel(tasks))
+        images = torch.from_numpy(crops.transpose(0, 3, 1, 2).copy()).to(self.device) / 255
+        size = images.shape[-1]
+        if images.shape[-2] == size:
+            return images, None
+        weights = images.new_zeros(len(images), *images.shape[2:])
+        weights[:, size:] = 1
+        return images, weights
+
+    def _set_learning_rate(self, number: int) -> None:
+        rate = self.settings.learning_rate
+        if self.settings.cosine:
+            done = (self.epoch * self.batches + number) / (self.epochs * self.batches)
+            rate *= 0.05 + 0.95 * (1 + math.cos(math.pi * done)) / 2
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.learning_rate = rate
+
+    def _validate(self) -> None:
+        self.averaged = self._averaged_network()
+        info = {"classes": self.dataset.names, "temperature": 1.0}
+        model = Classifier(self.averaged, info, self.device)
+        if self.network.settings.fit == "image" and self.network.has_stain:
+            scores = classify_items(model, self.validation.items).scores
+        else:
+            if not self._plain_validation:
+                self._plain_validation = run_parallel(
+                    [lambda k=k: self.validation.plain(k) for k in range(len(self.validation))]  # type: ignore[misc]
+                )
+            scores = model.classify(self._plain_validation).scores
+        true = self.validation.labels
+        self.temperature = fit_temperature(scores, true)
+        metrics = classification_metrics(true, scores, self.dataset.names)
+        likely = np.maximum(scores[np.arange(len(true)), true].astype(np.float64), 1e-30)
+        loss = float(-np.log(likely).mean()) if len(true) else 0.0
+        self.metrics = {key: v for key, v in metrics.items() if key != "confusion"}
+        self.epoch_metrics = {
+            "train/loss": self.tloss["loss"],
+            "val/loss": loss,
+            "metrics/accuracy": metrics["accuracy"],
+            "metrics/balanced_accuracy": metrics["balanced_accuracy"],
+            "lr/all": self.learning_rate,
+        }
+        self.fitness = metrics["balanced_accuracy"] - _TIE * min(loss, 100.0)
+        self.best_fitness = max(self.best_fitness, self.fitness)
+
+    def _averaged_network(self) -> ClassificationNetwork:
+        """The network, a share of the way from its parent."""
+        network = copy.deepcopy(self.network).eval()
+        share = self.settings.share
+        if self.parent is None or share >= 1:
+            return network
+        state = network.state_dict()
+        for name, value in self.parent.items():
+            if value.is_floating_point() and state[name].shape == value.shape:
+                state[name] = torch.lerp(value.to(self.device), state[name], share)
+        network.load_state_dict(state)
+        return network
