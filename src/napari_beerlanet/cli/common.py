@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from napari_beerlanet.core.classification.classifier import Classifier
     from napari_beerlanet.core.common.settings import FieldSpec, Settings
     from napari_beerlanet.core.detection.detector import Detector
 
@@ -159,8 +160,8 @@ def add_device_option(options: Options) -> None:
     )
 
 
-def load_model(options: argparse.Namespace) -> Detector:
-    """The chosen model on the chosen device."""
+def load_model(options: argparse.Namespace) -> Detector | Classifier:
+    """The chosen model, of either kind, on the chosen device."""
     from napari_beerlanet.core.checkpoints.checkpoint import load_checkpoint
     from napari_beerlanet.core.checkpoints.info import model_notes
 

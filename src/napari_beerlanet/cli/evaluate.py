@@ -21,16 +21,31 @@ if TYPE_CHECKING:
 
 HELP = "measure a model against annotated images"
 DESCRIPTION = (
-    "Measure how well a model detects what is annotated: average precision, precision, recall and "
-    "the best threshold per class, of what `detect` would give."
+    "Measure how well a detector detects what is annotated: average precision, precision, recall "
+    "and the best threshold per class, of what `detect` would give. Of a classifier: accuracy, "
+    "balanced accuracy, calibration, precision and recall per class."
 )
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add = command.add_argument
-    add("--data", required=True, type=Path, metavar="DATA.yaml", help="images, labels and names")
+    add(
+        "--data",
+        required=True,
+        type=Path,
+        metavar="DATA",
+        help="a data.yaml with images, labels and names; for a classifier also a folder per class",
+    )
     add("--split", default="val", choices=("train", "val", "test"), help="default val")
+    add(
+        "--ordered",
+        action="append",
+        default=[],
+        type=lambda text: [name.strip() for name in text.split(",")],
+        metavar="A,B,C",
+        help="classes in their order, of which a neighbour counts for the relaxed accuracy",
+    )
     add_model_options(command)
     add("--out", type=Path, metavar="FILE.json", help="write all metrics, with curves, to a file")
     add("--quiet", action="store_true", help="show no progress")
@@ -51,8 +66,11 @@ def run(options: argparse.Namespace) -> int:
             bar.update(max(progress.fraction - bar.n, 0))
 
         given = given_settings(options, DetectSettings)
-        result = evaluate(model, options.data, options.split, report=report, **given)
-    print("\n".join(_metrics_table(result)), flush=True)
+        result = evaluate(
+            model, options.data, options.split, ordered=options.ordered, report=report, **given
+        )
+    table = _metrics_table if "mAP50" in result else _types_table
+    print("\n".join(table(result)), flush=True)
     if options.out:
         _write_result(options.out, result)
     return 0
@@ -88,3 +106,23 @@ def _metrics_row(name: str, width: int, row: dict[str, Any], threshold: str) -> 
     keys = {"AP50": 7, "AP50-95": 7, "precision": 9, "recall": 7, "F1": 7}
     scores = "  ".join(f"{format_score(row[key]):>{room}}" for key, room in keys.items())
     return f"{name:<{width}}  {row['count']:>5}  {scores}  {threshold:>9}".rstrip()
+
+
+def _types_table(result: dict[str, Any]) -> list[str]:
+    """Metrics of a classifier as lines of text."""
+    from napari_beerlanet.core.common.messages import format_score
+
+    width = max(len(name) for name in ("all", *result["per_class"]))
+    lines = [f"{'':<{width}}  count  precision   recall       F1"]
+    for name, row in result["per_class"].items():
+        scores = "  ".join(
+            f"{format_score(row[key]):>{room}}"
+            for key, room in {"precision": 9, "recall": 7, "F1": 7}.items()
+        )
+        lines.append(f"{name:<{width}}  {row['count']:>5}  {scores}")
+    named = {"accuracy": "accuracy", "balanced_accuracy": "balanced accuracy"}
+    named |= {"relaxed_accuracy": "relaxed accuracy", "roc_auc": "ROC-AUC"}
+    named |= {"ece": "calibration error"}
+    known = {text: result[key] for key, text in named.items() if result[key] is not None}
+    summary = ", ".join(f"{text} {format_score(value)}" for text, value in known.items())
+    return [*lines, f"{summary}; {result['crops']} crops"]

@@ -14,7 +14,17 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from napari_beerlanet._version import __version__
-from napari_beerlanet.cli import batch, convert, decompose, demo, detect, evaluate, report, train
+from napari_beerlanet.cli import (
+    batch,
+    classify,
+    convert,
+    decompose,
+    demo,
+    detect,
+    evaluate,
+    report,
+    train,
+)
 from napari_beerlanet.cli.common import (
     PROGRAM,
     Stopped,
@@ -26,6 +36,7 @@ from napari_beerlanet.cli.common import (
 _COMMANDS: dict[str, Any] = {
     "decompose": decompose,
     "detect": detect,
+    "classify": classify,
     "evaluate": evaluate,
     "batch": batch,
     "report": report,
@@ -69,7 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     """The options of the chosen command, and its function as `run`."""
     parser = _Parser(
-        prog=PROGRAM, description="Decompose the stains of microscope images, and detect cells."
+        prog=PROGRAM,
+        description="Decompose the stains of microscope images, detect cells and classify them.",
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     verbs = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)

@@ -24,7 +24,8 @@ Event = dict[str, Any]
 
 HELP = "train a model on annotated images"
 DESCRIPTION = (
-    "Train a model on annotated images in the layout of YOLO. The folder OUT gets "
+    "Train a detector on annotated images in the layout of YOLO or, with --task classify, a "
+    "classifier on crops: a folder per class, or the boxes of such images. The folder OUT gets "
     "best.safetensors and last.safetensors, results.csv, progress.jsonl and all that it takes to "
     "resume after an interruption (--resume). A file OUT/stop ends the run after the batch."
 )
@@ -33,12 +34,19 @@ DESCRIPTION = (
 def add_options(command: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     from napari_beerlanet.core.training.settings import TrainSettings
+    from napari_beerlanet.core.training.train_classifier import ClassifierTrainSettings
 
     add = command.add_argument
-    add_setting(command, TrainSettings, "data", default=None, metavar="DATA.yaml")
-    add_setting(command, TrainSettings, "model", default=DEFAULT_MODEL, metavar="MODEL")
+    add("--task", choices=("detect", "classify"), default="detect", help="default detect")
+    add_setting(command, TrainSettings, "data", default=None, metavar="DATA")
+    add_setting(command, TrainSettings, "model", default=None, metavar="MODEL")
     add("--out", required=True, type=Path, metavar="DIR", help="folder of the run")
     add_setting(command, TrainSettings, "scope")
+    classifier = command.add_argument_group("classifiers (--task classify)")
+    for name in ("backbone", "front_end", "weights", "input_size", "fill", "fit"):
+        add_setting(classifier, ClassifierTrainSettings, name)
+    for name in ("normalize", "beside_rgb", "denoise"):
+        add_setting(classifier, ClassifierTrainSettings, name)
     add("--resume", action="store_true", help="resume after the last finished epoch of the run")
     training = command.add_argument_group("training")
     for name in ("epochs", "length", "batch", "seed", "device", "pixel_size"):
@@ -54,7 +62,8 @@ def add_options(command: argparse.ArgumentParser) -> None:
         default=[],
         type=_key_value,
         metavar="KEY=VALUE",
-        help="further arguments of Ultralytics' training, for instance mosaic=0.5",
+        help="further arguments of Ultralytics' training, for instance mosaic=0.5; with --task "
+        "classify further settings, for instance balanced=false",
     )
     add("--json", action="store_true", help="print one JSON object per line instead of a bar")
     add("--quiet", action="store_true", help="print nothing but errors and the summary")
@@ -73,32 +82,62 @@ def _key_value(text: str) -> tuple[str, Any]:
 def run(options: argparse.Namespace) -> int:
     """Train, and print the result."""
     if options.data is None and not options.resume:
-        raise UsageError("--data DATA.yaml is needed, or --resume to resume a run.")
+        raise UsageError("--data is needed (a data.yaml, or crops), or --resume to resume a run.")
+    train = _train_classifier if options.task == "classify" else _train_detector
     output = _JsonOutput() if options.json else _ConsoleOutput(options)
 
     from napari_beerlanet.core.common.progress import Cancelled
-    from napari_beerlanet.core.training.fine_tune import fine_tune
-    from napari_beerlanet.core.training.settings import TrainSettings
 
-    given = given_settings(options, TrainSettings)
-    model, data = given.pop("model"), given.pop("data")
     try:
-        fine_tune(
-            model,
-            data,
-            options.out,
-            resume=options.resume,
-            report=lambda _: raise_if_interrupted(),
-            progress=output,
-            **given,
-            **dict(options.set),
-        )
+        train(options, output)
     except Cancelled:
         print_message(f"stopped as requested; {_best_so_far(options.out)}.")
         return 128 + signal.SIGINT
     finally:
         output.close()
     return 0
+
+
+def _train_detector(options: argparse.Namespace, output: Callable[[Event], None]) -> None:
+    from napari_beerlanet.core.training.fine_tune import fine_tune
+    from napari_beerlanet.core.training.settings import TrainSettings
+
+    given = given_settings(options, TrainSettings)
+    model, data = given.pop("model") or DEFAULT_MODEL, given.pop("data")
+    fine_tune(
+        model,
+        data,
+        options.out,
+        resume=options.resume,
+        report=lambda _: raise_if_interrupted(),
+        progress=output,
+        **given,
+        **dict(options.set),
+    )
+
+
+def _train_classifier(options: argparse.Namespace, output: Callable[[Event], None]) -> None:
+    from napari_beerlanet.core.training.settings import TrainSettings
+    from napari_beerlanet.core.training.train_classifier import (
+        ClassifierTrainSettings,
+        train_classifier,
+    )
+
+    given = given_settings(options, ClassifierTrainSettings)
+    others = given_settings(options, TrainSettings).keys() - given.keys()
+    if others:
+        name = min(others).replace("_", "-")
+        raise UsageError(f"--{name} is for detectors; with --task classify leave it out.")
+    given.pop("task")
+    train_classifier(
+        given.pop("data"),
+        options.out,
+        resume=options.resume,
+        report=lambda _: raise_if_interrupted(),
+        progress=output,
+        **given,
+        **dict(options.set),
+    )
 
 
 def _best_so_far(folder: Path) -> str:
@@ -158,7 +197,8 @@ def _describe_model(path: str) -> str:
 def _describe_start(event: Event) -> str:
     images = " and ".join(f"{count} {split}" for split, count in event["images"].items())
     word = f"resuming with epoch {event['epoch']}" if event["resumed"] else "training"
-    return f"{word} of {event['epochs']} epochs: {images} images, on {event['device']}."
+    what = "crops" if event.get("task") == "classify" else "images"
+    return f"{word} of {event['epochs']} epochs: {images} {what}, on {event['device']}."
 
 
 def _describe_epoch(event: Event) -> str:
@@ -171,7 +211,9 @@ def _describe_epoch(event: Event) -> str:
 def _format_metrics(metrics: dict[str, Any]) -> str:
     from napari_beerlanet.core.common.messages import format_score
 
-    known = {key: metrics.get(key) for key in ("mAP50", "mAP50-95")}
+    named = {"mAP50": "mAP50", "mAP50-95": "mAP50-95"}
+    named |= {"accuracy": "accuracy", "balanced_accuracy": "balanced accuracy"}
+    known = {text: metrics.get(key) for key, text in named.items()}
     scores = {key: format_score(value) for key, value in known.items() if value is not None}
     return ", ".join(f"{key} {score}" for key, score in scores.items())
 

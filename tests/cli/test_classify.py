@@ -1,0 +1,195 @@
+"""The command `classify`, and `train` and `evaluate` of classifiers."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from napari_beerlanet.cli import main
+from napari_beerlanet.core.boxes.detections import Detections
+from napari_beerlanet.core.checkpoints.checkpoint import load_classifier, save_checkpoint
+from napari_beerlanet.core.formats import read_detections, write_csv
+from napari_beerlanet.core.images.files import read_image
+from napari_beerlanet.samples import blood_smear
+from tinyclasses import SMALL, TYPES, tiny_classifier, write_classes
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("models") / "types.safetensors"
+    save_checkpoint(tiny_classifier(SMALL), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_classes(tmp_path_factory.mktemp("crops"), 3)
+
+
+@pytest.fixture(scope="module")
+def field(tmp_path_factory):
+    """A smear, and a table of its cells."""
+    folder = tmp_path_factory.mktemp("fields")
+    smear = blood_smear((200, 240), seed=1, cell_diameter=40, white_cells=0.2)
+    Image.fromarray(smear.image).save(folder / "smear.png")
+    boxes = Detections(
+        smear.boxes, smear.labels, np.linspace(0.9, 0.5, len(smear.boxes)), list(smear.names)
+    )
+    write_csv(folder / "boxes.csv", boxes, "smear.png")
+    return folder / "smear.png", folder / "boxes.csv"
+
+
+def run(*arguments):
+    try:
+        return main.main([str(part) for part in arguments])
+    except SystemExit as end:
+        return int(end.code or 0)
+
+
+def rows(path):
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_crops_become_one_table(data, model, tmp_path, capsys):
+    files = [data / "dark", data / "pale" / "pale-0.png"]
+    assert run("classify", *files, "--model", model, "--out", tmp_path, "--device=cpu") == 0
+    table = rows(tmp_path / "types.csv")
+    assert [row["image"] for row in table] == [
+        *(str(data / "dark" / f"dark-{k}.png") for k in range(3)),
+        str(data / "pale" / "pale-0.png"),
+    ]
+    clf = load_classifier(model, "cpu")
+    expected = clf.classify([read_image(row["image"]).pixels for row in table])
+    assert [row["type"] for row in table] == [TYPES[k] for k in expected.labels]
+    for row, scores in zip(table, expected.scores, strict=True):
+        np.testing.assert_allclose([float(row[f"P({n})"]) for n in TYPES], scores, atol=1e-5)
+    counts = expected.counts()
+    assert f"{counts['dark']} dark, {counts['pale']} pale" in capsys.readouterr().out
+
+
+def test_boxes_of_a_file(field, model, tmp_path):
+    image, boxes = field
+    options = ("--boxes", boxes, "--model", model, "--out", tmp_path, "--device", "cpu")
+    assert run("classify", image, *options) == 0
+    again = read_detections(tmp_path / "smear.types.csv")
+    given = read_detections(boxes)
+    np.testing.assert_allclose(again.xyxy, given.xyxy, atol=0.01)
+    expected = load_classifier(model, "cpu").classify(read_image(image).pixels, given)
+    np.testing.assert_allclose(again.columns["probability"], expected.confidence, atol=1e-4)
+    assert again.columns["type"].tolist() == [TYPES[k] for k in expected.labels]
+    assert again.counts() == given.counts()  # the detector's classes stay
+
+
+def test_a_detector_finds_the_cells(field, model, tmp_path):
+    image, _ = field
+    options = ("--detect", "blood-cells", "--model", model, "--out", tmp_path, "--device", "cpu")
+    assert run("classify", image, *options, "--fit", "image") == 0
+    found = read_detections(tmp_path / "smear.types.csv")
+    assert len(found) > 3
+    assert set(found.columns["type"]) <= set(TYPES)
+
+
+def test_one_bad_file_does_not_spoil_the_others(data, model, tmp_path, capsys):
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"no picture")
+    out = tmp_path / "out"
+    files = (broken, data / "pale" / "pale-1.png", tmp_path / "none.png")
+    assert run("classify", *files, "--model", model, "--out", out, "--device=cpu") == 1
+    assert [row["image"] for row in rows(out / "types.csv")] == [str(files[1])]
+    said = capsys.readouterr().err
+    assert "broken.png" in said
+    assert "none.png" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--model", "blood-cells"], "a detector, where a classifier is needed"),
+        (["--detect", "MODEL"], "a classifier, where a detector is needed"),
+        (["--model", "no-such"], "no such file"),
+        (["--boxes", "BOXES", "--detect", "blood-cells"], "not allowed with"),
+        (["--boxes", "none.csv"], "none.csv"),
+        (["--device", "toaster"], "toaster"),
+        (["--fit", "slide"], "fit"),
+    ],
+)
+def test_one_line_errors(field, model, tmp_path, capsys, options, words):
+    image, boxes = field
+    given = [{"MODEL": str(model), "BOXES": str(boxes)}.get(part, part) for part in options]
+    start = [image, "--model", model, "--out", tmp_path / "out", "--device", "cpu"]
+    assert run("classify", *start, *given) == 2
+    said = capsys.readouterr().err.strip().splitlines()
+    assert words in said[-1]
+    assert not (tmp_path / "out").exists()
+
+
+def test_several_images_need_their_names_in_the_file(field, data, model, tmp_path, capsys):
+    image, boxes = field
+    other = data / "pale" / "pale-0.png"
+    options = ("--boxes", boxes, "--model", model, "--out", tmp_path)
+    assert run("classify", image, other, *options) == 2
+    assert "it has no boxes of pale-0.png" in capsys.readouterr().err
+
+
+# --- train and evaluate --------------------------------------------------------------------------
+
+
+def test_train_and_evaluate_a_classifier(data, tmp_path, capfd):
+    out = tmp_path / "run"
+    options = ["--task=classify", f"--data={data}", f"--out={out}", "--device=cpu", "--epochs=1"]
+    small = [
+        "--backbone",
+        SMALL,
+        "--input-size=24",
+        "--batch=4",
+        "--set=components=3",
+        "--no-jitter",
+    ]
+    assert run("train", *options, *small) == 0
+    printed, said = capfd.readouterr()
+    assert printed.strip() == f"{out / 'best.safetensors'}: trained on 4 images, validated on 2"
+    assert "training of 1 epochs: 4 train and 2 val crops, on cpu." in said
+    assert "epoch 1 of 1: accuracy " in said
+    info = load_classifier(out / "best.safetensors", "cpu").info
+    assert (info["backbone"], info["components"], info["input_size"]) == (SMALL, 3, 24)
+    assert info["training"]["settings"]["jitter"] is False
+
+    result = tmp_path / "result.json"
+    best = out / "best.safetensors"
+    assert run("evaluate", "--data", data, "--model", best, "--out", result, "--device=cpu") == 0
+    table = capfd.readouterr().out.splitlines()
+    assert [line.split()[0] for line in table[1:3]] == TYPES
+    assert "balanced accuracy" in table[-1]
+    assert table[-1].endswith("6 crops")
+    assert json.loads(result.read_text())["crops"] == 6
+
+    assert run("train", "--task=classify", "--resume", f"--out={out}", "--device=cpu") == 0
+    assert run("train", *options, *small) == 1
+    assert "resume it" in capfd.readouterr().err
+
+
+def test_evaluate_with_ordered_classes(data, model, capsys):
+    options = ("--data", data, "--model", model, "--device", "cpu")
+    assert run("evaluate", *options, "--ordered", "dark, pale") == 0
+    assert "relaxed accuracy 100.0 %" in capsys.readouterr().out
+    assert run("evaluate", *options, "--ordered", "dark,green") == 1
+    assert "'green', which is no class" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "words"),
+    [
+        (["--scope", "head"], 2, "--scope is for detectors"),
+        (["--backbone", "resnet19"], 1, "no classification network 'resnet19'"),
+        (["--model", "blood-cells"], 1, "a detector, where a classifier is needed"),
+        (["--set", "wobble=1"], 1, "no setting 'wobble'"),
+    ],
+)
+def test_wrong_training_options(data, tmp_path, capsys, options, status, words):
+    start = ["--task=classify", f"--data={data}", f"--out={tmp_path / 'run'}", "--device=cpu"]
+    assert run("train", *start, *options) == status
+    assert words in capsys.readouterr().err
