@@ -119,7 +119,7 @@ def test_it_learns(data, tmp_path):
     found = nb.evaluate(clf, fresh)
     assert found["balanced_accuracy"] >= 0.9, found["confusion"]
     losses = [float(row["train/loss"]) for row in results(tmp_path / "run")]
-    assert losses[-1] < 0.5 * losses[0]
+    assert losses[-1] < 0.9 * losses[0]
 
 
 @pytest.mark.parametrize(

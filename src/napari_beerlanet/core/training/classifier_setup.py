@@ -25,6 +25,7 @@ from napari_beerlanet.core.classification.network import (
     rebuild_head,
 )
 from napari_beerlanet.core.common.events import EventCallback
+from napari_beerlanet.core.common.messages import error_detail
 from napari_beerlanet.core.common.progress import Report
 from napari_beerlanet.core.common.storage import DataError, FileError
 from napari_beerlanet.core.formats.class_folders import CropDataset, crop_dataset_hash
@@ -156,8 +157,9 @@ def _check_outputs(network: ClassificationNetwork, classes: int) -> None:
         with torch.no_grad():
             shape = tuple(network.forward_mixed(torch.zeros(2, 3, size, size)).shape)
     except Exception as error:
+        why = error_detail(error)
         raise ValueError(
-            f"{network.backbone_name} takes no crops of {size} × {size} pixels ({error}); use a "
+            f"{network.backbone_name} takes no crops of {size} × {size} pixels ({why}); use a "
             "larger input_size, or another backbone."
         ) from error
     network.backbone.train(was_training)

@@ -111,11 +111,6 @@ class ClassifierTrainSettings(ClassifierSettings, RunSettings):
             **{name: getattr(self, name) for name in ClassifierSettings.model_fields}
         )
 
-    @property
-    def is_resolved(self) -> bool:
-        """Whether nothing is left open."""
-        return None not in (self.epochs, self.batch, self.learning_rate, self.share, self.cosine)
-
     def resolved(self, crops: int) -> ClassifierTrainSettings:
         """With the values that so many training crops ask for where there are none."""
         chosen = _SCRATCH if self.model is None else _FINE_TUNE
@@ -262,8 +257,6 @@ class _ClassifierRun(TrainingRun):
         self, settings: ClassifierTrainSettings, dataset: CropDataset
     ) -> ClassifierTrainSettings:
         """With all defaults filled in and written down: a run is resumed as it was started."""
-        if settings.is_resolved:
-            return settings
         if settings.model is not None:
             settings = _as_parent(settings)
         settings = settings.resolved(len(dataset.splits["train"]))
@@ -301,6 +294,8 @@ def _check_classes(dataset: CropDataset) -> None:
             f"{dataset.path}: only one class ({dataset.names[0]}); at least two are needed."
         )
     split = "train" if "train" in dataset.splits else WHOLE
+    if split not in dataset.splits:
+        raise DataError(f"{dataset.path}: there is no folder `train` in it.")
     counts = dataset.counts(split)
     empty = [name for name, count in counts.items() if not count]
     if empty:
