@@ -48,6 +48,7 @@ def test_what_comes_out(clf, crops):
     np.testing.assert_allclose(result.entropy, -(p * np.log(p)).sum(1), rtol=1e-5)
     assert sum(result.counts().values()) == 8
     assert list(result.table()) == ["type", "probability", "entropy", "P(dark)", "P(pale)"]
+    assert result.to_frame()["type"].value_counts().sum() == 8
     assert result.report["crops"] == 8
 
 

@@ -76,6 +76,12 @@ class Classification:
         each = {f"P({name})": self.scores[:, k] for k, name in enumerate(self.names)}
         return columns | each
 
+    def to_frame(self) -> Any:
+        """A pandas data frame, one row per crop."""
+        import pandas as pd
+
+        return pd.DataFrame(self.table())
+
 
 class Classifier:
     """What `load_checkpoint` returns for a classifier: `network`, `info`, and its `device`.
