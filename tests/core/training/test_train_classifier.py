@@ -19,7 +19,9 @@ from napari_beerlanet.core.common.events import RunState
 from napari_beerlanet.core.common.progress import Cancelled
 from napari_beerlanet.core.common.storage import DataError, FileError
 from napari_beerlanet.core.formats.class_folders import LabelledCrop
+from napari_beerlanet.core.formats.dataset import read_dataset
 from napari_beerlanet.core.images.rgb import PADDING_GREY
+from napari_beerlanet.core.project.project import Project
 from napari_beerlanet.core.training.runs import inspect_run
 from napari_beerlanet.core.training.train_classifier import (
     ClassifierTrainSettings,
@@ -32,6 +34,7 @@ from napari_beerlanet.core.training.trainer.classification import (
     fit_temperature,
 )
 from napari_beerlanet.core.training.trainer.data import StainJitter
+from projects import fill
 from tinyclasses import SMALL, TYPES, cell, tiny_backbone, write_classes
 from tinydata import write_smears
 
@@ -150,6 +153,16 @@ def test_boxes_of_an_annotated_dataset(tmp_path):
     assert any("no boxes of" in str(e) and "nobody" in str(e) for e in events(tmp_path / "run"))
     assert clf.info["fit"] == "image"
     assert clf.info["training"]["images"]["train"] > 4
+
+
+def test_boxes_of_a_project(tmp_path):
+    """What was annotated in the viewer; its training and validation crops are those of the split."""
+    with Project.create(tmp_path / "project", ["RBC", "WBC", "Platelets"]) as project:
+        fill(project, range(4))
+    expected = read_dataset(tmp_path / "project")
+    clf = train_classifier(tmp_path / "project", tmp_path / "run", SMALL, **{**QUICK, "epochs": 1})
+    boxes = {split: sum(len(i.labels) for i in items) for split, items in expected.splits.items()}
+    assert clf.info["training"]["images"] == boxes
 
 
 def test_the_layout_of_ultralytics(data, tmp_path):
