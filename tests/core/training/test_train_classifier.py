@@ -156,7 +156,7 @@ def test_boxes_of_an_annotated_dataset(tmp_path):
 
 
 def test_boxes_of_a_project(tmp_path):
-    """What was annotated in the viewer; its training and validation crops are those of the split."""
+    """What was annotated in the viewer, split as the project splits it."""
     with Project.create(tmp_path / "project", ["RBC", "WBC", "Platelets"]) as project:
         fill(project, range(4))
     expected = read_dataset(tmp_path / "project")
