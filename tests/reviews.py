@@ -30,17 +30,24 @@ def random_review(n, seed=0):
     return Review(Detections(boxes, labels, scores, ["RBC", "WBC", "Platelets"], columns))
 
 
-def open_panel(viewer, until, found=None, picture=PICTURE):
-    """The review panel on detections of one picture, with their layer."""
+def detected_image(viewer, name="smear", found=None, picture=PICTURE):
+    """An image layer in the viewer, and the layer of its detections."""
     from napari_beerlanet.ui.common.session import get_session
     from napari_beerlanet.ui.detections.detection_layer import DetectionLayer
-    from napari_beerlanet.ui.review.widget import ReviewWidget
 
-    source = viewer.add_image(picture, name="smear", scale=(0.5, 0.5))
+    source = viewer.add_image(picture, name=name, scale=(0.5, 0.5))
     found = (some() if found is None else found).above(0.25)
     detection_layer = DetectionLayer(viewer, source, found, class_colours(len(found.names)))
     detection_layer.set_filter(0.25)
     get_session(viewer).set_detections(source, found, detection_layer)
+    return source, detection_layer
+
+
+def open_panel(viewer, until, found=None, picture=PICTURE):
+    """The review panel on detections of one picture, with their layer."""
+    from napari_beerlanet.ui.review.widget import ReviewWidget
+
+    _, detection_layer = detected_image(viewer, "smear", found, picture)
     panel = ReviewWidget(viewer)
     viewer.window.add_dock_widget(panel)
     until(lambda: panel.autosave.path is not None and len(panel.rows) > 0)

@@ -14,7 +14,7 @@ from napari_beerlanet.ui.common.session import get_session
 from napari_beerlanet.ui.detections.detection_layer import DetectionLayer
 from napari_beerlanet.ui.review.autosave import reviews_folder
 from napari_beerlanet.ui.review.widget import ReviewWidget
-from reviews import NAMES, PICTURE, annotate, some
+from reviews import NAMES, PICTURE, annotate, detected_image, some
 
 pytestmark = pytest.mark.window
 
@@ -262,6 +262,69 @@ def test_the_layer_is_removed_under_the_panel(open_review, until):
     until(lambda: panel.target is None)
     panel.next()
     panel.accept()
+
+
+def test_it_follows_the_image_and_the_image_follows_it(open_review, until):
+    viewer, panel, first = open_review()
+    smear = viewer.layers["smear"]
+    panel.next()
+    panel.accept()
+    review = panel.review
+    panel.bar.set_message("All listed detections are reviewed.")
+    other, second = detected_image(viewer, "other", some(16), 255 - PICTURE)
+    assert panel.target.detection_layer is second, "what was opened last is the chosen image"
+    assert panel.target_choice.currentText() == second.layer.name
+    assert panel.bar.text == ""
+    until(lambda: panel.autosave.path is not None and len(panel.rows) > 0)
+    assert panel.review.progress()[0] == 0
+    viewer.layers.selection.active = smear
+    assert panel.target.detection_layer is first
+    assert panel.review is review, "with what can be undone"
+    assert panel.current == 1
+    until(lambda: panel.autosave.path is not None)
+    assert "earlier session" not in panel.bar.text
+    assert len(panel.rows) > 16
+    panel.undo()
+    assert panel.review.progress()[0] == 0
+
+    panel.target_choice.setCurrentText(second.layer.name)  # as by the mouse
+    assert panel.target.detection_layer is second
+    assert panel.image.layer is other
+    assert viewer.layers.selection.active is other
+    get_session(viewer).set_detections(smear, first.detections, first)
+    assert panel.target.detection_layer is second, "a search in another image changes nothing"
+
+
+def test_an_image_without_detections_says_so_and_offers_the_others(open_review, until):
+    viewer, panel, first = open_review()
+    viewer.add_image(PICTURE, name="new")
+    assert panel.target is None
+    assert panel.empty.isVisibleTo(panel)
+    assert panel.empty.text() == (
+        "“new” has no detections: find its cells first, or choose others above."
+    )
+    assert panel.target_choice.currentText() == ""
+    assert panel.target_choice.elided_text(400) == "none of this image"
+    panel.accept()
+    panel.target_choice.setCurrentIndex(0)
+    assert panel.target.detection_layer is first
+    assert panel.image.layer is viewer.layers["smear"]
+    assert not panel.empty.isVisibleTo(panel)
+
+
+def test_a_decision_made_before_the_image_was_read_is_saved_after_a_detour(open_review, until):
+    viewer, panel, _ = open_review()
+    smear = viewer.layers["smear"]
+    detected_image(viewer, "other", some(16), 255 - PICTURE)
+    until(lambda: panel.autosave.path is not None)
+    viewer.layers.selection.active = smear
+    assert panel.autosave.path is None
+    panel.next()
+    panel.accept()
+    viewer.layers.selection.active = viewer.layers["other"]
+    viewer.layers.selection.active = smear
+    until(lambda: panel.autosave.path is not None and panel.autosave.path.exists())
+    assert '"accepted"' in panel.autosave.path.read_text()
 
 
 def test_each_plane_of_a_stack_has_its_own_review(make_napari_viewer, until):

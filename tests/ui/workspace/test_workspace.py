@@ -8,13 +8,17 @@ from napari.layers import Shapes
 from qtpy.QtCore import QCoreApplication, QEvent
 from qtpy.QtWidgets import QDockWidget, QLabel, QScrollArea
 
+from napari_beerlanet.core.boxes.detections import Detections
+from napari_beerlanet.core.evaluation.diff import diff_detections
 from napari_beerlanet.ui.common.panel import open_panel, open_panels
 from napari_beerlanet.ui.detect.widget import DetectWidget
 from napari_beerlanet.ui.viewer.layers import ImagePicker, Role, role_metadata
+from napari_beerlanet.ui.viewer.planes import current_plane
 from napari_beerlanet.ui.workspace.workspace import (
     ANNOTATE,
     BATCH,
     CELLS,
+    REVIEW,
     STAINS,
     TABS,
     TRAIN,
@@ -180,7 +184,7 @@ def test_all_tabs_work_on_the_shared_image(make_napari_viewer):
     for tab in TABS:
         panel = workspace.open_tab(tab)
         pickers += panel.findChildren(ImagePicker)
-    assert len(pickers) == 4
+    assert len(pickers) == 5
     assert all(picker.layer is second for picker in pickers)
     viewer.layers.selection.active = first
     assert all(picker.layer is first for picker in pickers)
@@ -357,11 +361,24 @@ def test_messages_are_about_the_image_that_is_shown(viewer):
     cells.progress_bar.set_message("Done in 1.2 s.")
     cells.form.show_size_note("Assumed cell size: 50 pixels.")
     annotate.message.setText("5 boxes added.")
+    review, comparison = workspace.open_tab(REVIEW), workspace.open_tab(TRAIN).comparison
+    review.bar.set_message("All listed detections are reviewed.")
+    one, two = (np.array([[k, k, k + 9, k + 9]], np.float32) for k in (2, 30))
+    before, after = (Detections(boxes, [0], [0.9], ["RBC"]) for boxes in (one, two))
+    comparison._show_diff(second, current_plane(second, viewer), diff_detections(before, after))
+    told = comparison.compare_bar.text
+    assert told.startswith("second: ")
+    assert comparison.toggles.isVisibleTo(comparison)
     viewer.layers.selection.active = first
+    assert review.bar.text == ""
+    assert comparison.compare_bar.text == ""
+    assert not comparison.toggles.isVisibleTo(comparison)
     assert cells.progress_bar.text == ""
     assert cells.form.size_note.text() == ""
     assert annotate.message.text() == ""
     annotate.message.setText("3 boxes added.")
     viewer.add_points(np.zeros((1, 2)))
     assert annotate.message.text() == "3 boxes added.", "it is the same image"
-    assert second in viewer.layers
+    viewer.layers.selection.active = second
+    assert comparison.compare_bar.text == told, "it was compared before"
+    assert comparison.toggles.isVisibleTo(comparison)

@@ -107,9 +107,9 @@ class ElidingComboBox(QComboBox):
         self.setSizeAdjustPolicy(self.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
 
     def elided_text(self, width: int) -> str:
-        """The chosen name in so many pixels."""
+        """The chosen name, or the placeholder, in so many pixels."""
         return self.fontMetrics().elidedText(
-            self.currentText(), Qt.TextElideMode.ElideMiddle, width
+            self.currentText() or self.placeholderText(), Qt.TextElideMode.ElideMiddle, width
         )
 
     def full_tooltip(self) -> str:

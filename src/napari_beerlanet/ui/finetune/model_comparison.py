@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
-from napari.layers import Shapes
+from napari.layers import Image, Shapes
 from qtpy.QtCore import Qt, Signal
 from qtpy.QtWidgets import QGridLayout, QLabel, QLineEdit, QVBoxLayout, QWidget
 
@@ -22,6 +23,7 @@ from napari_beerlanet.ui.common.progress_bar import TaskProgressBar
 from napari_beerlanet.ui.common.session import get_session
 from napari_beerlanet.ui.detections.comparison_layer import (
     ChangeToggles,
+    comparison_layer,
     remove_comparison,
     show_comparison,
 )
@@ -30,7 +32,6 @@ from napari_beerlanet.ui.viewer.layers import ImagePicker, Role, role_of, source
 from napari_beerlanet.ui.viewer.planes import Plane, current_plane, pixel_size
 
 if TYPE_CHECKING:  # what takes long to load is loaded in worker threads
-    from napari.layers import Image
     from napari.viewer import Viewer
 
     from napari_beerlanet.core.boxes.annotations import Annotations
@@ -60,6 +61,7 @@ class ModelComparisonPanel(QWidget):
         self.comparison: ModelComparison | None = None
         self.folder: Path | None = None
         self.kept_path: Path | None = None
+        self._summaries: WeakKeyDictionary[Image, str] = WeakKeyDictionary()  # of compared images
         self.evaluate_task, self.compare_task, self.keep_task = (panel.task() for _ in range(3))
         self.evaluate_bar = TaskProgressBar(self.evaluate_task)
         self.compare_bar = TaskProgressBar(self.compare_task)
@@ -90,6 +92,7 @@ class ModelComparisonPanel(QWidget):
         layout.addWidget(self.compare_bar)
         self.toggles = ChangeToggles(self._viewer)
         layout.addWidget(self.toggles)
+        self.image_choice.chosen.connect(self._show_summary)
 
     def _add_keep_or_discard(self, layout: QVBoxLayout) -> None:
         self.name = QLineEdit()
@@ -145,6 +148,7 @@ class ModelComparisonPanel(QWidget):
             task.cancel()
         remove_comparison(self._viewer)
         self.comparison = self.folder = self.kept_path = None
+        self._summaries.clear()
         self.title.setText(_TITLE)
         self.table.clear()
         self.notes.hide()
@@ -195,10 +199,17 @@ class ModelComparisonPanel(QWidget):
 
         annotations = annotations_of(self._viewer, layer, plane)
         against = f" {describe_against(diff, annotations)}" if annotations is not None else ""
-        self.compare_bar.set_message(f"{plane.name}: {diff.summary()}{against}")
+        self._summaries[layer] = f"{plane.name}: {diff.summary()}{against}"
         if layer in self._viewer.layers:
             show_comparison(self._viewer, layer, diff, plane.index, self.toggles.visible_kinds)
-            self.toggles.show()
+        self._show_summary(self.image_choice.layer)
+
+    def _show_summary(self, image: Image | None) -> None:
+        """Show what was compared on the chosen image, and nothing of another one."""
+        self.compare_bar.set_message(self._summaries.get(image, "") if image is not None else "")
+        shown = comparison_layer(self._viewer)
+        is_of_image = shown is not None and source_image(self._viewer, shown) is image
+        self.toggles.setVisible(image is not None and is_of_image)
 
     # --- keep or discard -------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
+from weakref import WeakSet
 
 from superqt.utils import qdebounced
 
@@ -59,6 +60,7 @@ class ReviewAutosave:
         self._name = ""
         self._path: Path | None = None
         self._unsaved = False
+        self._left_unsaved: WeakSet[Review] = WeakSet()  # left before their file was known
         self._save_debounced = qdebounced(self._save, timeout=_AUTOSAVE_DELAY_MS, parent=panel)
 
     @property
@@ -69,6 +71,9 @@ class ReviewAutosave:
     def load(self, target: ReviewTarget, review: Review, loaded: Callable[[int], None]) -> None:
         """Load earlier decisions on this image into the review, then call `loaded(count)`."""
         self.save_now()
+        if self._unsaved and self._review is not None:
+            self._left_unsaved.add(self._review)
+        self._unsaved = False
         self._review, self._name, self._path = review, target.name, None
         read_pixels, folder = target.read_fingerprint_pixels, reviews_folder()
 
@@ -89,6 +94,9 @@ class ReviewAutosave:
             new = review.status == 0  # without a decision made while the file was read
             review.status[new], review.labels[new] = earlier.status[new], earlier.labels[new]
         loaded(saved.box_count)
+        if review in self._left_unsaved:
+            self._left_unsaved.discard(review)
+            self.save_soon()
 
     def save_soon(self) -> None:
         """Save when no further decision has been made for a moment."""

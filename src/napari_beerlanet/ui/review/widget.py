@@ -6,7 +6,8 @@ import html
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,7 @@ from qtpy.QtWidgets import (
 )
 from superqt.utils import qdebounced, signals_blocked
 
+from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.review.review import Review, RowIndices
 from napari_beerlanet.ui.common.controls import (
     button,
@@ -36,6 +38,7 @@ from napari_beerlanet.ui.common.notifications import notify_error
 from napari_beerlanet.ui.common.panel import Panel
 from napari_beerlanet.ui.common.progress_bar import TaskProgressBar
 from napari_beerlanet.ui.common.session import get_session
+from napari_beerlanet.ui.detections.detection_layer import DetectionLayer
 from napari_beerlanet.ui.evaluate.annotation_tab import AnnotationComparisonTab
 from napari_beerlanet.ui.review.autosave import ReviewAutosave
 from napari_beerlanet.ui.review.compare_runs import RunComparison
@@ -51,6 +54,8 @@ from napari_beerlanet.ui.review.target import (
     opened_boxes,
     review_targets,
 )
+from napari_beerlanet.ui.viewer.layers import ImagePicker
+from napari_beerlanet.ui.viewer.planes import PlaneIndex
 
 if TYPE_CHECKING:
     from napari.viewer import Viewer
@@ -66,11 +71,20 @@ _PLANE_DEBOUNCE_MS = 120  # until another plane of a stack is reviewed
 _MIN_ROWS_TO_PREPARE = 50_000  # whose orders take long to compute
 
 
+class _LeftReview(NamedTuple):
+    """A review while another image is shown, with its undo history; the row that was current."""
+
+    detections: Detections
+    review: Review
+    current: int | None
+
+
 class ReviewWidget(Panel):
     """A table and a gallery of all detections, with filters, keys and decisions that are saved.
 
-    `rows` (m,) are the rows of `review` that pass the filter, in the order of table and gallery;
-    `current` is the row that canvas, table and gallery highlight.
+    The detections are those of the chosen image; choosing those of another image chooses that
+    image, too. `rows` (m,) are the rows of `review` that pass the filter, in the order of table and
+    gallery; `current` is the row that canvas, table and gallery highlight.
     """
 
     title = "Review detections"
@@ -87,6 +101,9 @@ class ReviewWidget(Panel):
         self._prepare_task = self.task()
         self._targets: list[ReviewTarget] = []
         self._opened: list[OpenedBoxes] = []
+        self._left: WeakKeyDictionary[DetectionLayer, dict[PlaneIndex, _LeftReview]] = (
+            WeakKeyDictionary()
+        )
         self._build()
         self._bind_keys()
         self._update_targets_soon = qdebounced(
@@ -96,13 +113,16 @@ class ReviewWidget(Panel):
         self.connect_event(self.viewer.layers.events.removed, self._update_targets)
         self.connect_event(self.viewer.layers.events.inserted, self._update_targets)
         self.connect_event(self.viewer.dims.events.point, self._plane_moved)
+        self.image.chosen.connect(self._image_chosen)
         self._update_targets()
 
     def _build(self) -> None:
+        self.image = ImagePicker(self)
         self.target_choice = combo_box(
             "The detection layer, or layer of opened boxes, to review.", 12, expanding=True
         )
-        self.target_choice.currentIndexChanged.connect(self._select_target)
+        self.target_choice.setPlaceholderText("none of this image")
+        self.target_choice.currentIndexChanged.connect(self._choose_target)
         self.empty = hint(_NO_DETECTIONS_HINT)
         self.filter = FilterForm()
         self.filter.changed.connect(self._filter_changed)
@@ -117,6 +137,7 @@ class ReviewWidget(Panel):
         self.export = ReviewExport(self, self.filter, self.annotation_tab)
         self._connect_annotation_tab()
         top = form()
+        top.addRow("Image", self.image)
         top.addRow("Detections", self.target_choice)
         self.body.addLayout(top)
         for widget in (self.empty, self.filter, self.progress, self._buttons(), self.current_line):
@@ -196,50 +217,81 @@ class ReviewWidget(Panel):
     # --- what is reviewed ---
 
     def _update_targets(self, *_: Any) -> None:
-        """List the detection layers that exist now."""
+        """List the detection layers that exist now, and review those of the chosen image."""
         self._targets, self._opened = review_targets(self.viewer), opened_boxes(self.viewer)
-        same = None
-        if self.target is not None:
-            matching = (k for k, t in enumerate(self._targets) if t.has_same_layer(self.target))
-            same = next(matching, None)
+        of_image = (k for k, t in enumerate(self._targets) if t.source is self.image.layer)
+        place = next(of_image, -1)
         with signals_blocked(self.target_choice):
             self.target_choice.clear()
             self.target_choice.addItems([target.name for target in self._targets])
             self.target_choice.addItems([boxes.name for boxes in self._opened])
-            self.target_choice.setCurrentIndex(len(self._targets) - 1 if same is None else same)
+            self.target_choice.setCurrentIndex(place)
+        target = self._targets[place] if place >= 0 else None
         if (
-            self.target is None
-            or same is None
-            or self._targets[same].detections is not self.target.detections
+            target is None
+            or self.target is None
+            or not target.has_same_layer(self.target)
+            or target.detections is not self.target.detections
         ):
-            self._select_target(self.target_choice.currentIndex())
+            self._set_target(target)
+
+    def _image_chosen(self, image: object) -> None:
+        self.bar.set_message("")  # it was about the last image
+        self._update_targets()
 
     def _plane_moved(self, event: Any = None) -> None:
         """Another plane of a stack has other detections."""
         self._update_targets_soon()
 
-    def _select_target(self, index: int) -> None:
-        if len(self._targets) <= index < len(self._targets) + len(self._opened):
-            self._review_opened(self._opened[index - len(self._targets)])
-            return
+    def _choose_target(self, index: int) -> None:
+        """The user wants these detections: their image is chosen, and with it they are."""
+        chosen = [*self._targets, *self._opened][index] if index >= 0 else None
+        if isinstance(chosen, OpenedBoxes):
+            self.image.pick(chosen.source)
+            self._review_opened(chosen)
+        elif chosen is not None:
+            self.image.pick(chosen.source)
+        self._update_targets()
+
+    def _set_target(self, target: ReviewTarget | None) -> None:
         self._bind_target(None)
-        self.target = self._targets[index] if 0 <= index < len(self._targets) else None
+        if self.target is not None and self.review is not None:
+            planes = self._left.setdefault(self.target.detection_layer, {})
+            planes[self.target.plane.index] = _LeftReview(
+                self.target.detections, self.review, self.current
+            )
+        self.target = target
         self.review = self.current = self.subset = self.in_scope = None
-        if self.target is not None:
-            self.review = Review(self.target.detections)
         parts = (self.filter, self.progress, self.tabs, self.current_line)
         for widget in (*parts, self.run_comparison, self.export):
-            widget.setVisible(self.target is not None)
-        self.empty.setVisible(self.target is None)
-        self.run_comparison.set_target(self.target)
-        self.annotation_tab.set_target(self.target)
-        self.export.set_review(self.target, self.review)
-        if self.target is None or self.review is None:
+            widget.setVisible(target is not None)
+        self.empty.setText(self._empty_text())
+        self.empty.setVisible(target is None)
+        left = None
+        if target is not None:
+            left = self._left.get(target.detection_layer, {}).get(target.plane.index)
+            if left is not None and left.detections is not target.detections:
+                left = None  # they were detected again
+            self.review = Review(target.detections) if left is None else left.review
+        self.run_comparison.set_target(target)
+        self.annotation_tab.set_target(target)
+        self.export.set_review(target, self.review)
+        if target is None or self.review is None:
             self.gallery_tab.set_review(None, None)
         else:
-            self._show_review(self.target, self.review)
+            self.current = None if left is None else left.current
+            self._show_review(target, self.review, left is not None)
 
-    def _show_review(self, target: ReviewTarget, review: Review) -> None:
+    def _empty_text(self) -> str:
+        """What to do where there is nothing to review."""
+        image = self.image.layer
+        if image is None:
+            return _NO_DETECTIONS_HINT
+        where = " on this plane" if image.ndim > 2 else ""
+        others = ", or choose others above" if self._targets or self._opened else ""
+        return f"“{image.name}” has no detections{where}: find its cells first{others}."
+
+    def _show_review(self, target: ReviewTarget, review: Review, returned: bool) -> None:
         if len(review) > _MIN_ROWS_TO_PREPARE:
             self._prepare_task.start(lambda report: review.precompute_orders())
         self.table.set_review_model(ReviewTableModel(review, self.table))
@@ -247,7 +299,9 @@ class ReviewWidget(Panel):
         if "histogram" in vars(self):
             self.histogram.set_review(review, target.colours)
         self._bind_target(target)
-        self.autosave.load(target, review, self._decisions_loaded)
+        # What this panel has saved itself is not of an earlier session.
+        loaded = (lambda _: self._decisions_loaded(0)) if returned else self._decisions_loaded
+        self.autosave.load(target, review, loaded)
         self.filter.set_review(review, target.confidence)
 
     def _review_opened(self, opened: OpenedBoxes) -> None:

@@ -251,6 +251,11 @@ class ImagePicker(QComboBox):
         if layer in self._layers:
             self.setCurrentIndex(self._layers.index(layer))
 
+    def pick(self, layer: Image) -> None:
+        """Choose a layer as the user does here: it is selected in napari's list, too."""
+        self.choose(layer)
+        self._select_layer(self.currentIndex())
+
     def bind(self, leader: ImagePicker) -> None:
         """Choose what another picker chooses from now on, and let it choose what is chosen here."""
         self.unbind()
