@@ -23,6 +23,8 @@ from napari_beerlanet.ui.viewer.layers import (
     move_to_top,
     role_metadata,
     role_of,
+    source_image,
+    stain_images,
     step_back,
     step_forward,
     transform_kwargs,
@@ -164,6 +166,41 @@ def test_what_covers_an_image_steps_back_and_forward_as_it_was(make_napari_viewe
     source.visible = True
     step_forward(viewer, source)
     assert source.visible
+
+
+@pytest.mark.window
+def test_results_stay_with_their_image_whatever_it_is_called(example):
+    viewer, panel = example
+    images = [viewer.add_image(RGB, name=name) for name in ("one", "two")]
+    boxes, stains, saved = [], [], []
+    for image in images:
+        boxes.append(Shapes(name="boxes", metadata=role_metadata(Role.DETECTIONS, image)))
+        stains.append(Image(RGB[..., 0], metadata=role_metadata(Role.STAIN_DENSITY, image)))
+        # as boxes from a file, which can name their image only
+        own = {"role": "boxes", "source": image.name}
+        saved.append(Shapes(name="file", metadata={"napari-beerlanet": own}))
+    for layer in (*boxes, *stains, *saved):
+        viewer.add_layer(layer)
+
+    def check():
+        for k, image in enumerate(images):
+            for layer in (boxes[k], stains[k], saved[k], image):
+                assert source_image(viewer, layer) is image
+                viewer.layers.selection.active = layer
+                assert panel.choice.layer is image
+            assert stain_images(viewer, image) == [stains[k]]
+
+    check()
+    images[0].name = "of last week"
+    check()
+    images[1].name = "one"  # as the first was called
+    images[0].name = "two"
+    check()
+    viewer.layers.remove(images[0])
+    assert source_image(viewer, boxes[0]) is None, "it is not that of the layer with the old name"
+    assert stain_images(viewer, images[1]) == [stains[1]]
+    again = viewer.add_image(RGB, name="two")
+    assert source_image(viewer, boxes[0]) is again, "an image that was opened again"
 
 
 def wait(report):

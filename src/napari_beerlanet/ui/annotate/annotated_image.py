@@ -66,7 +66,7 @@ class AnnotatedImage:
         """`select` makes the layer of boxes the active one."""
         guard_software_opengl(viewer)
         self._image = weakref.ref(image)
-        self.name = image.name
+        self._name = image.name
         self.sources = image_sources(image)
         self.shape = next(iter(self.sources.values())).plane.shape
         small = self.shape[0] * self.shape[1] <= MAX_WHOLE_IMAGE_PIXELS
@@ -97,6 +97,11 @@ class AnnotatedImage:
     def image(self) -> Image | None:
         """The image layer, None if it is gone."""
         return self._image()
+
+    @property
+    def name(self) -> str:
+        """What the image layer is called, or was at first."""
+        return self._name if self.image is None else str(self.image.name)
 
     def close(self) -> None:
         """Disconnect from the layers."""

@@ -21,9 +21,9 @@ from napari_beerlanet.ui.viewer.layers import (
     add_unselected,
     boxes_removed,
     guard_software_opengl,
-    own_metadata,
     role_metadata,
     role_of,
+    source_layer,
     step_back,
     transform_kwargs,
 )
@@ -135,7 +135,7 @@ def remove_comparison(viewer: Viewer) -> None:
     """Remove our layer from the viewer."""
     layer = comparison_layer(viewer)
     if layer is not None:
-        source = own_metadata(layer.metadata).get("source")
+        source = source_layer(viewer, layer)
         viewer.layers.remove(layer)
-        for image in [one for one in viewer.layers if one.name == source]:
-            boxes_removed(viewer, image)
+        if source is not None:
+            boxes_removed(viewer, source)

@@ -13,7 +13,7 @@ from napari_beerlanet.ui.common.session import get_session
 from napari_beerlanet.ui.detections.detection_layer import DetectionLayer
 from napari_beerlanet.ui.viewer.box_shapes import read_shape_boxes
 from napari_beerlanet.ui.viewer.layer_data import detections_from_table
-from napari_beerlanet.ui.viewer.layers import Role, own_metadata, role_of
+from napari_beerlanet.ui.viewer.layers import Role, role_of, source_layer
 from napari_beerlanet.ui.viewer.planes import PlaneIndex
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _detections_layer_of(viewer: Viewer, image: Image) -> Shapes | None:
     for layer in reversed(viewer.layers):
         if not isinstance(layer, Shapes) or role_of(layer) != Role.DETECTIONS:
             continue
-        if own_metadata(layer.metadata).get("source") == image.name:
+        if source_layer(viewer, layer) is image:
             return layer
     return None
 

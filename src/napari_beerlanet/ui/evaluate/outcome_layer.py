@@ -20,12 +20,13 @@ from napari_beerlanet.ui.viewer.layers import (
     Role,
     add_unselected,
     boxes_removed,
+    is_made_from,
     own_metadata,
     role_metadata,
     role_of,
+    source_image,
     step_back,
     transform_kwargs,
-    user_images,
 )
 from napari_beerlanet.ui.viewer.viewport import viewport_of
 
@@ -56,14 +57,14 @@ def annotation_layers(viewer: Viewer, source: Image) -> list[Shapes]:
         if role_of(layer) not in (Role.DETECTIONS, Role.REGIONS)
         and not layer.name.endswith(str(Role.REGIONS))  # a layer that was saved loses its role
     ]
-    return sorted(layers, key=lambda layer: not _is_of(layer, source))
+    return sorted(layers, key=lambda layer: not is_made_from(layer, source))
 
 
 def region_layers(viewer: Viewer, source: Image) -> list[Shapes]:
     """Shapes layers that may outline the annotated regions of an image, its own first."""
     boxes = (Role.DETECTIONS, Role.ANNOTATIONS, Role.BOXES)
     layers = [layer for layer in _shapes_layers(viewer, source) if role_of(layer) not in boxes]
-    return sorted(layers, key=lambda layer: not _is_of(layer, source))
+    return sorted(layers, key=lambda layer: not is_made_from(layer, source))
 
 
 def preferred_annotations(layers: Sequence[Shapes], source: Image) -> Shapes | None:
@@ -71,7 +72,7 @@ def preferred_annotations(layers: Sequence[Shapes], source: Image) -> Shapes | N
     # Boxes from a file that are reviewed are the detections, and match themselves.
     layers = [layer for layer in layers if not own_metadata(layer.metadata).get("reviewed")]
     for role in (Role.ANNOTATIONS, Role.BOXES):
-        mine = [layer for layer in layers if role_of(layer) == role and _is_of(layer, source)]
+        mine = [layer for layer in layers if role_of(layer) == role and is_made_from(layer, source)]
         if mine:
             return mine[-1]
     with_classes = [layer for layer in layers if "class" in layer.features and layer.nshapes]
@@ -80,25 +81,20 @@ def preferred_annotations(layers: Sequence[Shapes], source: Image) -> Shapes | N
 
 def preferred_regions(layers: Sequence[Shapes], source: Image) -> Shapes | None:
     """The regions in which an image is annotated, None for the whole image."""
-    mine = (one for one in layers if role_of(one) == Role.REGIONS and _is_of(one, source))
+    mine = (one for one in layers if role_of(one) == Role.REGIONS and is_made_from(one, source))
     return next((layer for layer in mine if layer.nshapes), None)
 
 
 def _shapes_layers(viewer: Viewer, source: Image) -> list[Shapes]:
     """Shapes layers of the same axes that hold something of the user's, of no other image."""
-    others = {image.name for image in user_images(viewer)} - {source.name}
     return [
         layer
         for layer in viewer.layers
         if isinstance(layer, Shapes)
         and layer.ndim == source.ndim
         and role_of(layer) not in DISPLAY_ONLY
-        and own_metadata(layer.metadata).get("source") not in others
+        and source_image(viewer, layer) in (None, source)
     ]
-
-
-def _is_of(layer: Shapes, source: Image) -> bool:
-    return own_metadata(layer.metadata).get("source") == source.name
 
 
 class OutcomeLayer:

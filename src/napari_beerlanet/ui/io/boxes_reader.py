@@ -158,7 +158,7 @@ def _stem(name: str) -> str:
 
 def _boxes_on_image(viewer: Viewer, image: Image, path: Path, names: Sequence[str]) -> list[Any]:
     """The boxes of a file on the current plane of an image layer."""
-    from napari_beerlanet.ui.viewer.layers import transform_kwargs
+    from napari_beerlanet.ui.viewer.layers import source_link, transform_kwargs
     from napari_beerlanet.ui.viewer.planes import current_plane
 
     plane = current_plane(image, viewer)
@@ -172,7 +172,7 @@ def _boxes_on_image(viewer: Viewer, image: Image, path: Path, names: Sequence[st
     if len(detections) > MAX_PLAIN_BOXES:
         _show_in_detection_layer(viewer, image, detections, plane.index)
         return NO_LAYERS
-    metadata = {"source": image.name, "image_shape": plane.shape, "image": name}
+    metadata = {**source_link(image), "image_shape": plane.shape, "image": name}
     parts, transform = {plane.index: detections}, transform_kwargs(image)
     return [_boxes_layer(parts, path.name, transform, metadata, viewer)]
 

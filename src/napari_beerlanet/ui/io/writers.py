@@ -15,7 +15,7 @@ from napari_beerlanet.ui.viewer.layer_data import (
     detections_from_table,
     with_image_facts,
 )
-from napari_beerlanet.ui.viewer.layers import own_metadata, user_images
+from napari_beerlanet.ui.viewer.layers import find_source, own_metadata, user_images
 from napari_beerlanet.ui.viewer.planes import PlaneIndex, all_planes, pixel_size
 
 if TYPE_CHECKING:
@@ -96,11 +96,11 @@ def _saved_layer_and_image(
         return None, None
     name = attributes.get("name")
     layer = next((one for one in viewer.layers if one.name == name), None)
-    images = user_images(viewer)
-    named = [image for image in images if image.name == own.get("source")]
-    if named:
-        return layer, named[0]
-    return layer, images[0] if len(images) == 1 else None
+    images, source = user_images(viewer), find_source(viewer, own)
+    for image in images:
+        if image is source or len(images) == 1:
+            return layer, image
+    return layer, None
 
 
 def _from_detection_layer(layer: Layer | None) -> dict[PlaneIndex, Detections]:

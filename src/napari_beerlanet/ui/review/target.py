@@ -30,8 +30,8 @@ from napari_beerlanet.ui.viewer.layers import (
     add_unselected,
     role_metadata,
     role_of,
+    source_image,
     transform_kwargs,
-    user_images,
 )
 from napari_beerlanet.ui.viewer.planes import Plane, current_plane
 from napari_beerlanet.ui.viewer.viewport import viewport_of
@@ -261,12 +261,11 @@ class OpenedBoxes:
 
 def opened_boxes(viewer: Viewer) -> list[OpenedBoxes]:
     """Layers of boxes from files that belong to an open image and are not under review yet."""
-    images = {image.name: image for image in user_images(viewer)}
     opened = []
     for layer in viewer.layers:
         facts = layer.metadata.get(METADATA_KEY) if isinstance(layer.metadata, dict) else None
         if isinstance(layer, Shapes) and role_of(layer) == Role.BOXES and isinstance(facts, dict):
-            source = images.get(str(facts.get("source")))
+            source = source_image(viewer, layer)
             if source is not None and len(layer.data) and not facts.get("reviewed"):
                 opened.append(OpenedBoxes(layer, source))
     return opened

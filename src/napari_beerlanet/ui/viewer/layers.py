@@ -71,8 +71,18 @@ def transform_kwargs(layer: Layer, planar: bool = False) -> dict[str, Any]:
 
 
 def role_metadata(role: Role, source: Layer | None = None, **more: Any) -> dict[str, Any]:
-    """Metadata of a layer of ours: its role and the name of the layer that it comes from."""
-    return {METADATA_KEY: {"role": str(role), "source": source.name if source else None, **more}}
+    """Metadata of a layer of ours: its role, and the layer that it comes from."""
+    link = source_link(source) if source is not None else {"source": None}
+    return {METADATA_KEY: {"role": str(role), **link, **more}}
+
+
+def source_link(source: Layer) -> dict[str, str]:
+    """The part of our metadata that says which layer a layer comes from.
+
+    The id holds while the viewer is open, whatever the layer is called; the name is for layers that
+    come from files, where ids of an earlier session mean nothing.
+    """
+    return {"source": source.name, "source_id": str(source.unique_id)}
 
 
 def own_metadata(metadata: Any) -> dict[str, Any]:
@@ -85,6 +95,38 @@ def role_of(layer: Layer) -> str | None:
     """What we made a layer for, None where it is the user's own."""
     role = own_metadata(layer.metadata).get("role")
     return None if role is None else str(role)
+
+
+def find_source(viewer: Viewer, own: Mapping[str, Any]) -> Layer | None:
+    """The layer that our part of some metadata names, None if it is not in the viewer."""
+    by_id = (one for one in viewer.layers if str(one.unique_id) == own.get("source_id"))
+    by_name = (one for one in viewer.layers if one.name == own.get("source"))
+    return next(by_id, None) or next(by_name, None)
+
+
+def source_layer(viewer: Viewer, layer: Layer) -> Layer | None:
+    """The layer that a layer of ours was made from, also if it was renamed since."""
+    return find_source(viewer, own_metadata(layer.metadata))
+
+
+def is_made_from(layer: Layer, source: Layer) -> bool:
+    """Whether a layer of ours was made from another one."""
+    own, link = own_metadata(layer.metadata), source_link(source)
+    key = "source_id" if "source_id" in own else "source"
+    return bool(own.get(key) == link[key])
+
+
+def link_sources(viewer: Viewer) -> None:
+    """Update the links of all layers of ours, after layers were added or renamed.
+
+    So a layer that names its source is linked to it before that is renamed, and a name in the
+    metadata is never that of another layer by now.
+    """
+    for layer in viewer.layers:
+        own = layer.metadata.get(METADATA_KEY) if isinstance(layer.metadata, dict) else None
+        if isinstance(own, dict) and own.get("source") is not None:
+            source = find_source(viewer, own)
+            own.update(source_link(source) if source is not None else {})
 
 
 def user_images(viewer: Viewer) -> list[Image]:
@@ -120,7 +162,7 @@ def stain_images(viewer: Viewer, source: Layer) -> list[Image]:
         for layer in viewer.layers
         if isinstance(layer, Image)
         and role_of(layer) in STAIN_IMAGES
-        and own_metadata(layer.metadata).get("source") == source.name
+        and source_layer(viewer, layer) is source
     ]
 
 
@@ -166,7 +208,7 @@ def step_forward(viewer: Viewer, source: Layer) -> None:
 def boxes_removed(viewer: Viewer, source: Layer) -> None:
     """`step_forward`, if the last of the boxes for which stains were hidden is gone."""
     left = any(
-        role_of(layer) in RESULT_BOXES and own_metadata(layer.metadata).get("source") == source.name
+        role_of(layer) in RESULT_BOXES and source_layer(viewer, layer) is source
         for layer in viewer.layers
     )
     if source in viewer.layers and not left:
@@ -208,10 +250,8 @@ def source_image(viewer: Viewer, layer: Layer | None) -> Image | None:
     for image in images:
         if image is layer:
             return image
-    if layer is None:
-        return None
-    source = own_metadata(layer.metadata).get("source")
-    return next((image for image in images if image.name == source), None)
+    source = source_layer(viewer, layer) if layer is not None else None
+    return next((image for image in images if image is source), None)
 
 
 class ImagePicker(QComboBox):
@@ -324,7 +364,10 @@ def show_picker(picker: ImagePicker, visible: bool) -> None:
 
 
 class LayerListWatcher:
-    """Calls back when layers are added, removed or renamed, until the panel is closed."""
+    """Calls back when layers are added, removed or renamed, until the panel is closed.
+
+    Links between layers are up to date by then, see `link_sources`.
+    """
 
     def __init__(self, panel: DockedWidget, changed: Callable[[], None]) -> None:
         self._panel, self._changed = panel, changed
@@ -333,6 +376,7 @@ class LayerListWatcher:
         panel.connect_event(layers.events.removed, self._removed)
         for layer in layers:
             panel.connect_event(layer.events.name, self._notify)
+        link_sources(panel.viewer)
 
     def _inserted(self, event: Any) -> None:
         self._panel.connect_event(event.value.events.name, self._notify)
@@ -343,6 +387,7 @@ class LayerListWatcher:
         self._notify(event)
 
     def _notify(self, event: Any = None) -> None:
+        link_sources(self._panel.viewer)
         self._changed()
 
 
