@@ -156,6 +156,24 @@ def test_stopping_the_count_keeps_the_preview(opened, gate, previewed, until):
     assert gate.counts == 2
 
 
+def test_the_count_ends_when_another_image_is_chosen(opened, gate, previewed, until, image):
+    viewer, panel, slide = opened()
+    previewed(panel)
+    viewer.add_image(image[:64, :64], name="another")
+    assert panel.fitted is None
+    gate.open.set()
+    until(lambda: panel.live.idle)
+    assert panel.slide_scan_bar.text == ""
+    viewer.layers.selection.active = slide
+    assert not panel.fitted.preview
+    assert "million pixels" in panel.bar.text
+    panel.form.lam.slider.setValue(150)
+    until(lambda: settled(panel))
+    assert panel.fitted.settings.lam == panel.form.lam.value
+    assert not panel.fitted.preview
+    assert gate.counts == 1, "the colours of the slide are kept"
+
+
 def test_what_is_left_out_is_a_choice(opened, gate, until, levels):
     gate.open.set()
     _, panel, _ = opened()

@@ -1,11 +1,14 @@
 """The decomposition panel: one press, live sliders, bad input, stacks and slides."""
 
+import threading
+
 import dask.array as da
 import numpy as np
 import pytest
 from napari.components import ViewerModel
 from PIL import Image
 
+from napari_beerlanet.core.common.progress import report_progress
 from napari_beerlanet.core.stains.decompose import decompose
 from napari_beerlanet.core.stains.files import read_spectra
 from napari_beerlanet.core.stains.presets import (
@@ -17,10 +20,12 @@ from napari_beerlanet.core.stains.presets import (
 from napari_beerlanet.samples import he_field
 from napari_beerlanet.ui.common import notifications
 from napari_beerlanet.ui.common.session import get_session
+from napari_beerlanet.ui.common.tasks import TaskOutcome
+from napari_beerlanet.ui.stains.fitting import StainFitter
 from napari_beerlanet.ui.stains.form import DecomposeForm
 from napari_beerlanet.ui.stains.widget import DecomposeWidget
 from napari_beerlanet.ui.viewer import planes
-from napari_beerlanet.ui.viewer.layers import role_of
+from napari_beerlanet.ui.viewer.layers import role_of, source_image
 
 
 @pytest.fixture
@@ -39,7 +44,7 @@ def opened(qtbot, until):
         panel.settle = lambda: until(
             lambda: (
                 panel.live.idle
-                and not panel._derived.task.running
+                and not panel._derived.running
                 and not panel.files.running
                 and (panel.layers is None or panel.layers.complete)
             )
@@ -142,8 +147,9 @@ def test_a_moved_slider_updates_the_layers_in_place(panel, viewer):
 
 def test_many_movements_are_few_fits_and_the_last_one_wins(panel, viewer, monkeypatch):
     fits = []
-    fit = panel.live.fitter.fit
-    monkeypatch.setattr(panel.live.fitter, "fit", lambda *a: fits.append(a[1]) or fit(*a))
+    fitter = panel.live.fitter(viewer.layers["smear"])
+    fit = fitter.fit
+    monkeypatch.setattr(fitter, "fit", lambda *a: fits.append(a[1]) or fit(*a))
     for position in range(100, 160):
         panel.form.lam.slider.setValue(position)
     panel.settle()
@@ -154,7 +160,9 @@ def test_many_movements_are_few_fits_and_the_last_one_wins(panel, viewer, monkey
 def test_a_result_that_is_long_in_coming_is_preceded_by_a_first_look(panel, qtbot):
     looks = []
     show = panel.live._show
-    panel.live._show = lambda fitted, data: looks.append(fitted.is_rough) or show(fitted, data)
+    panel.live._show = lambda image, fitted, data: (
+        looks.append(fitted.is_rough) or show(image, fitted, data)
+    )
     panel.form.components.slider.setValue(5)
     panel.form.lam.slider.setValue(120)
     panel.settle()
@@ -546,6 +554,90 @@ def test_two_images_have_layers_of_their_own(panel, viewer, smear):
     new = set(densities(viewer)) - first
     assert len(new) == len(first)
     assert all(viewer.layers.index(layer) > viewer.layers.index(other) for layer in new)
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    """Fits wait until it is set; they can be cancelled meanwhile."""
+    opened, fit = threading.Event(), StainFitter.fit
+
+    def gated(self, target, settings, report=None, rough=False):
+        while not opened.wait(0.005):
+            report_progress(report, 0, 1, "fitting")
+        return fit(self, target, settings, report, rough)
+
+    monkeypatch.setattr(StainFitter, "fit", gated)
+    yield opened
+    opened.set()
+
+
+def fitted_pixels(panel):
+    return panel.fitted.decomposition.image.pixels
+
+
+def test_a_fit_ends_in_its_own_layers_when_another_image_is_chosen(
+    viewer, opened, smear, gate, until
+):
+    first = viewer.add_image(smear, rgb=True, name="first")
+    panel, ends = opened(viewer), []
+    panel.live.task.ended.connect(ends.append)
+    panel.run()
+    until(lambda: panel.live.task.running)
+    second = viewer.add_image(smear[:, ::-1].copy(), rgb=True, name="second")
+    assert panel.images.layer is second
+    assert panel.fitted is None
+    gate.set()
+    panel.settle()
+    until(lambda: len(densities(viewer)) == 2)
+    assert ends == [TaskOutcome.DONE]
+    assert all(source_image(viewer, layer) is first for layer in densities(viewer))
+    assert panel.fitted is None, "the chosen image has not been decomposed"
+    assert panel.result_panel.isHidden()
+    assert panel.bar.text == ""
+    viewer.layers.selection.active = first
+    assert panel.fitted is not None
+    assert not panel.result_panel.isHidden()
+    assert panel.bar.text == "2 stains"
+    panel.form.lam.slider.setValue(150)
+    panel.settle()
+    assert panel.fitted.settings.lam == panel.form.lam.value, "its layers are live again"
+    assert len(densities(viewer)) == 2
+
+
+def test_two_images_are_decomposed_one_after_the_other(viewer, opened, smear, gate, until):
+    first = viewer.add_image(smear, rgb=True, name="first")
+    panel, ends = opened(viewer), []
+    panel.live.task.ended.connect(ends.append)
+    panel.run()
+    until(lambda: panel.live.task.running)
+    second = viewer.add_image(smear[:, ::-1].copy(), rgb=True, name="second")
+    panel.run()
+    gate.set()
+    panel.settle()
+    until(lambda: len(densities(viewer)) == 4)
+    assert ends == [TaskOutcome.DONE] * 2
+    assert panel.images.layer is second
+    np.testing.assert_array_equal(fitted_pixels(panel), second.data)
+    viewer.layers.selection.active = first
+    np.testing.assert_array_equal(fitted_pixels(panel), first.data)
+    assert len(ends) == 2, "to look at a result is no reason to compute it again"
+
+
+def test_a_fit_that_is_cancelled_from_another_image_is_named(viewer, opened, smear, gate, until):
+    viewer.add_image(smear, rgb=True, name="first")
+    panel = opened(viewer)
+    panel.run()
+    until(lambda: panel.live.task.running)
+    second = viewer.add_image(smear[:, ::-1].copy(), rgb=True, name="second")
+    panel.live.task.cancel()
+    until(lambda: panel.live.idle)
+    assert panel.bar.text == "“first”: Cancelled; nothing has changed."
+    assert not densities(viewer)
+    panel.run()
+    gate.set()
+    panel.settle()
+    assert densities(viewer)
+    assert all(source_image(viewer, layer) is second for layer in densities(viewer))
 
 
 def test_other_pixels_in_the_layer_are_fitted_anew(panel, viewer, smear):

@@ -42,7 +42,10 @@ class FittedPanel(Protocol):
 
     viewer: Viewer
     images: ImagePicker
-    fitted: FitResult | None
+
+    @property
+    def fitted(self) -> FitResult | None:
+        """The last fit of the chosen image."""
 
     @property
     def layers(self) -> DensityLayers | None:
@@ -61,8 +64,14 @@ class DerivedLayers:
 
     def __init__(self, panel: FittedPanel) -> None:
         self._panel = panel
-        self.task = panel.task()
+        self._add_task, self._update_task = panel.task(), panel.task()
+        self._outdated: dict[Image, FitResult] = {}  # images whose layers are of an earlier fit
         self._layers: dict[tuple[Image, Role], tuple[str, MakeData, Image]] = {}
+
+    @property
+    def running(self) -> bool:
+        """Whether a layer is being computed."""
+        return self._add_task.running or self._update_task.running
 
     def reconstruct(self, components: Sequence[int]) -> None:
         """Add the image from these components alone."""
@@ -80,31 +89,34 @@ class DerivedLayers:
         """Add what the model does not explain."""
         self._add(Role.RESIDUAL, "Residual (OD)", residual_data)
 
-    def update(self) -> None:
-        """Recompute the layers of the chosen image that are there and not renamed."""
-        source, fitted = self._panel.images.layer, self._panel.fitted
-        makers = {
-            role: (derived[0], derived[1])
-            for (image, role), derived in self._layers.items()
-            if image is source and self._is_ours(derived)
-        }
-        if source is None or fitted is None or not makers:
-            return
+    def update(self, source: Image, fitted: FitResult) -> None:
+        """Recompute the layers of an image that are there and not renamed."""
+        self._outdated[source] = fitted
+        outdated = [
+            (image, role, name, make, self._outdated[image])
+            for (image, role), (name, make, layer) in self._layers.items()
+            if image in self._outdated and self._is_ours((name, make, layer))
+        ]
+        jobs = [(role, make, fit) for _, role, _, make, fit in outdated]
 
-        def work(report: Report) -> dict[Role, DataAndLimit]:
-            return {role: _compute(role, make, fitted) for role, (_, make) in makers.items()}
+        def work(report: Report) -> list[DataAndLimit]:
+            return [_compute(*job) for job in jobs]
 
-        def done(results: dict[Role, DataAndLimit]) -> None:
-            for role, result in results.items():
-                self._put(source, role, *makers[role], result)
+        def done(results: list[DataAndLimit]) -> None:
+            self._outdated.clear()
+            for (image, role, name, make, _), result in zip(outdated, results, strict=True):
+                self._put(image, role, name, make, result)
 
-        self.task.start(work, done)
+        if outdated:
+            self._update_task.start(work, done)
+        else:
+            self._outdated.clear()
 
     def _add(self, role: Role, name: str, make: MakeData) -> None:
         source, fitted = self._panel.images.layer, self._panel.fitted
         if source is None or fitted is None:
             return
-        self.task.start(
+        self._add_task.start(
             lambda report: _compute(role, make, fitted),
             lambda result: self._put(source, role, name, make, result, reveal=True),
         )

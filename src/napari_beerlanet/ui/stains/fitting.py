@@ -180,6 +180,11 @@ class StainFitter:
         """The pixels may have changed."""
         self._target = None
 
+    def release_pixels(self) -> None:
+        """Free what is quickly read again; the colours of a slide are few, and slow to count."""
+        if self._slide is None:
+            self._target = self._image = self._palette = self._auto_spectra = None
+
     def fit(
         self,
         target: FitTarget,

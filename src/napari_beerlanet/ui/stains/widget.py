@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Container
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from napari.layers import Image
 from qtpy.QtCore import QObject
@@ -52,7 +52,8 @@ if TYPE_CHECKING:
     from napari import Viewer
 
 FitRequest = tuple[FitTarget, DecomposeSettings]
-ShowFit = Callable[[FitResult, list[LayerData]], None]
+ShowFit = Callable[[Image, FitResult, list[LayerData]], None]
+ScanSlide = Callable[[Report], SlideColours]
 
 _THROTTLE_MS = 15  # movements within this become one request
 _MAX_REDRAW_INTERVAL_S = 0.15  # while a slider moves, a stale result is shown after this
@@ -69,7 +70,7 @@ class DecomposeWidget(Panel):
         self.form, self.result_panel = DecomposeForm(self), StainResultPanel(self.viewer)
         self.preset_editor = PresetEditor(self)
         self.files = self.task()
-        self.live = LiveFit(self.task(), self.task(), StainFitter(), self._show, self)
+        self.live = LiveFit(self.task(), self.task(), self._show, self)
         self.bar, self.file_bar = DelayedProgressBar(self.live.task), DelayedProgressBar(self.files)
         self.slide_scan_bar = DelayedProgressBar(self.live.slide_scan)
         self.run_button = button(
@@ -77,13 +78,13 @@ class DecomposeWidget(Panel):
             "Decompose the image into stains (Ctrl+Shift+D). The layers then follow the sliders.",
             self.run,
         )
-        self.fitted: FitResult | None = None
+        self._fits: WeakKeyDictionary[Image, FitResult] = WeakKeyDictionary()
         self._layers: dict[Image, DensityLayers] = {}
         self._derived = DerivedLayers(self)
         self._named: WeakKeyDictionary[Image, list[NamedSpectrum]] = WeakKeyDictionary()
         self._own_names: list[NamedSpectrum] = []
         self._followed_layer: Image | None = None
-        self._restore_removed = False
+        self._restoring: WeakSet[Image] = WeakSet()  # layers that were removed come back
         self._lay_out()
         self._connect()
         self._choose(self.images.layer)
@@ -120,6 +121,7 @@ class DecomposeWidget(Panel):
         self.result_panel.save.connect(self._choose_save_path)
         self.result_panel.load.connect(self._choose_spectra_file)
         self.result_panel.copy.connect(self.copy_snippet)
+        self.live.task.ended.connect(self._fit_ended)
         self.live.slide_scan.ended.connect(self._slide_scan_ended)
         self.connect_event(self.viewer.layers.events.inserted, self._layers_changed)
         self.connect_event(self.viewer.layers.events.removed, self._layers_changed)
@@ -132,14 +134,17 @@ class DecomposeWidget(Panel):
 
     # --- image ------------------------------------------------------------------------------------
 
+    @property
+    def fitted(self) -> FitResult | None:
+        """The last fit of the chosen image."""
+        return self._fits.get(self.images.layer) if self.images.layer is not None else None
+
     def _choose(self, layer: Image | None) -> None:
-        self.live.stop()
+        """Show the fit of this image, if it has one. One that runs for another image continues."""
         if self._followed_layer is not None:
             self.disconnect_event(self._followed_layer.events.data, self._data_changed)
         self._followed_layer = layer
-        self.fitted = None
-        self.result_panel.hide()
-        self.result_panel.objective.hide()
+        self.live.set_current(layer)
         self._own_names = named_spectra(self.viewer)
         self.bar.set_message("")
         self.slide_scan_bar.set_message("")
@@ -154,6 +159,17 @@ class DecomposeWidget(Panel):
             self.connect_event(layer.events.data, self._data_changed)
             self.form.show_stack_controls(layer.ndim > 2)
             self._offer_levels(layer)
+        self._show_result()
+        if layer is not None and self.fitted is not None and self._is_outdated(self.fitted, layer):
+            self._changed()
+
+    def _is_outdated(self, fitted: FitResult, layer: Image) -> bool:
+        """Whether the layer has other pixels than were fitted, or shows another plane."""
+        plane = current_plane(layer, self.viewer)
+        whole = fitted.target.whole_stack
+        other_plane = not whole and plane.index != fitted.target.plane.index
+        levels = zip(plane.levels, fitted.target.plane.levels, strict=False)
+        return other_plane or any(now is not then for now, then in levels)
 
     def _offer_levels(self, layer: Image) -> None:
         plane = current_plane(layer, self.viewer)
@@ -164,10 +180,11 @@ class DecomposeWidget(Panel):
         self.empty.update_text()
         for source in [source for source in self._layers if source not in self.viewer.layers]:
             self._layers.pop(source).close()
+        self.live.forget_removed(self.viewer.layers)
 
     def _data_changed(self, event: Any = None) -> None:
-        self.live.clear_cache()
         if self.images.layer is not None:
+            self.live.clear_cache(self.images.layer)
             self._offer_levels(self.images.layer)
         self._changed()
 
@@ -182,16 +199,18 @@ class DecomposeWidget(Panel):
 
     def run(self) -> None:
         """Decompose the chosen image."""
-        if self.images.layer is not None:
-            self._restore_removed = True
-            step_forward(self.viewer, self.images.layer)
+        layer = self.images.layer
+        if layer is not None:
+            self._restoring.add(layer)
+            step_forward(self.viewer, layer)
             self.slide_scan_bar.set_message("")
-            self.live.request(self._target(self.images.layer), self.form.settings(), rescan=True)
+            self.live.request(layer, self._target(layer), self.form.settings(), rescan=True)
 
     def _changed(self) -> None:
         """A setting was changed: fit again, if there is a fit already."""
-        if self.images.layer is not None and (self.fitted is not None or not self.live.idle):
-            self.live.request(self._target(self.images.layer), self.form.settings())
+        layer = self.images.layer
+        if layer is not None and (self.fitted is not None or self.live.works_on(layer)):
+            self.live.request(layer, self._target(layer), self.form.settings())
 
     def _target(self, layer: Image) -> FitTarget:
         if layer.ndim > 2 and self.form.one_fit_for_stack:
@@ -199,32 +218,44 @@ class DecomposeWidget(Panel):
         plane, options = current_plane(layer, self.viewer), self.form.slide.options
         return FitTarget((plane,), options, layer_path(layer))
 
-    def _show(self, fitted: FitResult, data: list[LayerData]) -> None:
-        layer = self.images.layer
-        if layer is None or layer not in self.viewer.layers:
+    def _show(self, layer: Image, fitted: FitResult, data: list[LayerData]) -> None:
+        """Show a fit in the layers of its image, and in the panel if that is the chosen one."""
+        if layer not in self.viewer.layers:
             return
-        fitted = self._with_names(layer, fitted)
-        self.fitted = fitted
+        fitted = self._fits[layer] = self._with_names(layer, fitted)
         if layer not in self._layers:
             self._layers[layer] = DensityLayers(
                 self.viewer, layer, self, self.form.blending, self._mark_visible
             )
-        self._layers[layer].show(fitted, data, self._restore_removed)
-        d = fitted.decomposition
-        self.form.show_result(d)
-        self.result_panel.show_result(d, self._own_names)
-        self.result_panel.show()
-        self.result_panel.objective.show()
-        self._mark_visible()
+        self._layers[layer].show(fitted, data, layer in self._restoring)
         if not fitted.is_rough:
-            self._restore_removed = False
-            get_session(self.viewer).decompositions[layer] = d
-            self._derived.update()
-        self._show_summary(fitted)
+            self._restoring.discard(layer)
+            get_session(self.viewer).decompositions[layer] = fitted.decomposition
+            self._derived.update(layer, fitted)
+        if layer is self.images.layer:
+            self._show_result()
+
+    def _show_result(self) -> None:
+        """Show the fit of the chosen image in the panel, or nothing where it has none."""
+        fitted = self.fitted
+        self.result_panel.setVisible(fitted is not None)
+        self.result_panel.objective.setVisible(fitted is not None)
+        if fitted is not None:
+            self.form.show_result(fitted.decomposition)
+            self.result_panel.show_result(fitted.decomposition, self._own_names)
+            self._mark_visible()
+            self._show_summary(fitted)
+
+    def _fit_ended(self, outcome: TaskOutcome) -> None:
+        """Say of which image it is told that it was cancelled or failed, if of another one."""
+        image, told = self.live.fitting, (TaskOutcome.CANCELLED, TaskOutcome.FAILED)
+        if image is not None and image is not self.images.layer and outcome in told:
+            self.bar.message_label.setText(f"“{image.name}”: {self.bar.text}")
 
     def _slide_scan_ended(self, outcome: TaskOutcome) -> None:
         if outcome is TaskOutcome.CANCELLED:
-            has_preview = self.fitted is not None and self.fitted.preview
+            shown = self.fitted if self.live.scanning is self.images.layer else None
+            has_preview = shown is not None and shown.preview
             self.slide_scan_bar.set_message("Cancelled; the preview stays." if has_preview else "")
 
     def _show_summary(self, fitted: FitResult) -> None:
@@ -265,7 +296,7 @@ class DecomposeWidget(Panel):
             return
         before = fitted.decomposition
         d = before.with_names({component: name})
-        self.fitted = replace(fitted, decomposition=d)
+        self._fits[layer] = replace(fitted, decomposition=d)
         forgotten = {before.names[component] if before.names else "", name}
         named = [one for one in self._named.get(layer, []) if one.name not in forgotten]
         found = {one.name for one in d.named_stains}
@@ -361,104 +392,191 @@ class DecomposeWidget(Panel):
         self._layers.clear()
 
 
-class LiveFit(QObject):
-    """Fits the last request.
+@dataclass(eq=False)
+class _ImageFits:
+    """What was requested for one image, and the fitter that has its colours.
 
-    While a rough fit runs, which is short, a newer request waits for it; anything longer is
-    superseded. A stale result is shown only if nothing was shown for a while, so that the layers
-    follow a slider that is moved for long.
+    `scanned`: what of a slide was scanned, or is being, or was cancelled by the user.
+    """
+
+    fitter: StainFitter = field(default_factory=StainFitter)
+    pending: FitRequest | None = None
+    last: FitRequest | None = None
+    scanned: FitTarget | None = None
+
+
+class LiveFit(QObject):
+    """Fits the last request of each image, one image after the other.
+
+    While a rough fit runs, which is short, a newer request of its image waits for it; anything
+    longer is superseded. A stale result is shown only if nothing was shown for a while, so that the
+    layers follow a slider that is moved for long. A request of another image always waits, so that
+    a fit is finished also if the user chooses another image meanwhile.
 
     A slide is shown as a preview first. Then `slide_scan` counts the colours of the whole slide,
     while sliders act on the preview; the result is fitted with the settings of that moment.
+
+    `fitting` and `scanning` are the images that `task` and `slide_scan` work on, or did last.
     """
 
-    def __init__(
-        self, task: Task, slide_scan: Task, fitter: StainFitter, show: ShowFit, parent: QObject
-    ) -> None:
+    def __init__(self, task: Task, slide_scan: Task, show: ShowFit, parent: QObject) -> None:
         super().__init__(parent)
-        self.task, self.slide_scan, self.fitter, self._show = task, slide_scan, fitter, show
-        self._pending: FitRequest | None = None
-        self._last: FitRequest | None = None
-        self._scanned: FitTarget | None = None  # or being scanned, or cancelled by the user
+        self.task, self.slide_scan, self._show = task, slide_scan, show
+        self.fitting: Image | None = None
+        self.scanning: Image | None = None
+        self._current: Image | None = None
+        self._images: dict[Image, _ImageFits] = {}
+        self._waiting: list[Image] = []  # images with a pending request, in their order
+        self._waiting_scans: list[tuple[Image, FitTarget, ScanSlide]] = []
         self._running_rough_fit = False
         self._shown_at = 0.0
         self._throttle = QSignalThrottler(QSignalThrottler.EmissionPolicy.Trailing, self)
         self._throttle.setTimeout(_THROTTLE_MS)
         self._throttle.triggered.connect(self._start_pending)
+        task.ended.connect(self._fit_ended)
+        slide_scan.ended.connect(self._start_scan)
 
     @property
     def idle(self) -> bool:
-        """Whether nothing runs or waits."""
-        return not self.task.running and self._pending is None and not self.slide_scan.running
+        """Whether nothing runs or waits, for any image."""
+        busy = self.task.running or self.slide_scan.running
+        return not (busy or self._waiting or self._waiting_scans)
 
-    def request(self, target: FitTarget, settings: DecomposeSettings, rescan: bool = False) -> None:
-        """Fit this soon, and nothing that was requested earlier.
+    def works_on(self, image: Image) -> bool:
+        """Whether something runs or waits for this image."""
+        return (
+            image in self._waiting
+            or (self.task.running and self.fitting is image)
+            or (self.slide_scan.running and self.scanning is image)
+            or any(image is other for other, _, _ in self._waiting_scans)
+        )
+
+    def fitter(self, image: Image) -> StainFitter:
+        """What fits this image."""
+        return self._images.setdefault(image, _ImageFits()).fitter
+
+    def set_current(self, image: Image | None) -> None:
+        """The image that is chosen: the colours of others are not kept longer than needed."""
+        self._current = image
+        self._release_pixels()
+
+    def request(
+        self, image: Image, target: FitTarget, settings: DecomposeSettings, rescan: bool = False
+    ) -> None:
+        """Fit this soon, and nothing that was requested earlier for this image.
 
         `rescan`: scan a slide again whose scan the user has cancelled.
         """
-        self._pending = self._last = target, settings
-        cancelled = rescan and not self.slide_scan.running
-        if cancelled or not target.reads_same_pixels_as(self._scanned):
-            self._scanned = None
-            self.slide_scan.cancel()
+        fits = self._images.setdefault(image, _ImageFits())
+        fits.pending = fits.last = target, settings
+        if image not in self._waiting:
+            self._waiting.append(image)
+        cancelled = rescan and not self._is_scanned(image)
+        if cancelled or not target.reads_same_pixels_as(fits.scanned):
+            self._drop_scan(image)
         self._throttle.throttle()
 
-    def clear_cache(self) -> None:
-        """The pixels have changed."""
-        self._scanned = None
-        self.slide_scan.cancel()
-        self.fitter.clear_cache()
+    def clear_cache(self, image: Image) -> None:
+        """The pixels of an image have changed."""
+        self._drop_scan(image)
+        self.fitter(image).clear_cache()
 
-    def stop(self) -> None:
-        """Drop all requests."""
-        self._pending = self._last = self._scanned = None
-        self._throttle.cancel()
-        self.task.cancel()
-        self.slide_scan.cancel()
+    def forget_removed(self, layers: Container[Any]) -> None:
+        """Drop all that was requested for images that are no longer among these layers."""
+        for image in [image for image in self._images if image not in layers]:
+            self._drop_scan(image)
+            if image in self._waiting:
+                self._waiting.remove(image)
+            if self.task.running and self.fitting is image:
+                self.task.cancel()
+            del self._images[image]
+
+    def _is_scanned(self, image: Image) -> bool:
+        """Whether the slide is being scanned, or waits for it."""
+        runs = self.slide_scan.running and self.scanning is image
+        return runs or any(image is other for other, _, _ in self._waiting_scans)
+
+    def _drop_scan(self, image: Image) -> None:
+        if image in self._images:
+            self._images[image].scanned = None
+        self._waiting_scans = [one for one in self._waiting_scans if one[0] is not image]
+        if self.slide_scan.running and self.scanning is image:
+            self.slide_scan.cancel()
+
+    def _release_pixels(self) -> None:
+        """Drop the colours of images that are neither chosen nor worked on."""
+        for image, fits in self._images.items():
+            if image is not self._current and not self.works_on(image):
+                fits.fitter.release_pixels()
+
+    # --- fits ---
 
     def _start_pending(self) -> None:
-        if self._pending is not None and not (self.task.running and self._running_rough_fit):
-            request, self._pending = self._pending, None
-            self._start(request, rough=True)
+        if not self._waiting:
+            return
+        image = self._waiting[0]
+        if self.task.running:
+            if self._running_rough_fit or self.fitting not in self._waiting:
+                return
+            image = self.fitting
+        self._waiting.remove(image)
+        fits = self._images[image]
+        request, fits.pending = fits.pending, None
+        if request is not None:
+            self._start(image, request, rough=True)
 
-    def _start(self, request: FitRequest, rough: bool) -> None:
+    def _start(self, image: Image, request: FitRequest, rough: bool) -> None:
         target, settings = request
-        fitter = self.fitter
+        fitter = self.fitter(image)
         short = settings.iterations != "converge" or rough_settings(settings) is not None
-        self._running_rough_fit = rough and short
+        self.fitting, self._running_rough_fit = image, rough and short
 
         def work(report: Report) -> tuple[FitResult, list[LayerData]]:
             fitted = fitter.fit(target, settings, report, rough)
             return fitted, density_data(fitted)
 
-        self.task.start(work, self._done, self._failed)
+        self.task.start(work, lambda result: self._done(image, *result))
 
-    def _done(self, result: tuple[FitResult, list[LayerData]]) -> None:
-        fitted, data = result
-        now = time.monotonic()
-        if self._pending is None or now - self._shown_at > _MAX_REDRAW_INTERVAL_S:
-            self._show(fitted, data)
+    def _done(self, image: Image, fitted: FitResult, data: list[LayerData]) -> None:
+        now, is_last = time.monotonic(), image not in self._waiting
+        if is_last or now - self._shown_at > _MAX_REDRAW_INTERVAL_S:
+            self._show(image, fitted, data)
             self._shown_at = time.monotonic()
-        self._scan_slide(fitted)
-        if self._pending is not None:
+        self._request_scan(image, fitted)
+        if not is_last:
             self._start_pending()
         elif fitted.is_rough:
-            self._start((fitted.target, fitted.settings), rough=False)
+            self._start(image, (fitted.target, fitted.settings), rough=False)
 
-    def _scan_slide(self, fitted: FitResult) -> None:
+    def _fit_ended(self, outcome: TaskOutcome) -> None:
+        """Continue with what waits; what was cancelled is not tried again."""
+        if outcome is TaskOutcome.CANCELLED and self.fitting in self._waiting:
+            self._waiting.remove(self.fitting)
+        if not self.task.running:
+            self._release_pixels()
+            self._throttle.throttle()  # when all have heard of this end
+
+    # --- the whole of a slide ---
+
+    def _request_scan(self, image: Image, fitted: FitResult) -> None:
         """Scan the whole slide of a preview, once."""
-        target, work = fitted.target, self.fitter.slide_scan(fitted)
-        if work is None or self._scanned is not None or self._last is None:
+        fits, target = self._images[image], fitted.target
+        work = fits.fitter.slide_scan(fitted)
+        if work is None or fits.scanned is not None or fits.last is None:
             return
-        if target.reads_same_pixels_as(self._last[0]):
-            self._scanned = target
-            self.slide_scan.start(work, lambda colours: self._slide_scanned(target, colours))
+        if target.reads_same_pixels_as(fits.last[0]):
+            fits.scanned = target
+            self._waiting_scans.append((image, target, work))
+            self._start_scan()
 
-    def _slide_scanned(self, target: FitTarget, colours: SlideColours) -> None:
-        self.fitter.set_slide_colours(target, colours)
-        if self._last is not None and target.reads_same_pixels_as(self._last[0]):
-            self.request(*self._last)
+    def _start_scan(self, outcome: TaskOutcome | None = None) -> None:
+        if self._waiting_scans and not self.slide_scan.running:
+            image, target, work = self._waiting_scans.pop(0)
+            self.scanning = image
+            self.slide_scan.start(work, lambda colours: self._slide_scanned(image, target, colours))
 
-    def _failed(self, _: BaseException) -> None:
-        if self._pending is not None:
-            self._throttle.throttle()
+    def _slide_scanned(self, image: Image, target: FitTarget, colours: SlideColours) -> None:
+        fits = self._images[image]
+        fits.fitter.set_slide_colours(target, colours)
+        if fits.last is not None and target.reads_same_pixels_as(fits.last[0]):
+            self.request(image, *fits.last)
