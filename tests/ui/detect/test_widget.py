@@ -16,7 +16,7 @@ from napari_beerlanet.ui.common.session import get_session
 from napari_beerlanet.ui.detect.widget import DetectWidget
 from napari_beerlanet.ui.stains.widget import DecomposeWidget
 from napari_beerlanet.ui.viewer.fast_shapes import fast_shapes_supported
-from napari_beerlanet.ui.viewer.layers import role_of
+from napari_beerlanet.ui.viewer.layers import role_of, source_image
 
 pytestmark = pytest.mark.window
 
@@ -168,6 +168,51 @@ def test_boxes_are_seen_on_the_image_also_after_decomposing_it(
     until(lambda: stains.live.idle and stains.layers.complete)
     visible = {layer.name for layer in viewer.layers if layer.visible}
     assert visible == {name for name in before if before[name]} | {boxes(viewer)[0].name}
+
+
+def test_a_result_of_an_image_that_is_no_longer_chosen_is_not_shown_as_this_ones(
+    panel, find, viewer, smear, until
+):
+    first = panel.image.layer
+    panel.run_button.click()
+    assert panel.detect_task.running
+    second = viewer.add_image(smear[:, ::-1].copy(), name="second")
+    assert panel.image.layer is second
+    until(lambda: not panel.detect_task.running)
+    (layer,) = boxes(viewer)
+    assert source_image(viewer, layer) is first
+    assert panel.counts.class_counts is None, "these are not the counts of the second"
+    assert panel.progress_bar.text.startswith("“smear”: Done in")
+    assert panel.form.size_note.text() == ""
+    viewer.layers.selection.active = first
+    assert panel.counts.class_counts.total == len(layer.data)
+
+
+def test_an_image_over_the_searched_one_is_named_and_stays_unless_the_user_hides_it(
+    panel, find, viewer, smear
+):
+    source = panel.image.layer
+    other = viewer.add_image(255 - smear, name="other")
+    viewer.add_image(smear, name="beside", translate=(0, 400))
+    viewer.layers.selection.active = source
+    find(panel)
+    (layer,) = boxes(viewer)
+    order = [one.name for one in viewer.layers]
+    assert order == ["smear", "other", "beside", layer.name], "images stay where they are"
+    assert all(one.visible for one in viewer.layers[:3])
+    covered = panel.counts.covered
+    assert covered.isVisibleTo(panel.counts)
+    assert "“other” lies above “smear”, which the boxes belong to." in covered.text()
+    covered.linkActivated.emit("hide")
+    assert not other.visible
+    assert not covered.isVisibleTo(panel.counts)
+    other.visible = True
+    assert covered.isVisibleTo(panel.counts)
+    other.opacity = 0.5
+    assert not covered.isVisibleTo(panel.counts), "both are seen"
+    other.opacity = 1
+    viewer.layers.move(0, 2)  # the source above the other
+    assert not covered.isVisibleTo(panel.counts)
 
 
 def picture(viewer, layers=None) -> np.ndarray:

@@ -24,6 +24,7 @@ from napari_beerlanet.ui.detect.form import AREA_NAMES
 from napari_beerlanet.ui.detect.job import DetectResult
 from napari_beerlanet.ui.detections.detection_layer import DetectionLayer
 from napari_beerlanet.ui.detections.image_detections import detection_layer_of
+from napari_beerlanet.ui.viewer.layers import covering_images
 from napari_beerlanet.ui.viewer.planes import PlaneIndex
 
 if TYPE_CHECKING:
@@ -48,8 +49,13 @@ class DetectionResults(QObject):
         self._debounce = QSignalDebouncer(parent=self)
         self._debounce.setTimeout(_COUNT_DEBOUNCE_MS)
         self._debounce.triggered.connect(self.count)
+        self._panel, self._followed = panel, set[Image]()
         panel.connect_event(self._viewer.dims.events.point, self._count_later)
+        layers = self._viewer.layers.events
+        for emitter in (layers.inserted, layers.removed, layers.reordered):
+            panel.connect_event(emitter, self._check_cover)
         counts.undo_run.clicked.connect(lambda *_: self.undo())
+        counts.covered.linkActivated.connect(self._uncover)
 
     def choose(self, source: Image | None) -> None:
         """Another image was chosen: show its counts, if it has any."""
@@ -67,10 +73,10 @@ class DetectionResults(QObject):
         if result.stains is not None:
             self._show_stains(source, *result.stains)
         self._session.set_detections(source, detections, layer)
-        self.source = source
-        self._connect_layer(layer)
         layer.set_labels_visible(labels)
-        self.count()
+        if self.source is source:
+            self._connect_layer(layer)
+            self.count()
 
     def unedited_detections(self, source: Image, index: PlaneIndex) -> Detections | None:
         """The detections of a plane, None where there are none or the user has edited boxes."""
@@ -149,6 +155,7 @@ class DetectionResults(QObject):
 
     def count(self) -> None:
         """Count the boxes of the displayed plane that pass the threshold."""
+        self._check_cover()
         layer = self.detection_layer
         passing = layer.filtered() if layer is not None and layer.alive else None
         if layer is None or passing is None or self.source is None:
@@ -171,6 +178,32 @@ class DetectionResults(QObject):
             searched_text = _searched_text(searched, store.xyxy[mask])
         self._counts.show_run(searched_text, layer.can_undo, layer.undone)
         self._counts.show_counts(ClassCounts(counts, facts), layer.colours)
+
+    # --- images over the one that was searched ---
+
+    def _check_cover(self, event: Any = None) -> None:
+        """Say which images of the user's hide the one that the boxes are of; they stay there."""
+        alive = self.detection_layer is not None and self.detection_layer.alive
+        source = self.source if alive else None
+        layers = self._viewer.layers if source is not None else []
+        self._follow_images({layer for layer in layers if isinstance(layer, Image)})
+        covering = covering_images(self._viewer, source) if source is not None else []
+        self._counts.show_cover(source.name if source else "", [one.name for one in covering])
+
+    def _follow_images(self, images: set[Image]) -> None:
+        followed, self._followed = self._followed, images
+        for some, connect in (
+            (followed - images, self._panel.disconnect_event),
+            (images - followed, self._panel.connect_event),
+        ):
+            for image in some:
+                for emitter in (image.events.visible, image.events.opacity, image.events.name):
+                    connect(emitter, self._check_cover)
+
+    def _uncover(self, link: str) -> None:
+        covering = covering_images(self._viewer, self.source) if self.source is not None else []
+        for image in covering:
+            image.visible = False
 
     def _connect_layer(self, layer: DetectionLayer | None) -> None:
         old, self.detection_layer = self.detection_layer, layer
@@ -268,6 +301,9 @@ class CountsPanel(QWidget):
         self.limits = _label(
             "What this model was not trained on, so that its counts mislead there."
         )
+        self.covered = _label("The boxes are drawn over an image that they do not belong to.")
+        self.covered.setTextInteractionFlags(Qt.TextInteractionFlag.LinksAccessibleByMouse)
+        self.covered.setProperty("warning", True)
         self.searched = _label("Which part of the image the last run has searched.")
         self.undo_run = QPushButton()
         layout = QVBoxLayout(self)
@@ -277,6 +313,7 @@ class CountsPanel(QWidget):
         for widget in (
             self.limits,
             self.warnings,
+            self.covered,
             self.searched,
             self.table,
             self.parasitaemia,
@@ -285,6 +322,7 @@ class CountsPanel(QWidget):
             layout.addWidget(widget)
         layout.addWidget(row(self.copy, self.copy_summary_button))
         self.show_run("", False, False)
+        self.show_cover("", [])
         self.clear()
 
     def clear(self) -> None:
@@ -333,6 +371,16 @@ class CountsPanel(QWidget):
         self.warnings.setVisible(bool(sentences))
         lines = "<br>".join(f"{_WARNING_SIGN} {html.escape(text)}" for text in sentences)
         self.warnings.setText(lines)
+
+    def show_cover(self, image: str, covering: Sequence[str]) -> None:
+        """Say that images lie above the one that was searched, and offer to hide them."""
+        names = html.escape(", ".join(f"“{name}”" for name in covering))
+        verb, them = ("lies", "it") if len(covering) == 1 else ("lie", "them")
+        self.covered.setText(
+            f"{names} {verb} above “{html.escape(image)}”, which the boxes belong to. "
+            f'<a href="hide">Hide {them}</a>'
+        )
+        self.covered.setVisible(bool(covering))
 
     def set_message(self, text: str) -> None:
         """Show a small line below the counts."""

@@ -234,9 +234,11 @@ class DetectWidget(Panel):
             self.result.finalise(source, result, self.slide.detection_layer)
         else:
             self.result.show(source, result, *self._display())
-        self.progress_bar.set_message(run_summary(result))
+        chosen = source is self.image.layer
+        about = "" if chosen else f"“{source.name}”: "
+        self.progress_bar.set_message(f"{about}{run_summary(result)}")
         size = result.detections.report.get("object_size")
-        if size is not None:
+        if size is not None and chosen:
             reason = result.detections.report["chosen"]
             self.form.show_size_note(f"Assumed cell size: {size:.0f} pixels ({reason}).")
 

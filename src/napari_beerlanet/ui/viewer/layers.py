@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
+import numpy as np
 from napari.layers import Image, Layer
 from qtpy.QtCore import Qt, Signal
 from qtpy.QtWidgets import QComboBox, QFormLayout, QSizePolicy
@@ -174,6 +175,30 @@ def move_to_top(viewer: Viewer, layer: Layer) -> None:
     ]
     if above:
         viewer.layers.move(position, above[-1] + 1)
+
+
+def covering_images(viewer: Viewer, source: Layer) -> list[Image]:
+    """Other images, or stains of others, that hide a part of an image; the topmost last."""
+    if viewer.grid.enabled or source not in viewer.layers:
+        return []
+    above = viewer.layers[viewer.layers.index(source) + 1 :]
+    return [
+        layer
+        for layer in above
+        if isinstance(layer, Image)
+        and (role_of(layer) is None or role_of(layer) in STAIN_IMAGES)
+        and not is_made_from(layer, source)
+        and layer.visible
+        and layer.opacity == 1
+        and layer.blending not in ("additive", "multiplicative", "minimum")
+        and _overlap(layer, source)
+    ]
+
+
+def _overlap(layer: Layer, other: Layer) -> bool:
+    """Whether two layers share more than an edge of the canvas."""
+    low, high = np.array([one.extent.world[:, -2:] for one in (layer, other)]).swapaxes(0, 1)
+    return bool((low.max(axis=0) < high.min(axis=0)).all())
 
 
 # What was hidden for the boxes of an image, and which images were shown for them.
