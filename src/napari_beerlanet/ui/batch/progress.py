@@ -129,11 +129,9 @@ class BatchProgress(QWidget):
 
     def detach(self) -> None:
         """Follow this run no more; it continues in the background."""
-        if self.process is not None:
-            self.process.detach()
-            self.process.deleteLater()
-            self.process = None
-            self.activity.end()
+        process, self.process = self.process, None
+        if process is not None:
+            process.release(self.activity)
 
     def open_folder(self) -> None:
         """Show the results in the system's file manager."""

@@ -27,6 +27,7 @@ from qtpy.QtWidgets import QMessageBox, QWidget
 
 from napari_beerlanet.core.common.events import FINAL_EVENTS, EventTail, RunState
 from napari_beerlanet.core.common.messages import error_message
+from napari_beerlanet.ui.common.progress_bar import Activity
 
 PROCESS_LOG = "process.log"
 """The file in the run's folder with what the process prints to stderr."""
@@ -179,6 +180,12 @@ class BackgroundProcess(QObject):
         """Stop following the run, which continues; no more signals are emitted."""
         self._timer.stop()
         self._tail = None
+
+    def release(self, activity: Activity) -> None:
+        """`detach` for good; the activity that has shown the run ends."""
+        self.detach()
+        self.deleteLater()
+        activity.end()
 
     def _set_paused(self, paused: bool) -> None:
         if paused != self._paused:

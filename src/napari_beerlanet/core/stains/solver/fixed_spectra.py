@@ -13,6 +13,8 @@ zero is not in the image.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 from numba import njit
@@ -50,9 +52,8 @@ def solve_fixed_spectra(
     D = np.zeros((S.shape[1], len(cells.w)))
     for _ in range(_MAX_SUPPORT_CHANGES):
         alive = given & (norms > 0) if lam > 0 else given
-        x0, norms[alive], D[alive] = _newton(
-            cells, S[:, alive], D[alive], x0, norms[alive], lam, gamma, values, report
-        )
+        problem = _Problem(cells, S[:, alive], lam, gamma)
+        x0, norms[alive], D[alive] = _newton(problem, D[alive], x0, norms[alive], values, report)
         D[~alive] = 0.0
         gone = alive & (norms == 0)
         revived = _missing_components(cells, S, D, x0, lam, gamma, given & ~alive)
@@ -64,22 +65,28 @@ def solve_fixed_spectra(
     return Solution(x0, S.copy(), D, objective, float(lam), float(gamma))
 
 
+class _Problem(NamedTuple):
+    """What is given: the colours, unit spectra S (c, r) without zeros, λ and γ."""
+
+    cells: ColourCells
+    S: Array
+    lam: float
+    gamma: float
+
+
 def _newton(
-    cells: ColourCells,
-    S: Array,
+    problem: _Problem,
     D: Array,
     x0: Array,
     norms: Array,
-    lam: float,
-    gamma: float,
     values: list[float],
     report: Report | None,
 ) -> tuple[Array, Array, Array]:
     """x₀, n and D at the minimum; n is 0, and D left as it is, where a component vanishes."""
-    c = len(S)
-    smallest = _MIN_NORM * float(np.sqrt(cells.w.sum()))
+    c, lam = len(problem.S), problem.lam
+    smallest = _MIN_NORM * float(np.sqrt(problem.cells.w.sum()))
     norms = np.maximum(norms, 2 * smallest) if lam > 0 else norms
-    here = _Pass(cells, S, D, x0, norms, lam, gamma)
+    here = _Pass(problem, D, x0, norms)
     for count in range(_MAX_PASSES):
         report_progress(report, count, _MAX_PASSES, "solving for densities")
         values.append(here.value)
@@ -91,9 +98,7 @@ def _newton(
             step = min(1.0, float((-0.9 * norms / np.minimum(move[c:], -1e-300)).min()))
         slope = float(here.gradient @ move)
         while True:
-            after = _Pass(
-                cells, S, here.D, x0 + step * move[:c], norms + step * move[c:], lam, gamma
-            )
+            after = _Pass(problem, here.D, x0 + step * move[:c], norms + step * move[c:])
             enough = here.value + _SUFFICIENT_DECREASE * step * slope
             if after.value <= enough + _ROUNDING * here.value or step < _SMALLEST_STEP:
                 break
@@ -110,16 +115,8 @@ def _newton(
 class _Pass:
     """Exact densities of all columns for some x₀ and n, and how the objective depends on them."""
 
-    def __init__(
-        self,
-        cells: ColourCells,
-        S: Array,
-        D: Array,
-        x0: Array,
-        norms: Array,
-        lam: float,
-        gamma: float,
-    ) -> None:
+    def __init__(self, problem: _Problem, D: Array, x0: Array, norms: Array) -> None:
+        cells, S, lam, gamma = problem
         c, r = S.shape
         self.x0, self.norms, self.D = x0, norms, D.copy()
         self._lam, self._weight = lam, max(float(cells.w.sum()), np.finfo(float).tiny)
