@@ -107,12 +107,12 @@ def _stain_table(content: dict[str, Any]) -> list[str]:
     lines = ["  stain      share   absorbs red, green, blue   looks"]
     for stain in sorted(content["components"], key=lambda stain: -stain["share"]):
         if stain["active"]:
-            absorbs = "  ".join(f"{value:.2f}" for value in stain["spectrum"])
+            absorbs = "  ".join(f"{value:z.2f}" for value in stain["spectrum"])
             name = stain["name"].rpartition(" (")[0]
             share = format_percent(stain["share"])
             looks = f"{_colour_name(bytes.fromhex(stain['colour'][1:]))} {stain['colour']}"
             lines.append(f"  {name:<9}  {share:>5}   {absorbs:<24}   {looks}")
-    light = "  ".join(f"{value:.2f}" for value in content["background"]["light"])
+    light = "  ".join(f"{value:z.2f}" for value in content["background"]["light"])
     lines.append(f"  background: {light} of full red, green, blue")
     return lines
 

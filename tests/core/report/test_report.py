@@ -1,6 +1,7 @@
 """The report: complete in itself, right in its numbers, harmless whatever the names hold."""
 
 import re
+from dataclasses import replace
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 from importlib.resources import files
@@ -260,6 +261,16 @@ def test_stains_model_versions_hashes_and_date(smear):
     assert "ultralytics" in text
     assert "Decomposed stains" in render_report(subject)
     assert pixel_hash(smear) != pixel_hash(smear[::-1])
+
+
+def test_nothing_is_less_than_zero_by_a_hair(smear):
+    d = decompose(smear, iterations=3, components=3)
+    spectra = d.spectra.copy()
+    spectra[0] = -1e-9  # as from a file of spectra that another program has written
+    d = replace(d, spectra=spectra)
+    text = Reader(render_report(everything(smear, ["RBC"], decomposition=d))).text
+    assert "-0" not in text.replace("2026-11-16T12:00:00", "")
+    assert "0.00" in text
 
 
 @pytest.mark.parametrize("n", [0, 1])

@@ -72,12 +72,12 @@ def format_duration(seconds: float) -> str:
 
 def format_percent(fraction: float) -> str:
     """A fraction as people write it: "62 %", "<1 %"."""
-    return "<1 %" if 0 < fraction < 0.005 else f"{100 * fraction:.0f} %"
+    return "<1 %" if 0 < fraction < 0.005 else f"{100 * fraction:z.0f} %"
 
 
 def format_score(fraction: float) -> str:
     """A score from 0 to 1 as people read it, everywhere: "95.7 %"."""
-    return f"{100 * fraction:.1f} %"
+    return f"{100 * fraction:z.1f} %"
 
 
 def slug(name: str) -> str:

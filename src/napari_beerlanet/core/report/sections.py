@@ -302,14 +302,14 @@ def _stains(subject: ReportSubject) -> Content | None:
     rows = []
     labels, suggested = d.labels, d.suggestions()
     for i in d.order:
-        absorbs = [f"{value:.2f}" for value in d.spectra[:, i]]
+        absorbs = [f"{value:z.2f}" for value in d.spectra[:, i]]
         name = RowName(labels[i], hex_colour(d.colours[i]))
         near = suggested.get(i)
         resembles = "–" if near is None else f"{near.name}, {near.angle:.0f}°"
         rows.append([name, format_percent(float(d.share[i])), *absorbs, resembles])
     preview = draw_preview(d, subject.name, subject.candidates.pixel_size)
     return {
-        "background": ", ".join(f"{value:.2f}" for value in d.light),
+        "background": ", ".join(f"{value:z.2f}" for value in d.light),
         "picture": embed_image(preview, "Decomposed stains"),
         "rows": rows,
         "how": "Decomposed with given spectra."

@@ -233,7 +233,7 @@ class PresetEditor(QDialog):
         k = self.table.rowCount()
         self.table.insertRow(k)
         spectrum = np.array(stain.spectrum) / max(float(np.linalg.norm(stain.spectrum)), 1e-12)
-        items = [stain.name, *(f"{value:.4f}" for value in spectrum)]
+        items = [stain.name, *(f"{value:z.4f}" for value in spectrum)]
         cells = [QTableWidgetItem(text) for text in items]
         for column, cell in enumerate(cells):
             self.table.setItem(k, column, cell)

@@ -243,7 +243,7 @@ class _ComponentRow(QObject):
         self.bar.set_fraction(d.share[i], d.colours[i])
         self.fraction.setText(format_percent(d.share[i]))
         red, green, blue = d.spectra[:, i]
-        absorption = f"Absorbs red {red:.2f}, green {green:.2f}, blue {blue:.2f}. "
+        absorption = f"Absorbs red {red:z.2f}, green {green:z.2f}, blue {blue:z.2f}. "
         self.swatch.setToolTip(absorption + _SWATCH_TIP)
         for widget in (self.bar, self.fraction):
             widget.setToolTip(
