@@ -423,15 +423,12 @@ def test_the_scope_is_preselected_by_the_data_until_the_user_has_chosen(panel, p
     assert panel.form.scope == "head"
 
 
-def test_loaded_model_is_offered_and_its_theme_followed(panel, tiny):
+def test_loaded_model_is_offered(panel, tiny):
     get_session(panel.viewer).set_model(tiny, None)
     assert panel.model_choice.list.itemText(0) == "tiny (loaded)"
     assert "blood-cells (packaged)" in [
         panel.model_choice.list.itemText(k) for k in range(panel.model_choice.list.count())
     ]
-    before = panel.run_view.curves.losses.backgroundBrush().color().name()
-    panel.viewer.theme = "light"
-    assert panel.run_view.curves.losses.backgroundBrush().color().name() != before
 
 
 def test_deleting_a_run_asks_first(panel, project):

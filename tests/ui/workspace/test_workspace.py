@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from napari.layers import Shapes
 from qtpy.QtCore import QCoreApplication, QEvent
+from qtpy.QtGui import QColor
 from qtpy.QtWidgets import QDockWidget, QLabel, QScrollArea
 
 from napari_beerlanet.core.boxes.detections import Detections
@@ -310,16 +311,33 @@ def contrast(first, second):
     return (high + 0.05) / (low + 0.05)
 
 
-def test_hints_and_warnings_can_be_read_in_both_themes(make_napari_viewer, qtbot):
+def test_hints_warnings_and_plots_can_be_read_in_both_themes(make_napari_viewer, qtbot):
     from napari.utils.theme import get_theme
 
     viewer = make_napari_viewer(show=True)
     workspace = open_workspace(viewer, BATCH)
     panels = [workspace.open_tab(tab) for tab in TABS]
+    review, train = workspace.panel(REVIEW), workspace.panel(TRAIN)
+    curves, metrics = train.run_view.curves, review.annotation_tab.metrics
+    plots = [
+        curves.losses,
+        review.histogram.plot,
+        metrics.plot,
+        workspace.panel(BATCH).results.plot,
+    ]
     for name in ("light", "dark"):
         viewer.theme = name
         qtbot.wait(20)
         background = get_theme(name).background.as_rgb_tuple(alpha=False)
+        for plot in plots:
+            plot.setLabel("bottom", "recall")
+            written = [plot.getAxis("left").textPen(), plot.getAxis("bottom").textPen()]
+            colours = [pen.color() for pen in (*written, plot.getAxis("left").pen())]
+            colours.append(QColor(plot.getAxis("bottom").labelStyle["color"]))
+            if plot.plotItem.legend is not None:
+                colours.append(plot.plotItem.legend.labelTextColor())
+            for colour in colours:
+                assert contrast(colour.getRgb()[:3], background) >= 4.5, (name, colour.name())
         labels = [label for panel in panels for label in panel.findChildren(QLabel)]
         hints = [label for label in labels if label.property("hint") or label.property("warning")]
         assert len(hints) > 10

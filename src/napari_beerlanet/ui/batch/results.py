@@ -34,6 +34,7 @@ from napari_beerlanet.core.common.storage import FileError
 from napari_beerlanet.core.formats import read_detections
 from napari_beerlanet.core.images.slide import open_slide
 from napari_beerlanet.ui.common.controls import (
+    PlotTheme,
     button,
     copy_text,
     heading,
@@ -240,6 +241,7 @@ class BatchResults(QWidget):
         plot.hideButtons()
         plot.setMenuEnabled(False)
         plot.setFixedHeight(190)
+        PlotTheme(plot)
         self._layout.insertWidget(self._layout.indexOf(self.legend) + 1, plot)
         return plot
 

@@ -9,8 +9,17 @@ import numpy as np
 import numpy.typing as npt
 from magicgui.widgets import create_widget
 from magicgui.widgets.bases import ValueWidget
-from qtpy.QtCore import QEvent, Qt, Signal
-from qtpy.QtGui import QColor, QHelpEvent, QIcon, QImage, QPaintEvent, QPixmap, QShowEvent
+from qtpy.QtCore import QEvent, QObject, Qt, Signal
+from qtpy.QtGui import (
+    QColor,
+    QHelpEvent,
+    QIcon,
+    QImage,
+    QPaintEvent,
+    QPalette,
+    QPixmap,
+    QShowEvent,
+)
 from qtpy.QtWidgets import (
     QApplication,
     QComboBox,
@@ -178,6 +187,37 @@ def colour_icon(colour: str) -> QIcon:
     icon = QIcon(square)
     icon.addPixmap(square, QIcon.Mode.Selected)  # or Qt would tint it
     return icon
+
+
+class PlotTheme(QObject):
+    """Gives axes, labels and legend of a pyqtgraph plot the colour of the text around it.
+
+    `apply`, if given, is called with that colour, for what else a plot has.
+    """
+
+    def __init__(self, plot: Any, apply: Callable[[QColor], None] | None = None) -> None:
+        super().__init__(plot)
+        self._plot, self._apply = plot, apply
+        plot.installEventFilter(self)
+        self.update_colours()
+
+    def eventFilter(self, watched: QObject | None, event: QEvent | None) -> bool:
+        """The plot was put into a window, or the window has got another theme."""
+        if event is not None and event.type() in (QEvent.Type.Polish, QEvent.Type.StyleChange):
+            self.update_colours()
+        return False
+
+    def update_colours(self) -> None:
+        """Take the colour of the text around the plot."""
+        colour = self._plot.palette().color(QPalette.ColorRole.WindowText)
+        for name in ("left", "bottom"):
+            axis = self._plot.getAxis(name)
+            axis.setPen(colour)
+            axis.setTextPen(colour)
+        if self._plot.plotItem.legend is not None:
+            self._plot.plotItem.legend.setLabelTextColor(colour)
+        if self._apply is not None:
+            self._apply(colour)
 
 
 def rgb_pixmap(pixels: npt.NDArray[np.uint8]) -> QPixmap:

@@ -36,6 +36,7 @@ from napari_beerlanet.core.common.messages import format_score
 from napari_beerlanet.core.evaluation.label_errors import ImageEvaluation, LabelError
 from napari_beerlanet.core.evaluation.metrics import ClassMetrics, MatchResult
 from napari_beerlanet.ui.common.controls import (
+    PlotTheme,
     button,
     colour_icon,
     combo_box,
@@ -190,6 +191,7 @@ class MetricsPanel(QWidget):
         plot.setMinimumHeight(170)
         plot.setMaximumHeight(260)
         plot.addLegend(offset=(10, -10), labelTextSize="8pt")
+        PlotTheme(plot)
         self._plot_place.addWidget(plot)
         return plot
 
@@ -266,13 +268,13 @@ class MetricsPanel(QWidget):
         self.plot.clear()
         for k, (name, curve) in enumerate(evaluation.curves.items()):
             if curve.recall.any():
-                pen = pg.mkPen(colours[k % len(colours)] if colours else "w", width=2)
+                pen = pg.mkPen(colours[k % len(colours)] if colours else "#888", width=2)
                 legend = " ".join(html.escape(name).split())
                 points = _subsampled(len(curve.recall))
                 recall, precision = curve.recall[points], curve.precision[points]
                 self.plot.plot(recall, precision, pen=pen, name=legend)
         self._threshold_dots = pg.ScatterPlotItem(
-            size=10, pen=pg.mkPen("w"), brush=pg.mkBrush("#888")
+            size=10, pen=pg.mkPen("#444"), brush=pg.mkBrush("#999")
         )
         self.plot.addItem(self._threshold_dots)
         best = self._best_threshold = evaluation.best_threshold

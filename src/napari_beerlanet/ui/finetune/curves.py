@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pyqtgraph as pg
-from napari.utils.theme import get_theme
 from qtpy.QtWidgets import QSizePolicy, QVBoxLayout, QWidget
 from superqt.utils import qthrottled
+
+from napari_beerlanet.ui.common.controls import PlotTheme
 
 _PLOT_HEIGHT = 130
 # Blue and orange can be distinguished with any colour vision, on dark and light; dashes help, too.
@@ -22,7 +23,7 @@ _REDRAW_INTERVAL_MS = 100
 class TrainingCurves(QWidget):
     """Plots of loss and mAP: call `add_batch` during an epoch, `read_epochs` after each one."""
 
-    def __init__(self, theme: str = "dark") -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.losses = _plot("loss", (-4, 4))
         self.scores = _plot("mAP (%)", (-4, -4))
@@ -47,7 +48,10 @@ class TrainingCurves(QWidget):
         self._draw_batches_soon = qthrottled(
             self._draw_batches, timeout=_REDRAW_INTERVAL_MS, leading=False, parent=self
         )
-        self.set_theme(theme)
+        self._set_pen("train", _TRAIN_COLOUR, dashed=False)
+        self._set_pen("val", _VAL_COLOUR, dashed=True)
+        self._set_pen("mAP50", _TRAIN_COLOUR, dashed=False)
+        self._set_pen("mAP50-95", _VAL_COLOUR, dashed=True)
         self._warm_up()
 
     def _warm_up(self) -> None:
@@ -96,21 +100,6 @@ class TrainingCurves(QWidget):
         points = [(x, y) for x, y in zip(epochs, values, strict=True) if y is not None]
         self.lines[line].setData([x for x, _ in points], [y for _, y in points])
 
-    def set_theme(self, name: str) -> None:
-        """Use the colours of a napari theme."""
-        theme = get_theme(name)
-        back, text = theme.background.as_hex(), theme.text.as_hex()
-        for plot in (self.losses, self.scores):
-            plot.setBackground(back)
-            for axis in ("left", "bottom"):
-                plot.getAxis(axis).setPen(theme.secondary.as_hex())
-                plot.getAxis(axis).setTextPen(text)
-            plot.plotItem.legend.setLabelTextColor(text)
-        self._set_pen("train", _TRAIN_COLOUR, dashed=False)
-        self._set_pen("val", _VAL_COLOUR, dashed=True)
-        self._set_pen("mAP50", _TRAIN_COLOUR, dashed=False)
-        self._set_pen("mAP50-95", _VAL_COLOUR, dashed=True)
-
     def _set_pen(self, line: str, colour: str, dashed: bool) -> None:
         pen = pg.mkPen(colour, width=2, dash=[3, 2] if dashed else None)
         self.lines[line].setPen(pen)
@@ -126,7 +115,7 @@ class _EpochAxis(pg.AxisItem):
 
 
 def _plot(name: str, legend: tuple[int, int]) -> pg.PlotWidget:
-    plot = pg.PlotWidget(axisItems={"bottom": _EpochAxis("bottom")})
+    plot = pg.PlotWidget(background=None, axisItems={"bottom": _EpochAxis("bottom")})
     plot.setFixedHeight(_PLOT_HEIGHT)
     plot.setMinimumWidth(120)
     plot.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
@@ -136,6 +125,7 @@ def _plot(name: str, legend: tuple[int, int]) -> pg.PlotWidget:
     plot.setLabel("left", name)
     plot.getAxis("left").setWidth(46)
     plot.addLegend(offset=legend, labelTextSize="8pt", verSpacing=-6)
+    PlotTheme(plot)
     return plot
 
 

@@ -50,7 +50,7 @@ class RunView(QWidget):
     ended = Signal(object)
     resume = Signal(object)
 
-    def __init__(self, preview_task: Task, theme: str) -> None:
+    def __init__(self, preview_task: Task) -> None:
         super().__init__()
         self.process: TrainingProcess | None = None
         self.title = heading("Training")
@@ -64,7 +64,7 @@ class RunView(QWidget):
         )
         self.end_line = wrapping_label()
         self.resources_line, self.warnings_line = wrapping_label(), hint()
-        self.curves = TrainingCurves(theme)
+        self.curves = TrainingCurves()
         self.preview = PredictionPreview(preview_task)
         layout = QVBoxLayout(self)
         layout.setContentsMargins(0, 0, 0, 0)
@@ -111,11 +111,9 @@ class RunView(QWidget):
 
     def detach(self) -> None:
         """Stop following this run; its process continues."""
-        if self.process is not None:
-            self.process.detach()
-            self.process.deleteLater()
-            self.process = None
-            self.activity.end()
+        process, self.process = self.process, None
+        if process is not None:
+            process.release(self.activity)
 
     def _show_activity(self) -> None:
         """When the run has ended, the bar says how."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from qtpy.QtCore import QTimer
 from qtpy.QtWidgets import QVBoxLayout, QWidget
@@ -61,7 +61,6 @@ class FineTuneWidget(Panel):
         self._connect()
         window = getattr(self.viewer.window, "_qt_window", None)
         self.close_confirmation = CloseConfirmation(window, lambda: self.run_view.process, self)
-        self._apply_theme()
         self._update_models()
         self._update_controls()
         QTimer.singleShot(0, self._open_recent)
@@ -81,7 +80,7 @@ class FineTuneWidget(Panel):
         )
         self.start_reason = DisabledReason(self.start_button)
         self.start_bar = TaskProgressBar(self._create_task, quiet=True)
-        self.run_view = RunView(self.task(), self.viewer.theme)
+        self.run_view = RunView(self.task())
         self.comparison, self.run_list = ModelComparisonPanel(self), RunList()
         self.resume_line = wrapping_label()
         self.resume_line.hide()
@@ -119,7 +118,6 @@ class FineTuneWidget(Panel):
         self.comparison.kept.connect(self._on_model_kept)
         self.comparison.discarded.connect(self._on_model_discarded)
         get_session(self.viewer).model_changed.connect(self._model_loaded)
-        self.connect_event(self.viewer.events.theme, self._apply_theme)
         self.connect_event(get_project_store(self.viewer).changed, self._project_opened)
         self.connect_event(get_project_store(self.viewer).updated, self._project_updated)
 
@@ -318,9 +316,6 @@ class FineTuneWidget(Panel):
         elif self.summary is None:
             reason = "This project cannot be used for training, see above."
         self.start_reason.update_button(reason)
-
-    def _apply_theme(self, event: Any = None) -> None:
-        self.run_view.curves.set_theme(self.viewer.theme)
 
     def on_closed(self) -> None:
         """The training continues; the panel follows it again when it is opened the next time."""

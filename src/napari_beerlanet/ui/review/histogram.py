@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pyqtgraph as pg
 from qtpy.QtCore import Qt, Signal
+from qtpy.QtGui import QColor
 from qtpy.QtWidgets import QComboBox, QVBoxLayout, QWidget
 from superqt.utils import signals_blocked
 
 from napari_beerlanet.core.review.review import Review
-from napari_beerlanet.ui.common.controls import button, hint, row
+from napari_beerlanet.ui.common.controls import PlotTheme, button, hint, row
 from napari_beerlanet.ui.review.table import column_label
 
 _BIN_COUNT = 48
@@ -63,6 +64,7 @@ class ReviewHistogram(QWidget):
         for line in self.range.lines:
             line.setMovable(True)
         self.range.sigRegionChanged.connect(self._on_range_changed)
+        PlotTheme(self.plot, self._set_edge_colour)
         layout = QVBoxLayout(self)
         layout.setContentsMargins(0, 0, 0, 0)
         layout.addWidget(row(self.column, reset, stretch=0))
@@ -85,6 +87,10 @@ class ReviewHistogram(QWidget):
         self._is_stale = len(review) > _MAX_EAGER_ROWS and not self.isVisible()
         if not self._is_stale:
             self._plot_column()
+
+    def _set_edge_colour(self, colour: QColor) -> None:
+        for line in self.range.lines:
+            line.setPen(colour)
 
     def reset_range(self) -> None:
         """Select the full range."""
@@ -131,7 +137,7 @@ class ReviewHistogram(QWidget):
         self.plot.setXRange(*self._extent, padding=0.02)
 
     def _plot_class(self, edges: Any, counts: Any, title: str, label: int) -> None:
-        colour = pg.mkColor(self._colours[label % len(self._colours)] if self._colours else "w")
+        colour = pg.mkColor(self._colours[label % len(self._colours)] if self._colours else "#888")
         fill = pg.mkColor(colour)
         fill.setAlpha(60)
         self.plot.plot(
