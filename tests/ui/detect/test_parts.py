@@ -12,7 +12,7 @@ from napari_beerlanet.core.boxes.classes import ClassCounts
 from napari_beerlanet.core.checkpoints.checkpoint import read_info
 from napari_beerlanet.ui.common import recent
 from napari_beerlanet.ui.common.controls import FractionSlider
-from napari_beerlanet.ui.common.model_picker import ModelPicker
+from napari_beerlanet.ui.common.model_picker import ModelPicker, get_reader
 from napari_beerlanet.ui.common.session import get_session
 from napari_beerlanet.ui.detect.form import DetectForm
 from napari_beerlanet.ui.detect.model_section import (
@@ -23,7 +23,6 @@ from napari_beerlanet.ui.detect.model_section import (
 )
 from napari_beerlanet.ui.detect.results import CountsPanel
 from napari_beerlanet.ui.detect.widget import DetectWidget
-from napari_beerlanet.ui.io.model_reader import get_reader
 
 
 @pytest.fixture

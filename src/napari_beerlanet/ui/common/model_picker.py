@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from qtpy.QtCore import QMimeData, Qt, Signal
 from qtpy.QtGui import QStandardItem, QStandardItemModel
@@ -11,10 +13,12 @@ from superqt.utils import signals_blocked
 
 from napari_beerlanet.core.checkpoints.checkpoint import packaged_models
 from napari_beerlanet.ui.common.controls import button
+from napari_beerlanet.ui.common.panel import open_panel
 from napari_beerlanet.ui.common.recent import add_recent_model, recent_models
 
 MODEL_SUFFIXES = (".safetensors", ".pt")
 _KEY_ROLE = int(Qt.ItemDataRole.UserRole)
+_NO_LAYERS = [(None,)]  # napari's word for a file that was read and has none
 
 
 class ModelPicker(QWidget):
@@ -114,3 +118,19 @@ def dropped_model(mime: QMimeData | None) -> str | None:
     urls = mime.urls() if mime is not None and mime.hasUrls() else []
     path = urls[0].toLocalFile() if len(urls) == 1 else ""
     return path if path.lower().endswith(MODEL_SUFFIXES) else None
+
+
+def get_reader(path: str | list[str]) -> Callable[[Any], list[Any]] | None:
+    """napari's reader for one model file, which is opened in “Find cells”; None for other files."""
+    one = path if isinstance(path, str) else path[0] if len(path) == 1 else ""
+    return _open_in_panel if one.lower().endswith(MODEL_SUFFIXES) else None
+
+
+def _open_in_panel(path: str | list[str]) -> list[Any]:
+    import napari
+
+    viewer = napari.current_viewer()
+    if viewer is not None:
+        name = path if isinstance(path, str) else path[0]
+        open_panel(viewer, "Find cells").choose_model(str(name))
+    return _NO_LAYERS
