@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
@@ -22,9 +25,9 @@ from qtpy.QtWidgets import (
 )
 from superqt.utils import qdebounced
 
-from napari_beerlanet.core.common.progress import Report
+from napari_beerlanet.core.common.progress import Report, report_progress
 from napari_beerlanet.core.project.files import CROPS_FILE
-from napari_beerlanet.ui.common.controls import DisabledReason, button, wrapping_label
+from napari_beerlanet.ui.common.controls import DisabledReason, button, hint, wrapping_label
 from napari_beerlanet.ui.common.panel import DockedWidget, Panel, unwrap_viewer
 from napari_beerlanet.ui.common.progress_bar import Activity
 from napari_beerlanet.ui.common.recent import drafts_folder
@@ -58,7 +61,7 @@ _OPEN_COMMAND = "napari.window.file.open_files_dialog"
 class Tab:
     """A tab: `label` on the tab itself, `title` of its panel in the Plugins menu.
 
-    `panel` is where its class is found. It is imported when the tab is first opened.
+    `panel` is where its class is found, in a module that is imported off the GUI thread.
     """
 
     label: str
@@ -66,10 +69,16 @@ class Tab:
     tooltip: str
     panel: str
 
-    def make_panel(self, viewer: Viewer) -> Panel:
-        """A new panel."""
-        made: Panel = resolve_name(f"napari_beerlanet.ui.{self.panel}")(viewer)
-        return made
+    def load(self) -> type[Panel]:
+        """The panel's class; the first import of its module takes long."""
+        panel: type[Panel] = resolve_name(f"napari_beerlanet.ui.{self.panel}")
+        return panel
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether `load` returns at once."""
+        module = sys.modules.get(f"napari_beerlanet.ui.{self.panel.partition(':')[0]}")
+        return module is not None and not getattr(module.__spec__, "_initializing", False)
 
 
 STAINS = Tab(
@@ -127,7 +136,11 @@ class Workspace(DockedWidget):
         self.pages = {tab: TabPage(tab, self) for tab in TABS}
         self.handles: dict[Tab | None, QWidget] = {}
         self._build()
-        self._saved_task = self.task()
+        self._saved_task, self._load_task = self.task(), self.task()
+        self._to_load: list[Tab] = []
+        self._when_loaded: dict[Tab, list[Callable[[Any], None]]] = {}
+        self._load_task.progressed.connect(self._panels_loaded)
+        self._load_task.ended.connect(self._panels_loaded)
         self.image.chosen.connect(self._prepare_annotations)
         self._prepare_annotations(self.image.layer)
         self.tabs.currentChanged.connect(self._tab_opened)
@@ -175,29 +188,69 @@ class Workspace(DockedWidget):
 
     def open_tab(self, tab: Tab) -> Panel:
         """Bring a tab to the front, or the dock that it was moved to; returns its panel."""
+        panel = self._filled(self.pages[tab])
+        self.show_tab(tab)
+        return panel
+
+    def show_tab(self, tab: Tab, then: Callable[[Any], None] | None = None) -> None:
+        """As `open_tab`, without waiting: `then` is called with the panel when it is there."""
         page = self.pages[tab]
         self.tabs.setCurrentWidget(page)
-        panel = self._filled(page)
-        dock = panel.parentWidget()
-        for widget in (self.parentWidget(), dock if page.is_floating else None):
+        dock = page.panel.parentWidget() if page.panel is not None and page.is_floating else None
+        for widget in (self.parentWidget(), dock):
             if isinstance(widget, QDockWidget):
                 widget.show()
                 widget.raise_()
-        return panel
+        self._call_when_loaded(tab, then or _do_nothing)
 
     def _open_place(self, place: int) -> None:
-        self.open_tab(TABS[place])
+        self.show_tab(TABS[place])
 
     def panel(self, tab: Tab) -> Panel | None:
         """The panel of a tab, None where it was not opened yet."""
         return self.pages[tab].panel
 
     def _tab_opened(self, index: int) -> None:
-        self._filled(self.pages[TABS[index]])
+        self._call_when_loaded(TABS[index], _do_nothing)
+
+    def load_panels(self) -> None:
+        """Import the modules of all panels off the GUI thread, the one that is waited for first."""
+        if self._load_task.running:
+            return
+        to_load = self._to_load = [tab for tab in TABS if not tab.is_loaded]
+
+        def work(report: Report) -> None:
+            while to_load:
+                to_load.pop(0).load()
+                report_progress(report, len(TABS) - len(to_load), len(TABS))
+
+        if to_load:
+            self._load_task.start(work)
+
+    def _call_when_loaded(self, tab: Tab, call: Callable[[Any], None]) -> None:
+        """Call with the panel of a tab, which is made as soon as its module is imported."""
+        page = self.pages[tab]
+        if page.panel is not None or tab.is_loaded:
+            call(self._filled(page))
+            return
+        page.loading_note.show()
+        self._when_loaded.setdefault(tab, []).append(call)
+        self.load_panels()
+        with suppress(ValueError):  # it is being loaded
+            self._to_load.remove(tab)
+            self._to_load.insert(0, tab)
+
+    def _panels_loaded(self, event: object = None) -> None:
+        """Make the panels that are waited for. What cannot be imported fails here, and is told."""
+        over = not self._load_task.running
+        for tab in [tab for tab in self._when_loaded if over or tab.is_loaded]:
+            for call in self._when_loaded.pop(tab):
+                if not self.closed:
+                    call(self._filled(self.pages[tab]))
 
     def _filled(self, page: TabPage) -> Panel:
         if page.panel is None:
-            panel = page.tab.make_panel(self.viewer)
+            panel = page.tab.load()(self.viewer)
             for picker in panel.findChildren(ImagePicker):
                 picker.bind(self.image)
             page.take(panel)
@@ -220,7 +273,7 @@ class Workspace(DockedWidget):
 
         def work(report: Report) -> bool:
             saved = last_open_project() is not None or any(drafts_folder().glob("[!.]*.json"))
-            return saved and bool(resolve_name(f"napari_beerlanet.ui.{ANNOTATE.panel}"))
+            return saved and bool(ANNOTATE.load())
 
         def done(saved: bool) -> None:
             if saved and not self.closed:
@@ -300,21 +353,20 @@ class Workspace(DockedWidget):
         if step in (Step.OPEN, Step.OPEN_ANOTHER):
             self._open_menu()
         elif step in (Step.FIND, Step.FIND_AGAIN):
-            cells: Any = self.open_tab(CELLS)
-            cells.run()
-        elif step in (Step.CORRECT, Step.ADD):
-            annotate: Any = self.open_tab(ANNOTATE)
-            if step is Step.ADD:
-                annotate.add_image()
-            else:
-                annotate.annotation_actions.correct_detections(annotate.confidence.value())
-        elif step in (Step.TRAIN, Step.START, Step.KEEP):
-            train: Any = self.open_tab(TRAIN)
-            if step is Step.START:
-                train.start()
-            else:
-                keep = step is Step.KEEP
-                train.reveal(train.comparison.keep_button if keep else train.start_button)
+            self.show_tab(CELLS, lambda cells: cells.run())
+        elif step is Step.ADD:
+            self.show_tab(ANNOTATE, lambda annotate: annotate.add_image())
+        elif step is Step.CORRECT:
+            self.show_tab(
+                ANNOTATE,
+                lambda panel: panel.annotation_actions.correct_detections(panel.confidence.value()),
+            )
+        elif step is Step.TRAIN:
+            self.show_tab(TRAIN, lambda train: train.reveal(train.start_button))
+        elif step is Step.START:
+            self.show_tab(TRAIN, lambda train: train.start())
+        elif step is Step.KEEP:
+            self.show_tab(TRAIN, lambda train: train.reveal(train.comparison.keep_button))
         self.update_next()
 
     def _open_menu(self) -> None:
@@ -329,8 +381,7 @@ class Workspace(DockedWidget):
         get_app_model().commands.execute_command(_OPEN_COMMAND)
 
     def _open_sample(self) -> None:
-        cells: Any = self.open_tab(CELLS)
-        cells.empty.open_sample()
+        self.show_tab(CELLS, lambda cells: cells.empty.open_sample())
 
     # --- docks of their own -----------------------------------------------------------------------
 
@@ -402,9 +453,14 @@ class TabPage(QWidget):
         note.addWidget(self.put_back_button)
         note.addStretch(1)
         self.floating_note.hide()
+        self.loading_note = hint(f"Loading “{tab.label}” …")
+        self.loading_note.setAlignment(Qt.AlignmentFlag.AlignTop)
+        self.loading_note.setMargin(8)
+        self.loading_note.hide()
         layout = QVBoxLayout(self)
         layout.setContentsMargins(0, 0, 0, 0)
         layout.addWidget(self.floating_note)
+        layout.addWidget(self.loading_note)
 
     @property
     def is_floating(self) -> bool:
@@ -421,6 +477,7 @@ class TabPage(QWidget):
         layout.addWidget(panel)
         panel.show()
         self.floating_note.hide()
+        self.loading_note.hide()
 
     def release(self, panel: Panel) -> None:
         """Move the panel to a dock of its own."""
@@ -451,6 +508,10 @@ class TabPage(QWidget):
                 workspace.put_back(self.tab)
 
 
+def _do_nothing(panel: Panel) -> None:
+    """What to do with a panel that the user only wants to see."""
+
+
 def _annotation_count(viewer: Viewer, image: Image | None) -> int:
     """The number of annotated boxes of an image."""
     return sum(
@@ -473,7 +534,10 @@ _workspaces: weakref.WeakKeyDictionary[Any, weakref.ref[Workspace]] = weakref.We
 
 
 def open_workspace(viewer: Viewer, tab: Tab | None = None) -> Workspace:
-    """The workspace of a viewer, made if there is none; at a tab, or as it was left."""
+    """The workspace of a viewer, made if there is none; at a tab, or as it was left.
+
+    The panel of a tab that is named is there when this returns.
+    """
     viewer = unwrap_viewer(viewer)
     weak = _workspaces.get(viewer)
     workspace = weak() if weak is not None else None
@@ -482,5 +546,9 @@ def open_workspace(viewer: Viewer, tab: Tab | None = None) -> Workspace:
         _workspaces[viewer] = weakref.ref(workspace)
         dock = viewer.window.add_dock_widget(workspace, name=DOCK_NAME, area="right")
         viewer.window._qt_window.resizeDocks([dock], [_WIDTH_PX], Qt.Orientation.Horizontal)
-    workspace.open_tab(tab or workspace.current_tab)
+    if tab is None:
+        workspace.show_tab(workspace.current_tab)
+    else:
+        workspace.open_tab(tab)
+    workspace.load_panels()
     return workspace
