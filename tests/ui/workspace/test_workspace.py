@@ -1,6 +1,7 @@
 """One dock for all panels: how it is opened, the image that the tabs share, docks of their own."""
 
 import gc
+import threading
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from napari_beerlanet.ui.workspace.workspace import (
     STAINS,
     TABS,
     TRAIN,
+    Tab,
     Workspace,
     open_workspace,
 )
@@ -103,6 +105,40 @@ def test_a_panel_is_made_when_its_tab_is_opened(viewer):
     workspace.tabs.setCurrentIndex(TABS.index(CELLS))
     assert isinstance(workspace.panel(CELLS), DetectWidget)
     assert [tab for tab in TABS if workspace.panel(tab)] == [CELLS, BATCH]
+
+
+def test_panels_are_imported_off_the_gui_thread_and_a_click_does_not_wait(
+    viewer, until, monkeypatch
+):
+    gate, loaded, threads, load = threading.Event(), set(), set(), Tab.load
+
+    def slow(tab):
+        if tab not in loaded:
+            threads.add(threading.current_thread())
+            gate.wait()
+            loaded.add(tab)
+        return load(tab)
+
+    monkeypatch.setattr(Tab, "load", slow)
+    monkeypatch.setattr(Tab, "is_loaded", property(lambda tab: tab in loaded))
+    searches = []
+    monkeypatch.setattr(DetectWidget, "run", searches.append)
+    viewer.add_image(RGB)
+    workspace = open_workspace(viewer)
+    pages = workspace.pages
+    assert pages[STAINS].loading_note.isVisibleTo(pages[STAINS])
+    workspace.tabs.setCurrentIndex(TABS.index(BATCH))
+    workspace.take_next_step()  # needs the panel “Cells”
+    assert workspace.current_tab is CELLS
+    assert not any(workspace.panel(tab) for tab in TABS), "nothing could be made yet"
+    gate.set()
+    until(lambda: all(workspace.panel(tab) for tab in (STAINS, BATCH, CELLS)))
+    until(lambda: len(loaded) == len(TABS))
+    assert threading.main_thread() not in threads
+    assert len(threads) == 1, "modules are imported one after the other"
+    assert workspace.panel(TRAIN) is None
+    assert not pages[CELLS].loading_note.isVisibleTo(pages[CELLS])
+    assert searches == [workspace.panel(CELLS)], "what was asked for was done"
 
 
 def test_each_viewer_has_its_own(make_napari_viewer):
