@@ -122,7 +122,7 @@ def test_panels_are_imported_off_the_gui_thread_and_a_click_does_not_wait(
     monkeypatch.setattr(Tab, "load", slow)
     monkeypatch.setattr(Tab, "is_loaded", property(lambda tab: tab in loaded))
     searches = []
-    monkeypatch.setattr(DetectWidget, "run", searches.append)
+    monkeypatch.setattr(DetectWidget, "run", lambda panel: searches.append(panel))
     viewer.add_image(RGB)
     workspace = open_workspace(viewer)
     pages = workspace.pages
