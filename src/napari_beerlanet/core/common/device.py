@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
 
 _OUT_OF_MEMORY_MESSAGES = ("out of memory", "can't allocate memory", "alloc_failed")
+
+
+def preload_torch() -> None:
+    """Load torch's library before torch is imported, without holding Python's lock. Linux only.
+
+    An import holds the lock while a library is loaded, for half a second in this case, and every
+    other thread stands still meanwhile, that of a window, too. A call through ctypes does not.
+    """
+    spec = find_spec("torch") if sys.platform == "linux" and "torch" not in sys.modules else None
+    if spec is None or spec.origin is None:
+        return
+    folder, process = Path(spec.origin).parent / "lib", ctypes.CDLL(None)
+    process.dlopen.argtypes, process.dlopen.restype = (ctypes.c_char_p, ctypes.c_int), None
+    # As torch does it: first what all of its libraries need, for all to see.
+    process.dlopen(os.fsencode(folder / "libtorch_global_deps.so"), os.RTLD_NOW | os.RTLD_GLOBAL)
+    process.dlopen(os.fsencode(folder / "libtorch.so"), os.RTLD_NOW | os.RTLD_LOCAL)
 
 
 def pick_device(device: str | torch.device = "auto") -> torch.device:

@@ -6,7 +6,6 @@ import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -78,13 +77,15 @@ class AnnotatedImage:
         self.shown_drafts: set[PlaneIndex] = set()
         self.changed_since_added = False  # to the project, in this session
         width = float(np.clip(max(self.shape) / _EDGES_PER_SIDE, _MIN_EDGE_WIDTH, _MAX_EDGE_WIDTH))
-        add = viewer.add_layer if select else partial(add_unselected, viewer)
         regions = _new_shapes_layer(image, f"{image.name} · annotated regions", Role.REGIONS, {})
         layer = _new_shapes_layer(
             image, f"{image.name} · annotations", Role.ANNOTATIONS, empty_features()
         )
-        for new in (regions, layer):
-            add(new)
+        add_unselected(viewer, regions)  # to select both takes napari twice as long
+        if select:
+            viewer.add_layer(layer)
+        else:
+            add_unselected(viewer, layer)
         self.regions = RegionLayer(regions, width)
         layer.current_edge_width = width
         layer.current_face_color = "transparent"

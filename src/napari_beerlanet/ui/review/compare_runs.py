@@ -107,8 +107,9 @@ class RunComparison(QWidget):
 
     def _clear(self) -> None:
         self._task.cancel()
-        remove_comparison(self._viewer)
         hidden, self._hidden_layer = self._hidden_layer, None
+        if hidden is not None:  # else what is shown is a comparison of models
+            remove_comparison(self._viewer)
         if hidden is not None and hidden.alive:
             hidden.layer.visible = True
         self.toggles.hide()

@@ -114,6 +114,7 @@ class ReviewWidget(Panel):
         self.connect_event(self.viewer.layers.events.inserted, self._update_targets)
         self.connect_event(self.viewer.dims.events.point, self._plane_moved)
         self.image.chosen.connect(self._image_chosen)
+        self._set_target(None)
         self._update_targets()
 
     def _build(self) -> None:
@@ -227,12 +228,8 @@ class ReviewWidget(Panel):
             self.target_choice.addItems([boxes.name for boxes in self._opened])
             self.target_choice.setCurrentIndex(place)
         target = self._targets[place] if place >= 0 else None
-        if (
-            target is None
-            or self.target is None
-            or not target.has_same_layer(self.target)
-            or target.detections is not self.target.detections
-        ):
+        self.empty.setText(self._empty_text())
+        if not _is_same(target, self.target):
             self._set_target(target)
 
     def _image_chosen(self, image: object) -> None:
@@ -245,12 +242,12 @@ class ReviewWidget(Panel):
 
     def _choose_target(self, index: int) -> None:
         """The user wants these detections: their image is chosen, and with it they are."""
-        chosen = [*self._targets, *self._opened][index] if index >= 0 else None
-        if isinstance(chosen, OpenedBoxes):
+        choices: list[ReviewTarget | OpenedBoxes] = [*self._targets, *self._opened]
+        if 0 <= index < len(choices):
+            chosen = choices[index]
             self.image.pick(chosen.source)
-            self._review_opened(chosen)
-        elif chosen is not None:
-            self.image.pick(chosen.source)
+            if isinstance(chosen, OpenedBoxes):
+                self._review_opened(chosen)
         self._update_targets()
 
     def _set_target(self, target: ReviewTarget | None) -> None:
@@ -265,7 +262,6 @@ class ReviewWidget(Panel):
         parts = (self.filter, self.progress, self.tabs, self.current_line)
         for widget in (*parts, self.run_comparison, self.export):
             widget.setVisible(target is not None)
-        self.empty.setText(self._empty_text())
         self.empty.setVisible(target is None)
         left = None
         if target is not None:
@@ -488,6 +484,13 @@ class ReviewWidget(Panel):
         self._bind_target(None)
         self.annotation_tab.clear()
         self.autosave.save_now()
+
+
+def _is_same(target: ReviewTarget | None, other: ReviewTarget | None) -> bool:
+    """Whether both are the same detections of the same layer, or there are none."""
+    if target is None or other is None:
+        return target is other
+    return target.has_same_layer(other) and target.detections is other.detections
 
 
 def _describe(review: Review, row: int | None) -> str:

@@ -179,7 +179,7 @@ def move_to_top(viewer: Viewer, layer: Layer) -> None:
 
 def covering_images(viewer: Viewer, source: Layer) -> list[Image]:
     """Other images, or stains of others, that hide a part of an image; the topmost last."""
-    if viewer.grid.enabled or source not in viewer.layers:
+    if viewer.canvas.grid.enabled or source not in viewer.layers:
         return []
     above = viewer.layers[viewer.layers.index(source) + 1 :]
     return [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import weakref
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from napari._app_model import get_app_model
-from qtpy.QtCore import QPoint, QSize, Qt
+from qtpy.QtCore import QPoint, QSize, Qt, QTimer
 from qtpy.QtWidgets import (
     QDockWidget,
     QHBoxLayout,
@@ -25,9 +26,15 @@ from qtpy.QtWidgets import (
 )
 from superqt.utils import qdebounced
 
+from napari_beerlanet.core.common.device import preload_torch
 from napari_beerlanet.core.common.progress import Report, report_progress
-from napari_beerlanet.core.project.files import CROPS_FILE
-from napari_beerlanet.ui.common.controls import DisabledReason, button, hint, wrapping_label
+from napari_beerlanet.ui.common.controls import (
+    DisabledReason,
+    button,
+    hint,
+    not_none,
+    wrapping_label,
+)
 from napari_beerlanet.ui.common.panel import DockedWidget, Panel, unwrap_viewer
 from napari_beerlanet.ui.common.progress_bar import Activity
 from napari_beerlanet.ui.common.recent import drafts_folder
@@ -54,6 +61,8 @@ if TYPE_CHECKING:
 DOCK_NAME = "BeerLaNet"
 _WIDTH_PX = 390
 _DEBOUNCE_MS = 100
+_STEP_MS = 10  # in which the window answers while a panel comes
+_NEEDED_BY_NAPARI = "scipy.ndimage"  # for the first image
 _OPEN_COMMAND = "napari.window.file.open_files_dialog"
 
 
@@ -138,7 +147,11 @@ class Workspace(DockedWidget):
         self._build()
         self._saved_task, self._load_task = self.task(), self.task()
         self._to_load: list[Tab] = []
-        self._when_loaded: dict[Tab, list[Callable[[Any], None]]] = {}
+        self._coming: list[TabPage] = []  # whose panels are waited for
+        self._step_timer = QTimer(self)
+        self._step_timer.setSingleShot(True)
+        self._step_timer.setInterval(_STEP_MS)
+        self._step_timer.timeout.connect(self._take_step)
         self._load_task.progressed.connect(self._panels_loaded)
         self._load_task.ended.connect(self._panels_loaded)
         self.image.chosen.connect(self._prepare_annotations)
@@ -201,7 +214,10 @@ class Workspace(DockedWidget):
             if isinstance(widget, QDockWidget):
                 widget.show()
                 widget.raise_()
-        self._call_when_loaded(tab, then or _do_nothing)
+        if then is not None and (page.panel is not None or tab.is_loaded):
+            then(self._filled(page))
+        elif page.panel is None:
+            self._let_come(page, then)
 
     def _open_place(self, place: int) -> None:
         self.show_tab(TABS[place])
@@ -211,7 +227,9 @@ class Workspace(DockedWidget):
         return self.pages[tab].panel
 
     def _tab_opened(self, index: int) -> None:
-        self._call_when_loaded(TABS[index], _do_nothing)
+        page = self.pages[TABS[index]]
+        if page.panel is None:
+            self._let_come(page)
 
     def load_panels(self) -> None:
         """Import the modules of all panels off the GUI thread, the one that is waited for first."""
@@ -223,36 +241,61 @@ class Workspace(DockedWidget):
             while to_load:
                 to_load.pop(0).load()
                 report_progress(report, len(TABS) - len(to_load), len(TABS))
+            importlib.import_module(_NEEDED_BY_NAPARI)
+            preload_torch()
 
         if to_load:
             self._load_task.start(work)
 
-    def _call_when_loaded(self, tab: Tab, call: Callable[[Any], None]) -> None:
-        """Call with the panel of a tab, which is made as soon as its module is imported."""
-        page = self.pages[tab]
-        if page.panel is not None or tab.is_loaded:
-            call(self._filled(page))
-            return
+    def _let_come(self, page: TabPage, then: Callable[[Any], None] | None = None) -> None:
+        """Make the panel of a page in steps, between which the window answers."""
         page.loading_note.show()
-        self._when_loaded.setdefault(tab, []).append(call)
+        if then is not None:
+            page.when_filled.append(then)
+        if page not in self._coming:
+            self._coming.append(page)
+        if page.tab.is_loaded:
+            self._step_timer.start()
+            return
         self.load_panels()
         with suppress(ValueError):  # it is being loaded
-            self._to_load.remove(tab)
-            self._to_load.insert(0, tab)
+            self._to_load.remove(page.tab)
+            self._to_load.insert(0, page.tab)
 
     def _panels_loaded(self, event: object = None) -> None:
-        """Make the panels that are waited for. What cannot be imported fails here, and is told."""
+        self._step_timer.start()
+
+    def _take_step(self) -> None:
+        """Make a panel, or give it the theme's style, or show it.
+
+        What could not be imported is imported again here, so that the error is told.
+        """
         over = not self._load_task.running
-        for tab in [tab for tab in self._when_loaded if over or tab.is_loaded]:
-            for call in self._when_loaded.pop(tab):
-                if not self.closed:
-                    call(self._filled(self.pages[tab]))
+        ready = [page for page in self._coming if over or page.tab.is_loaded]
+        if self.closed or not ready:
+            return
+        page = ready[0]
+        self._coming.remove(page)
+        if page.panel is None and page.made is None:
+            page.made = self._make_panel(page.tab)
+        elif page.panel is None and page.made is not None and page.made.parent() is not page:
+            page.made.hide()
+            not_none(page.layout()).addWidget(page.made)
+        else:
+            self._filled(page)
+        if page.panel is None:
+            self._coming.insert(0, page)
+        self._step_timer.start()
+
+    def _make_panel(self, tab: Tab) -> Panel:
+        panel = tab.load()(self.viewer)
+        for picker in panel.findChildren(ImagePicker):
+            picker.bind(self.image)
+        return panel
 
     def _filled(self, page: TabPage) -> Panel:
         if page.panel is None:
-            panel = page.tab.load()(self.viewer)
-            for picker in panel.findChildren(ImagePicker):
-                picker.bind(self.image)
+            panel, page.made = page.made or self._make_panel(page.tab), None
             page.take(panel)
             for reason in panel.findChildren(DisabledReason):
                 reason.updated.connect(self._situation_changed)
@@ -260,6 +303,9 @@ class Workspace(DockedWidget):
             if store is not None:
                 store.changed.connect(self._situation_changed)
             self.footer.watch(TABS.index(page.tab), page.tab.label, panel)
+            waiting, page.when_filled = page.when_filled, []
+            for call in waiting:
+                call(panel)
         return page.panel  # type: ignore[return-value]
 
     def _prepare_annotations(self, image: object) -> None:
@@ -427,6 +473,8 @@ class Workspace(DockedWidget):
         for tab in list(self.handles):
             self.remove_handle(tab)
         for page in self.pages.values():
+            if page.made is not None:
+                page.made.shut_down()
             if page.panel is None:
                 continue
             if page.is_floating:
@@ -443,6 +491,8 @@ class TabPage(QWidget):
     def __init__(self, tab: Tab, workspace: Workspace) -> None:
         super().__init__()
         self.tab, self.panel = tab, None  # type: Tab, Panel | None
+        self.made: Panel | None = None  # while it comes, see `Workspace._take_step`
+        self.when_filled: list[Callable[[Any], None]] = []
         self._workspace = weakref.ref(workspace)
         self.put_back_button = button(
             "Put back", "Move it from its window back here.", self._put_back
@@ -508,10 +558,6 @@ class TabPage(QWidget):
                 workspace.put_back(self.tab)
 
 
-def _do_nothing(panel: Panel) -> None:
-    """What to do with a panel that the user only wants to see."""
-
-
 def _annotation_count(viewer: Viewer, image: Image | None) -> int:
     """The number of annotated boxes of an image."""
     return sum(
@@ -523,6 +569,8 @@ def _annotation_count(viewer: Viewer, image: Image | None) -> int:
 
 def _is_newer(model: Path, project: Project | None) -> bool:
     """Whether a model was saved after the project's training data were last changed."""
+    from napari_beerlanet.core.project.files import CROPS_FILE  # loaded with the project
+
     try:
         crops = project.path / CROPS_FILE if project is not None else None
         return crops is not None and model.stat().st_mtime >= crops.stat().st_mtime
