@@ -181,6 +181,9 @@ def test_a_result_of_an_image_that_is_no_longer_chosen_is_not_shown_as_this_ones
     until(lambda: not panel.detect_task.running)
     (layer,) = boxes(viewer)
     assert source_image(viewer, layer) is first
+    assert panel.image.layer is second, "the user is not taken away from it"
+    assert viewer.layers.selection.active is second
+    assert list(viewer.layers) == [first, layer, second], "and sees no boxes of another image on it"
     assert panel.counts.class_counts is None, "these are not the counts of the second"
     assert panel.progress_bar.text.startswith("“smear”: Done in")
     assert panel.form.size_note.text() == ""

@@ -35,6 +35,7 @@ from napari_beerlanet.ui.detections.visible_boxes import PlaneStores
 from napari_beerlanet.ui.viewer.layers import (
     boxes_removed,
     guard_software_opengl,
+    is_selected,
     move_to_top,
     step_back,
 )
@@ -120,7 +121,8 @@ class DetectionLayer:
         """
         if not self.alive:
             return
-        move_to_top(self.viewer, self.layer)
+        if is_selected(self.viewer, self._source):
+            move_to_top(self.viewer, self.layer)
         if self._source in self.viewer.layers:
             step_back(self.viewer, self._source)
         # napari takes long to fill a layer and to show it: two turns of the event loop.

@@ -25,7 +25,14 @@ from napari_beerlanet.ui.detections.density_overlay import (
 from napari_beerlanet.ui.detections.edits import commit_edits
 from napari_beerlanet.ui.detections.visible_boxes import VisibleBoxes
 from napari_beerlanet.ui.viewer import box_shapes
-from napari_beerlanet.ui.viewer.layers import Role, UpdateGuard, role_metadata, transform_kwargs
+from napari_beerlanet.ui.viewer.layers import (
+    Role,
+    UpdateGuard,
+    add_unselected,
+    is_selected,
+    role_metadata,
+    transform_kwargs,
+)
 from napari_beerlanet.ui.viewer.planes import PlaneIndex
 from napari_beerlanet.ui.viewer.viewport import (
     CanvasMessage,
@@ -47,7 +54,10 @@ _NO_BOXES = np.empty((0, 4), np.float32)
 
 
 def create_detections_layer(viewer: Viewer, source: Image) -> Shapes:
-    """An empty layer on top, at the same place in the world as an image, not visible yet."""
+    """An empty layer on top, at the same place in the world as an image, not visible yet.
+
+    If the user is at another image by now, it is not selected and does not cover that.
+    """
     layer = Shapes(
         ndim=source.ndim,
         name=f"{source.name} · detections",
@@ -57,7 +67,10 @@ def create_detections_layer(viewer: Viewer, source: Image) -> Shapes:
         metadata=role_metadata(Role.DETECTIONS, source),
         **transform_kwargs(source),
     )
-    viewer.add_layer(layer)
+    if is_selected(viewer, source):
+        viewer.add_layer(layer)
+    else:
+        add_unselected(viewer, layer, above=source)
     return layer
 
 

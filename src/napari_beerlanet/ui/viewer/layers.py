@@ -279,6 +279,14 @@ def source_image(viewer: Viewer, layer: Layer | None) -> Image | None:
     return next((image for image in images if image is source), None)
 
 
+def is_selected(viewer: Viewer, image: Layer) -> bool:
+    """Whether the user is at this image: it, a layer made from it, or none of any image is active.
+
+    What ends for another image must not take the user away from this one.
+    """
+    return source_image(viewer, viewer.layers.selection.active) in (None, image)
+
+
 class ImagePicker(QComboBox):
     """A list of the user's RGB images that follows the viewer's layers and the selected one.
 

@@ -62,7 +62,9 @@ DOCK_NAME = "BeerLaNet"
 _WIDTH_PX = 390
 _DEBOUNCE_MS = 100
 _STEP_MS = 10  # in which the window answers while a panel comes
-_NEEDED_BY_NAPARI = "scipy.ndimage"  # for the first image
+_LOADED_LATER = ("scipy.ndimage", "torch", "napari_beerlanet.core.detection.detector")
+"""What the first image and the first model need."""
+
 _OPEN_COMMAND = "napari.window.file.open_files_dialog"
 
 
@@ -241,8 +243,10 @@ class Workspace(DockedWidget):
             while to_load:
                 to_load.pop(0).load()
                 report_progress(report, len(TABS) - len(to_load), len(TABS))
-            importlib.import_module(_NEEDED_BY_NAPARI)
             preload_torch()
+            for name in _LOADED_LATER:
+                importlib.import_module(name)
+                report_progress(report, len(TABS), len(TABS))
 
         if to_load:
             self._load_task.start(work)
