@@ -1,5 +1,8 @@
 """Devices: what there is is picked, what there is not is refused in a sentence."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -39,3 +42,19 @@ def test_a_second_gpu_that_is_not_here(monkeypatch):
     assert pick_device("cuda") == torch.device("cuda")
     with pytest.raises(ValueError, match='no "cuda:1"; it has cuda:0, cpu'):
         pick_device("cuda:1")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="nothing is loaded elsewhere")
+def test_torchs_library_is_loaded_before_torch_is_imported():
+    code = """if True:
+        import sys
+        from napari_beerlanet.core.common.device import preload_torch
+        preload_torch()
+        assert "torch" not in sys.modules
+        assert "libtorch_cpu" in open("/proc/self/maps").read()
+        import torch
+        preload_torch()
+        print(float(torch.ones(3).sum()))
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "3.0", done.stderr
