@@ -100,7 +100,8 @@ def test_another_napari_is_noticed(monkeypatch):
 
 def test_layer_lies_on_its_image_and_has_its_features(viewer):
     source = image(viewer, scale=(0.5, 0.5), translate=(10, 20), rotate=15, units="um")
-    image(viewer)  # another one, above it
+    other = image(viewer)  # another one, above it
+    viewer.layers.selection.active = source
     made = DetectionLayer(viewer, source, detections(20), COLOURS)
     np.testing.assert_allclose(made.layer.affine.affine_matrix, source.affine.affine_matrix)
     np.testing.assert_allclose(made.layer.scale, source.scale)
@@ -114,6 +115,10 @@ def test_layer_lies_on_its_image_and_has_its_features(viewer):
     red = made.layer.edge_color[list(made.layer.features["class"]).index("RBC")]
     np.testing.assert_allclose(red, [0xE6 / 255, 0x19 / 255, 0x4B / 255, 1], atol=1e-3)
     assert viewer.layers[-1] is made.layer
+    viewer.layers.selection.active = other
+    again = DetectionLayer(viewer, source, detections(20), COLOURS)
+    assert viewer.layers.index(again.layer) == viewer.layers.index(source) + 1
+    assert viewer.layers.selection.active is other, "the user is at another image by now"
 
 
 def test_threshold_filters_and_can_be_lowered_again(viewer):
