@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 
 import napari_beerlanet as nb
+from napari_beerlanet.core.checkpoints import checkpoint
 from napari_beerlanet.core.checkpoints.checkpoint import (
     CheckpointError,
     learned_spectra,
@@ -156,6 +157,17 @@ def test_a_detector_with_a_classifiers_label_is_refused(tmp_path, good, whole):
     assert "lacks" in refused(tmp_path / "a.safetensors", changed(whole, {"kind": "detector"}))
     sentence = refused(tmp_path / "b.safetensors", changed(whole, {"kind": "segmenter"}))
     assert "a model of the kind 'segmenter'" in sentence
+
+
+def test_packaged_models_by_their_kind(whole, tmp_path, monkeypatch):
+    detector = (checkpoint._models_folder() / "blood-cells.safetensors").read_bytes()
+    (tmp_path / "cells.safetensors").write_bytes(detector)
+    (tmp_path / "types.safetensors").write_bytes(whole)
+    monkeypatch.setattr(checkpoint, "_models_folder", lambda: tmp_path)
+    assert checkpoint.packaged_models() == ["cells", "types"]
+    assert checkpoint.packaged_models("detector") == ["cells"]
+    assert checkpoint.packaged_models("classifier") == ["types"]
+    assert isinstance(load_checkpoint("types", "cpu"), Classifier)
 
 
 # --- hostile and damaged -------------------------------------------------------------------------

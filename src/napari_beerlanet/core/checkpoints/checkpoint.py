@@ -148,10 +148,14 @@ def learned_spectra(path_or_name: str | os.PathLike[str]) -> npt.NDArray[np.floa
         return check_spectra(spectra, spectra.shape[-1] or 1)
 
 
-def packaged_models() -> list[str]:
-    """Names of the models that come with the package, for `load_checkpoint`."""
+def packaged_models(kind: str | None = None) -> list[str]:
+    """Names of the models that come with the package, for `load_checkpoint`.
+
+    All, or those of a kind: "detector" or "classifier".
+    """
     folder = _models_folder()
-    return sorted(p.stem for p in folder.glob(f"*{SUFFIX}")) if folder.is_dir() else []
+    names = sorted(p.stem for p in folder.glob(f"*{SUFFIX}")) if folder.is_dir() else []
+    return [name for name in names if kind is None or model_kind(read_info(name)) == kind]
 
 
 EARLIER_HASHES = {

@@ -71,7 +71,7 @@ class ModelPicker(QWidget):
 
     def refresh(self) -> None:
         """List the models that there are now."""
-        packaged = packaged_models()
+        packaged = packaged_models("detector")
         files = [str(path) for path in recent_models()]
         if self._key and self._key not in packaged + files:
             files.insert(0, self._key)

@@ -59,7 +59,7 @@ class ModelSection(QWidget):
 
     def load_initial(self) -> None:
         """Choose the model of the viewer's other panels or the first packaged one, and load it."""
-        names = packaged_models()
+        names = packaged_models("detector")
         key = self._session.model_key or (names[0] if names else "")
         self.picker.set_key(str(key))
         if self._session.model is not None:

@@ -265,7 +265,7 @@ class InitialModelChoice(_ComboBoxWithButton):
         if loaded is not None:
             name = loaded.info.get("name") or "unnamed"
             offered.append((f"{name} (loaded)", _reload_source(loaded, key)))
-        offered += [(f"{name} (packaged)", name) for name in packaged_models()]
+        offered += [(f"{name} (packaged)", name) for name in packaged_models("detector")]
         if project is not None:
             offered += [(_describe_saved_model(path), path) for path in _saved_models(project)]
             offered += [
