@@ -10,14 +10,17 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import napari_beerlanet as nb
+from discs import boxes_of, disc_detector, draw
 from napari_beerlanet.core.common.storage import DataError
 from napari_beerlanet.core.evaluation.classification import (
     classification_metrics,
     expected_calibration_error,
+    locate_cells,
     relaxed_accuracy,
     roc_auc,
 )
 from napari_beerlanet.core.formats.class_folders import (
+    LabelledCrop,
     check_crop_dataset,
     read_crop_dataset,
     with_validation,
@@ -247,3 +250,40 @@ def test_hidden_folders_are_no_classes(tmp_path):
     write_classes(tmp_path, 1)
     (tmp_path / ".cache").mkdir()
     assert read_crop_dataset(tmp_path).names == TYPES
+
+
+# --- recentred by a detector ---------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def off_centre(tmp_path_factory):
+    """A crop whose disc is not quite in its middle, and one without any."""
+    folder = tmp_path_factory.mktemp("discs")
+    disc = (70.0, 52.0, 40.0)
+    Image.fromarray(draw((120, 120), [disc, (15, 100, 25)])).save(folder / "disc.png")
+    Image.fromarray(draw((120, 120), [])).save(folder / "empty.png")
+    return folder, disc
+
+
+def test_crops_are_recentred_by_the_box_in_their_middle(off_centre):
+    folder, disc = off_centre
+    items = [LabelledCrop(folder / name, 0) for name in ("disc.png", "empty.png")]
+    found, none = locate_cells(items, disc_detector(), 0.7)
+    np.testing.assert_allclose(found.box((120, 120)), boxes_of([disc])[0], atol=3)
+    assert none.cxcywh == (0.5, 0.5, 0.7, 0.7)
+    assert locate_cells([found], disc_detector(), 0.2) == [found], "a box is kept"
+    with pytest.raises(ValueError, match="has no class 'WBCs'; it has RBC"):
+        locate_cells(items, disc_detector(), 0.7, "WBCs")
+    assert locate_cells(items[:1], disc_detector(), 0.7, "WBC")[0].cxcywh == (0.5, 0.5, 0.7, 0.7)
+
+
+def test_evaluate_with_a_detector_is_evaluate_of_the_boxes(clf, off_centre, tmp_path):
+    folder, _ = off_centre
+    (tmp_path / "dark").mkdir()
+    shutil.copy(folder / "disc.png", tmp_path / "dark")
+    found = nb.evaluate(clf, tmp_path, detector=disc_detector())
+    box = locate_cells([LabelledCrop(folder / "disc.png", 0)], disc_detector(), 0.7)[0]
+    pixels = np.asarray(Image.open(folder / "disc.png"))
+    expected = clf.classify(pixels, boxes=[box.box((120, 120))])
+    assert found["accuracy"] == float(expected.labels[0] == 0)
+    assert found["ece"] != nb.evaluate(clf, tmp_path)["ece"]

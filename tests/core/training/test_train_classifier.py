@@ -165,6 +165,14 @@ def test_boxes_of_a_project(tmp_path):
     assert clf.info["training"]["images"] == boxes
 
 
+def test_crops_recentred_by_a_detector(data, tmp_path):
+    options = {**QUICK, "epochs": 1, "detector": "blood-cells", "fit": "image"}
+    clf = train_classifier(data, tmp_path / "run", SMALL, **options)
+    assert clf.info["training"]["settings"]["detector"] == "blood-cells"
+    plain = train_classifier(data, tmp_path / "plain", SMALL, **{**options, "detector": None})
+    assert clf.info["training"]["data_hash"] != plain.info["training"]["data_hash"]
+
+
 def test_the_layout_of_ultralytics(data, tmp_path):
     write_classes(tmp_path / "data" / "train", 4)
     write_classes(tmp_path / "data" / "val", 2, first=50)

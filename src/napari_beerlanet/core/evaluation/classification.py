@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, overload
@@ -11,8 +12,10 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
+from napari_beerlanet.core.boxes.geometry import xyxy_to_cxcywh
 from napari_beerlanet.core.classification.classifier import Classification, Classifier
-from napari_beerlanet.core.common.progress import Report, subprogress
+from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
+from napari_beerlanet.core.detection.detector import Detector
 from napari_beerlanet.core.formats.class_folders import (
     WHOLE,
     CropDataset,
@@ -34,20 +37,25 @@ def evaluate_classifier(
     split: str = "val",
     *,
     ordered: Sequence[Sequence[str]] | None = None,
+    detector: Detector | None = None,
+    object_class: str | None = None,
     match: Callable[[Sequence[str], Sequence[str]], Labels],
     report: Report | None = None,
 ) -> dict[str, Any]:
     """How well a classifier names the crops of a dataset; see `classification_metrics`.
 
     Of a dataset without splits all crops count. `match` gives the model's labels of a dataset's
-    class names.
+    class names. With a `detector` crops are recentred and rescaled first, see `locate_cells`.
     """
     dataset = data if isinstance(data, CropDataset) else read_crop_dataset(data)
     split = WHOLE if list(dataset.splits) == [WHOLE] else split
     place = match([n for n, k in dataset.counts(split).items() if k], model.classes)
     check_crop_dataset(dataset, [split], subprogress(report, 0.0, 0.1), least=0)
     items = dataset.splits[split]
-    result = classify_items(model, items, subprogress(report, 0.1, 1.0))
+    if detector is not None:
+        fill = model.network.settings.fill
+        items = locate_cells(items, detector, fill, object_class, subprogress(report, 0.1, 0.5))
+    result = classify_items(model, items, subprogress(report, 0.5 if detector else 0.1, 1.0))
     present = {name: k for k, name in enumerate(n for n, c in dataset.counts(split).items() if c)}
     true = np.array([place[present[dataset.names[item.label]]] for item in items], np.int64)
     metrics = classification_metrics(true, result.scores, model.classes, ordered)
@@ -77,6 +85,48 @@ def classify_items(
         ),
         model.classes,
     )
+
+
+def locate_cells(
+    items: Sequence[LabelledCrop],
+    detector: Detector,
+    fill: float,
+    object_class: str | None = None,
+    report: Report | None = None,
+) -> list[LabelledCrop]:
+    """Crops with the box of the cell in their middle, so that all show it at the same size.
+
+    Laboratories differ in how much of a crop the cell fills. Its box is the most certain one, of
+    `object_class` if given, that covers the middle of the image; where there is none, the part
+    `fill` of the image is taken for it. Items that have a box keep it.
+    """
+    if object_class is not None and object_class not in detector.classes:
+        raise ValueError(
+            f"The detector has no class {object_class!r}; it has {', '.join(detector.classes)}."
+        )
+    located = []
+    for number, item in enumerate(items):
+        report_progress(report, number, len(items), "finding the cells in crops")
+        box = item.cxcywh or _middle_box(item, detector, object_class) or (0.5, 0.5, fill, fill)
+        located.append(replace(item, cxcywh=box))
+    return located
+
+
+def _middle_box(
+    item: LabelledCrop, detector: Detector, object_class: str | None
+) -> tuple[float, float, float, float] | None:
+    image = read_image(item.image)
+    height, width = image.pixels.shape[:2]
+    found = detector.detect(image.pixels, pixel_size=image.pixel_size, densities=False)
+    if object_class is not None:
+        found = found[found.labels == found.names.index(object_class)]
+    middle = np.array([width, height]) / 2
+    covers = ((found.xyxy[:, :2] < middle) & (found.xyxy[:, 2:] > middle)).all(1)
+    if not covers.any():
+        return None
+    best = found.xyxy[covers][:1].astype(np.float64)  # the highest score comes first
+    x, y, w, h = xyxy_to_cxcywh(best, (height, width))[0].tolist()
+    return x, y, w, h
 
 
 class _ImageFiles(Sequence[Any]):

@@ -50,6 +50,8 @@ def evaluate(
     iou: float = _DEFAULTS.iou,
     object_size: float | Literal["auto"] = _DEFAULTS.object_size,
     ordered: Sequence[Sequence[str]] | None = None,
+    detector: Detector | None = None,
+    object_class: str | None = None,
     report: Report | None = None,
 ) -> dict[str, Any]:
     """How well a model finds what a dataset has annotated, or names its crops.
@@ -62,7 +64,9 @@ def evaluate(
 
     A classifier takes a folder per class, Ultralytics' classification layout, or a data.yaml, of
     whose boxes it gets crops; a folder per class without splits is taken whole. `ordered` are
-    groups of classes for the relaxed accuracy. The result is that of `classification_metrics`.
+    groups of classes for the relaxed accuracy; with a `detector` crops are recentred and rescaled
+    by its boxes first, of `object_class` if given (`locate_cells`). The result is that of
+    `classification_metrics`.
 
     Classes are matched by name.
     """
@@ -70,7 +74,14 @@ def evaluate(
         if isinstance(data, Dataset):
             data = data.path
         return evaluate_classifier(
-            model, data, split, ordered=ordered, match=match_class_names, report=report
+            model,
+            data,
+            split,
+            ordered=ordered,
+            detector=detector,
+            object_class=object_class,
+            match=match_class_names,
+            report=report,
         )
     dataset = data if isinstance(data, Dataset) else read_dataset(data)
     pairs = detect_split(model, dataset, split, iou=iou, object_size=object_size, report=report)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -73,6 +74,12 @@ class ClassifierTrainSettings(ClassifierSettings, RunSettings):
     )
     weights: str | None = Field(
         None, description="A file with weights of the backbone to start from, as torchvision's."
+    )
+    detector: str | None = Field(
+        None, description="A detector whose boxes recentre and rescale crops: a name, or a path."
+    )
+    object_class: str | None = Field(
+        None, description="The class of the detector's boxes that count; by default all."
     )
     epochs: int | None = Field(None, ge=1, description="Passes through the training crops.")
     batch: int | None = Field(None, ge=2, description="Crops per training step.")
@@ -187,6 +194,8 @@ def train_classifier(
         Further `ClassifierTrainSettings`, for instance input_size=96 or normalize=True.
     """
     start = model if is_model(model) else None
+    if settings.get("detector") is not None:
+        settings["detector"] = name_or_path(settings["detector"])
     own = None if isinstance(backbone, str) else backbone
     chosen = ClassifierTrainSettings(
         data=None if data is None else os.path.abspath(data),
@@ -239,6 +248,7 @@ class _ClassifierRun(TrainingRun):
         checking = subprogress(self.report, 0.0, _DATA_CHECK_FRACTION)
         notes = check_crop_dataset(dataset, ("train", "val"), checking)
         settings = self._resolve(settings, dataset)
+        dataset = self._locate(settings, dataset)
         if state is not None:
             self.restore_records(state, state["epoch"] + 1)
         assert settings.epochs is not None
@@ -252,6 +262,21 @@ class _ClassifierRun(TrainingRun):
                 self.folder, settings, dataset, state, self.emit, training, self.own_backbone
             )
         return load_classifier(self.folder.best, settings.devices[0], backbone=self.own_backbone)
+
+    def _locate(self, settings: ClassifierTrainSettings, dataset: CropDataset) -> CropDataset:
+        """With crops recentred by the boxes of a detector, if there is one."""
+        if settings.detector is None:
+            return dataset
+        from napari_beerlanet.core.checkpoints.checkpoint import load_detector
+        from napari_beerlanet.core.evaluation.classification import locate_cells
+
+        found = load_detector(settings.detector, settings.devices[0])
+        splits = {
+            split: locate_cells(items, found, settings.fill, settings.object_class, self.report)
+            for split, items in dataset.splits.items()
+            if split in ("train", "val")
+        }
+        return replace(dataset, splits=splits)
 
     def _resolve(
         self, settings: ClassifierTrainSettings, dataset: CropDataset
