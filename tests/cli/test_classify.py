@@ -164,6 +164,7 @@ def test_train_and_evaluate_a_classifier(data, tmp_path, capfd):
     table = capfd.readouterr().out.splitlines()
     assert [line.split()[0] for line in table[1:3]] == TYPES
     assert "balanced accuracy" in table[-1]
+    assert "relaxed" not in table[-1]
     assert table[-1].endswith("6 crops")
     assert json.loads(result.read_text())["crops"] == 6
 

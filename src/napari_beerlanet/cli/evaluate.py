@@ -69,8 +69,11 @@ def run(options: argparse.Namespace) -> int:
         result = evaluate(
             model, options.data, options.split, ordered=options.ordered, report=report, **given
         )
-    table = _metrics_table if "mAP50" in result else _types_table
-    print("\n".join(table(result)), flush=True)
+    if "mAP50" in result:
+        lines = _metrics_table(result)
+    else:
+        lines = _types_table(result, relaxed=bool(options.ordered))
+    print("\n".join(lines), flush=True)
     if options.out:
         _write_result(options.out, result)
     return 0
@@ -108,7 +111,7 @@ def _metrics_row(name: str, width: int, row: dict[str, Any], threshold: str) -> 
     return f"{name:<{width}}  {row['count']:>5}  {scores}  {threshold:>9}".rstrip()
 
 
-def _types_table(result: dict[str, Any]) -> list[str]:
+def _types_table(result: dict[str, Any], relaxed: bool) -> list[str]:
     """Metrics of a classifier as lines of text."""
     from napari_beerlanet.core.common.messages import format_score
 
@@ -121,8 +124,8 @@ def _types_table(result: dict[str, Any]) -> list[str]:
         )
         lines.append(f"{name:<{width}}  {row['count']:>5}  {scores}")
     named = {"accuracy": "accuracy", "balanced_accuracy": "balanced accuracy"}
-    named |= {"relaxed_accuracy": "relaxed accuracy", "roc_auc": "ROC-AUC"}
-    named |= {"ece": "calibration error"}
+    named |= {"relaxed_accuracy": "relaxed accuracy"} if relaxed else {}
+    named |= {"roc_auc": "ROC-AUC", "ece": "calibration error"}
     known = {text: result[key] for key, text in named.items() if result[key] is not None}
     summary = ", ".join(f"{text} {format_score(value)}" for text, value in known.items())
     return [*lines, f"{summary}; {result['crops']} crops"]
