@@ -90,6 +90,14 @@ def test_a_detector_finds_the_cells(field, model, tmp_path):
     found = read_detections(tmp_path / "smear.types.csv")
     assert len(found) > 3
     assert set(found.columns["type"]) <= set(TYPES)
+    assert run("classify", image, *options, "--fit", "image", "--only", "WBC") == 0
+    white = read_detections(tmp_path / "smear.types.csv")
+    assert white.counts()["WBC"] == len(white) == found.counts()["WBC"] > 0
+    np.testing.assert_allclose(
+        white.columns["probability"],
+        np.asarray(found.columns["probability"])[found.labels == found.names.index("WBC")],
+        atol=1e-5,
+    )
 
 
 def test_one_bad_file_does_not_spoil_the_others(data, model, tmp_path, capsys):
@@ -115,6 +123,7 @@ def test_one_bad_file_does_not_spoil_the_others(data, model, tmp_path, capsys):
         (["--boxes", "none.csv"], "none.csv"),
         (["--device", "toaster"], "toaster"),
         (["--fit", "slide"], "fit"),
+        (["--only", "WBC"], "--only is for boxes"),
     ],
 )
 def test_one_line_errors(field, model, tmp_path, capsys, options, words):

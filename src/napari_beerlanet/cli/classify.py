@@ -53,6 +53,13 @@ def add_options(command: argparse.ArgumentParser) -> None:
         "--boxes", type=Path, metavar="FILE", help="boxes of the cells: CSV, GeoJSON, YOLO, …"
     )
     where.add_argument("--detect", metavar="MODEL", help="a detector that finds the cells")
+    add(
+        "--only",
+        action="append",
+        default=[],
+        metavar="CLASS",
+        help="classify boxes of this class alone, for instance WBC; may be repeated",
+    )
     add_setting(command, ClassifierSettings, "fit")
     add("--recursive", action="store_true", help="include subfolders")
     add("--quiet", action="store_true", help="print nothing but errors and the summary")
@@ -72,6 +79,8 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(str(error)) from error
     paths = list(find_images(options.images, options.out, options.recursive))
     _check_boxes_file(options.boxes, paths)
+    if options.only and options.boxes is None and detector is None:
+        raise UsageError("--only is for boxes; give --boxes or --detect, too.")
     prepare_folder(options.out)
     for note in [*model_notes(model.info), *(model_notes(detector.info) if detector else ())]:
         print_message(note)
@@ -155,11 +164,19 @@ class _Task:
         self, path: Path, pixels: npt.NDArray[Any], pixel_size: tuple[float, float] | None
     ) -> Detections:
         if self.detector is not None:
-            return self.detector.detect(pixels, pixel_size=pixel_size, report=_check_signals)
-        from napari_beerlanet.core.formats import read_detections
+            found = self.detector.detect(pixels, pixel_size=pixel_size, report=_check_signals)
+        else:
+            from napari_beerlanet.core.formats import read_detections
 
-        found = read_detections(self.options.boxes, pixels.shape[:2], image_name=path.name)
-        return replace(found, pixel_size=pixel_size)
+            found = read_detections(self.options.boxes, pixels.shape[:2], image_name=path.name)
+            found = replace(found, pixel_size=pixel_size)
+        only = set(self.options.only)
+        if only - set(found.names):
+            raise ValueError(
+                f"There are no boxes of the class {min(only - set(found.names))}; the classes are "
+                f"{', '.join(found.names)}."
+            )
+        return found[[not only or found.names[k] in only for k in found.labels]]
 
     def _read(self, path: Path) -> Any:
         raise_if_interrupted()
