@@ -174,6 +174,10 @@ def test_the_model_of_the_other_panels_is_preselected_unless_one_is_chosen_here(
     assert panel.form.settings()["model"] == ""
     get_session(viewer).set_model(model, "blood-cells")
     assert panel.form.settings()["model"] == "", "the user wants no cells"
+    panel.form.detect.native.click()
+    panel.form.model.choose("/models/ours.safetensors")
+    get_session(viewer).set_model(model, "blood-cells")
+    assert panel.form.settings()["model"] == "/models/ours.safetensors", "the user has chosen it"
 
 
 # --- running --------------------------------------------------------------------------------------

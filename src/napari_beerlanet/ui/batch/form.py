@@ -120,11 +120,6 @@ class BatchForm(QWidget):
         self._others = self._others.replace(**given)
         self._update()
 
-    def set_model(self, key: str) -> None:
-        """Preselect a model, whether cells are to be detected or not."""
-        self.model.set_key(key)
-        self._update()
-
     def settings(self) -> dict[str, Any]:
         """By their names in `StudySettings`."""
         shown = {name: box.value for name, box in self.boxes.items()}

@@ -82,7 +82,6 @@ class BatchWidget(Panel):
         self.close_confirmation = CloseConfirmation(
             window, lambda: self.progress.process, self, _CLOSE_QUESTION
         )
-        self.connect_event(get_session(self.viewer).model_changed, self._model_loaded)
         self.adopt_settings()
         QTimer.singleShot(0, self._look_for_active_batch)
 
@@ -126,12 +125,6 @@ class BatchWidget(Panel):
         key = get_session(self.viewer).model_key
         if key and not self._own_model and not self.progress.running:
             self.form.set_settings({"model": key})
-
-    def _model_loaded(self, model: Any = None) -> None:
-        """Another panel has loaded a model: use that one, too."""
-        key = get_session(self.viewer).model_key
-        if key and not self.progress.running:
-            self.form.set_model(str(key))
 
     def study_config(self) -> StudyConfig | None:
         """The study, None as long as something is missing."""
