@@ -135,10 +135,17 @@ def test_a_number_without_a_class_changes_nothing(drawing):
     assert boxes(drawing).layer.mode == "add_rectangle"
 
 
-def test_tab_steps_through_the_boxes_and_centres_them(drawing):
+def test_tab_steps_through_the_boxes_and_centres_those_out_of_view(drawing):
     layer = boxes(drawing).layer
     layer.add([BOX + 100, BOX, BOX + np.array([0, 60])])
     visited = []
+    drawing.viewer.reset_view()
+    whole = drawing.viewer.scene.camera.center
+    key(drawing, Qt.Key.Key_Tab)
+    assert set(layer.selected_data) == {1}
+    assert drawing.viewer.scene.camera.center == whole, "it is in view, so nothing moves"
+    layer.selected_data = set()
+    drawing.viewer.scene.camera.zoom = min(drawing.viewer.canvas.size) / 25
     for _ in range(4):
         key(drawing, Qt.Key.Key_Tab)
         visited.append(next(iter(layer.selected_data)))
@@ -195,6 +202,22 @@ def test_a_box_drawn_with_the_mouse_has_class_and_colour(drawing, qtbot):
     assert not layer.selected_data  # the next number is for the next box
 
 
+def test_a_click_while_drawing_makes_no_box(drawing):
+    native = canvas(drawing)
+    drawing.viewer.window._qt_window.show()
+    layer, middle = boxes(drawing).layer, native.rect().center()
+    layer.add(BOX)
+    for zoom in (0.5, 6.0):
+        drawing.viewer.scene.camera.zoom = zoom
+        layer.mode = "add_rectangle"
+        QTest.mousePress(native, Qt.MouseButton.LeftButton, pos=middle)
+        QTest.mouseRelease(native, Qt.MouseButton.LeftButton, pos=middle)
+        assert len(layer.data) == 1, f"at zoom {zoom}"
+    assert len(layer.features) == len(boxes(drawing).all()) == 1
+    key(drawing, Qt.Key.Key_Z, Qt.KeyboardModifier.ControlModifier)
+    assert not len(layer.data), "undo takes back the box, not the click"
+
+
 def test_edges_stay_thin_at_any_zoom(drawing, until):
     layer = boxes(drawing).layer
     layer.add([BOX, BOX + 40])
@@ -217,6 +240,7 @@ def test_a_turned_and_scaled_image_has_its_boxes_in_its_own_pixels(panel, until)
     corners = [layer.world_to_data(image.data_to_world(corner)) for corner in BOX]
     layer.add(np.array(corners))
     assert np.allclose(boxes(panel).all().xyxy, [[20, 10, 40, 30]], atol=1e-3)
+    panel.viewer.scene.camera.center = (900, 900)
     key(panel, Qt.Key.Key_Tab)
     wanted = image.data_to_world(BOX.mean(axis=0))
     assert np.allclose(panel.viewer.scene.camera.center[-2:], wanted, atol=1e-2)
@@ -235,6 +259,7 @@ def test_detections_are_copied_with_the_user_s_changes(drawing):
         (30, 120, 90, 170),
     ]
     assert set(column(drawing, "status")) == {"copied"}
+    assert boxes(drawing).layer.mode == "select", "they are there to be corrected"
 
 
 def test_boxes_of_a_plain_layer_of_detections_are_copied_too(drawing):

@@ -28,6 +28,7 @@ from napari_beerlanet.ui.common.session import get_session
 from napari_beerlanet.ui.detect.widget import DetectWidget
 from napari_beerlanet.ui.detections.detection_layer import DetectionLayer
 from napari_beerlanet.ui.stains.widget import DecomposeWidget
+from napari_beerlanet.ui.viewer.layers import Role, role_metadata
 
 pytestmark = pytest.mark.window
 
@@ -178,6 +179,18 @@ def test_the_model_of_the_other_panels_is_preselected_unless_one_is_chosen_here(
     panel.form.model.choose("/models/ours.safetensors")
     get_session(viewer).set_model(model, "blood-cells")
     assert panel.form.settings()["model"] == "/models/ours.safetensors", "the user has chosen it"
+
+
+def test_the_folder_of_the_shared_image_is_suggested_also_when_its_boxes_are_selected(
+    viewer, opened, tmp_path
+):
+    path = tmp_path / "smears" / "one.png"
+    path.parent.mkdir()
+    Image.fromarray(np.full((48, 64, 3), 200, np.uint8)).save(path)
+    (image,) = viewer.open(path, plugin="napari")
+    viewer.add_shapes(metadata=role_metadata(Role.DETECTIONS, image))
+    panel = opened(BatchWidget, "batch")
+    assert panel.inputs.patterns == (str(path.parent),)
 
 
 # --- running --------------------------------------------------------------------------------------

@@ -6,9 +6,16 @@ import threading
 import numpy as np
 import pytest
 from napari.layers import Shapes
-from qtpy.QtCore import QCoreApplication, QEvent
-from qtpy.QtGui import QColor
-from qtpy.QtWidgets import QDockWidget, QLabel, QScrollArea
+from qtpy.QtCore import QCoreApplication, QEvent, QPoint, QPointF, Qt
+from qtpy.QtGui import QColor, QWheelEvent
+from qtpy.QtWidgets import (
+    QAbstractSlider,
+    QApplication,
+    QDockWidget,
+    QLabel,
+    QScrollArea,
+    QScrollBar,
+)
 
 from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.evaluation.diff import diff_detections
@@ -440,3 +447,106 @@ def test_messages_are_about_the_image_that_is_shown(viewer):
     viewer.layers.selection.active = second
     assert comparison.compare_bar.text == told, "it was compared before"
     assert comparison.toggles.isVisibleTo(comparison)
+
+
+def test_a_result_is_scrolled_to_where_it_would_be_below_the_window(make_napari_viewer, until):
+    viewer = make_napari_viewer(show=True)
+    viewer.window.resize(1000, 480)
+    viewer.add_image(RGB)
+    workspace = open_workspace(viewer, ANNOTATE)
+    panel = workspace.open_tab(ANNOTATE)
+    until(lambda: panel.findChild(QScrollArea).verticalScrollBar().maximum() > 0)
+    assert panel.message.visibleRegion().isEmpty()
+    panel.annotation_actions.message.emit("Added for training: 3 boxes.")
+    until(lambda: not panel.message.visibleRegion().isEmpty())
+
+
+# --- one image at a time --------------------------------------------------------------------------
+
+
+def test_the_chosen_image_is_shown_with_its_layers_in_place_of_others(viewer):
+    workspace = open_workspace(viewer, CELLS)
+    first = viewer.add_image(RGB, name="first")
+    boxes = Shapes(name="boxes", metadata=role_metadata(Role.DETECTIONS, first))
+    hidden = Shapes(name="hidden", visible=False, metadata=role_metadata(Role.REGIONS, first))
+    apart = viewer.add_image(RGB, name="apart", translate=(500, 500))
+    mine = viewer.add_points([[1, 1]], name="mine")
+    viewer.add_layer(boxes)
+    viewer.add_layer(hidden)
+    assert workspace.image.layer is first
+
+    second = viewer.add_image(RGB, name="second")
+    assert workspace.image.layer is second
+    assert not first.visible
+    assert not boxes.visible
+    assert second.visible
+    assert apart.visible, "it is beside the others"
+    assert mine.visible, "it is nobody's"
+
+    workspace.image.choose(first)
+    assert first.visible
+    assert boxes.visible
+    assert not hidden.visible, "as the user has left it"
+    assert not second.visible
+
+    second.visible = True  # the user wants to see both
+    workspace.image.choose(second)
+    workspace.image.choose(first)
+    assert first.visible
+    assert second.visible
+
+
+def test_images_in_a_grid_stay_visible(viewer):
+    workspace = open_workspace(viewer, CELLS)
+    viewer.canvas.grid.enabled = True
+    first, second = viewer.add_image(RGB, name="first"), viewer.add_image(RGB, name="second")
+    assert workspace.image.layer is second
+    assert first.visible
+
+
+# --- the mouse wheel ------------------------------------------------------------------------------
+
+
+def turn_wheel(widget):
+    """Three notches down, with the pointer over the middle of a widget."""
+    middle = widget.rect().center()
+    for _ in range(3):
+        QApplication.sendEvent(
+            widget,
+            QWheelEvent(
+                QPointF(middle),
+                QPointF(widget.mapToGlobal(middle)),
+                QPoint(0, 0),
+                QPoint(0, -120),
+                Qt.MouseButton.NoButton,
+                Qt.KeyboardModifier.NoModifier,
+                Qt.ScrollPhase.NoScrollPhase,
+                False,
+            ),
+        )
+
+
+def test_the_wheel_scrolls_a_tab_and_changes_no_setting_on_the_way(
+    make_napari_viewer, until, monkeypatch
+):
+    viewer = make_napari_viewer(show=True)
+    viewer.add_image(RGB)
+    workspace = open_workspace(viewer, BATCH)
+    panel = workspace.open_tab(BATCH)
+    viewer.window.resize(1000, 500)
+    area = panel.findChild(QScrollArea)
+    bar = area.verticalScrollBar()
+    until(lambda: bar.maximum() > 0)
+    form = panel.form
+    form.set_settings({"model": "blood-cells"})
+    sliders = [s for s in form.findChildren(QAbstractSlider) if not isinstance(s, QScrollBar)]
+    before = form.settings(), form.workers.value
+    for control in (*sliders, form.model.list, form.workers.native):
+        bar.setValue(0)
+        turn_wheel(control)
+        assert (form.settings(), form.workers.value) == before, f"{control} was changed"
+        assert bar.value() > 0, f"the tab did not scroll over {control}"
+    slider = sliders[-1]
+    monkeypatch.setattr(slider, "hasFocus", lambda: True)  # without a window manager none has it
+    turn_wheel(slider)
+    assert form.settings()["confidence"] != before[0]["confidence"], "after a click it is meant"

@@ -254,7 +254,7 @@ def evaluate_on_reference(
     place = {name.casefold(): k for k, name in enumerate(model.classes)}
     wanted = place.keys() if classes is None else {name.casefold() for name in classes}
     for number, field in enumerate(fields):
-        report_progress(report, number, len(fields), "looking at the reference")
+        report_progress(report, number, len(fields), "evaluating on the reference")
         found = model.detect(field.image, densities=False)
         labels = np.array([place.get(name.casefold(), -1) for name in field.names])[field.labels]
         asked = np.array([name.casefold() in wanted for name in field.names])[field.labels]

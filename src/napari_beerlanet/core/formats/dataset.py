@@ -313,7 +313,8 @@ def _dataset_warnings(
         seen = {int(label) for item in mine for label in item.labels}
         absent = [name for k, name in enumerate(dataset.names) if k not in seen]
         if absent:
-            notes.append(f"{split}: no boxes of {', '.join(absent)}.")
+            what = {"train": "training", "val": "validation"}.get(split, split)
+            notes.append(f"There are no boxes of {' and '.join(absent)} for {what}.")
     both = {i.image for i in dataset.splits[splits[0]]}.intersection(
         *({i.image for i in dataset.splits[split]} for split in splits[1:])
     )

@@ -212,7 +212,7 @@ def few_boxes_notes(dataset: Dataset) -> list[str]:
     if not few:
         return []
     listed = ", ".join(f"{count} of {name}" for name, count in few.items())
-    boxes = "box" if list(few.values()) == [1] else "boxes"
+    boxes = "box" if next(iter(few.values())) == 1 else "boxes"
     return [
         f"Only {listed.replace(' of ', f' {boxes} of ', 1)}: about {MIN_CLASS_BOXES} boxes of a "
         "class are needed to learn it; annotate more, or expect little of it."

@@ -265,6 +265,7 @@ class AnnotationActions(QObject):
         copies = copy_of_detections(confident, self.store.classes, annotated.shape)
         hide_detections(self.viewer, self.image)
         self._add(annotated, copies, self.plane, "copy detections")
+        annotated.boxes.layer.mode = "select"  # they are there to be corrected
 
     def correct_detections(self, confidence: float) -> None:
         """Copy the detections to an image without boxes, which gets its layers first if needed."""

@@ -35,6 +35,7 @@ NEW_BOX_ID = -1
 """The id of a box that has none yet."""
 
 _UNREVIEWED_OPACITY = 0.18  # of the face of copied boxes that nobody has reviewed
+_MIN_DRAWN_PX = 5  # on the screen; a box that is smaller both ways was not drawn on purpose
 _EDIT_NAMES = {"added": "draw", "changed": "move", "removed": "delete"}
 
 ShapeGeometry = tuple[npt.NDArray[Any], str]
@@ -266,7 +267,16 @@ class AnnotationLayer:
             return
         if edit == "draw" and self.layer._is_creating:
             self.layer.selected_data = set()  # so that the next key press is for the next box
+            if self._is_slip(self.layer.data[-1]):
+                with self._updating:
+                    self.layer.remove([self.layer.nshapes - 1])
+                return
         self._commit(edit)
+
+    def _is_slip(self, corners: npt.NDArray[Any]) -> bool:
+        """Whether a shape is a click rather than drawn: napari makes a small one of it."""
+        sides = (corners.max(axis=0) - corners.min(axis=0))[-2:]
+        return bool((sides < _MIN_DRAWN_PX * self.layer.scale_factor).all())
 
     def _features_changed(self, event: Any = None) -> None:
         if not self._updating and not self.layer._is_creating:

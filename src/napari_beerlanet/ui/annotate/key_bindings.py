@@ -20,6 +20,8 @@ from qtpy.QtGui import QKeyEvent
 from napari_beerlanet.ui.annotate.annotation_layer import AnnotationLayer
 from napari_beerlanet.ui.annotate.classes import NUMBER_KEYS
 from napari_beerlanet.ui.common.notifications import show_info
+from napari_beerlanet.ui.viewer.box_shapes import HALF_PIXEL
+from napari_beerlanet.ui.viewer.viewport import viewport_of
 
 if TYPE_CHECKING:
     from napari import Viewer
@@ -54,13 +56,13 @@ def bind_keys(viewer: Viewer, boxes: AnnotationLayer) -> None:
 def choose_class(boxes: AnnotationLayer, index: int) -> None:
     """Set the class of new boxes and of the selected ones."""
     if not boxes.classes.choose(index):
-        show_info(f"There is no class {index + 1}; add one in the Annotate panel.")
+        show_info(f"There is no class {index + 1}; add one in the tab “Annotate”.")
     elif boxes.classes.current:
         boxes.set_class(boxes.classes.current)
 
 
 def select_next_box(viewer: Viewer, boxes: AnnotationLayer, forward: bool = True) -> int | None:
-    """Select the next box of the displayed plane and centre the view on it; returns its index."""
+    """Select the next box of the displayed plane and bring it into view; returns its index."""
     order = _reading_order(boxes)
     if not order:
         return None
@@ -74,8 +76,19 @@ def select_next_box(viewer: Viewer, boxes: AnnotationLayer, forward: bool = True
     if layer.mode != "select":
         layer.mode = "select"
     layer.selected_data = {index}
-    centre_on(viewer, layer, layer.data[index].mean(axis=0))
+    if not _is_in_view(viewer, layer, layer.data[index]):
+        centre_on(viewer, layer, layer.data[index].mean(axis=0))
     return index
+
+
+def _is_in_view(viewer: Viewer, layer: Layer, corners: npt.NDArray[Any]) -> bool:
+    """Whether the canvas shows all of a box: then nothing needs to move."""
+    viewport = viewport_of(layer, viewer, margin=0.0)
+    if viewport is None:
+        return False
+    x1, y1, x2, y2 = viewport.box - HALF_PIXEL
+    low, high = corners.min(axis=0)[-2:], corners.max(axis=0)[-2:]
+    return bool(y1 <= low[0] and x1 <= low[1] and high[0] <= y2 and high[1] <= x2)
 
 
 def centre_on(viewer: Viewer, layer: Layer, point: npt.ArrayLike) -> None:

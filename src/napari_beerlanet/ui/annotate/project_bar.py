@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 from qtpy.QtCore import QSignalBlocker, Qt, Signal
@@ -128,7 +129,9 @@ class ProjectBar(QWidget):
 
     def choose_new_folder(self) -> None:
         """Let the user choose a new folder."""
-        path, _ = QFileDialog.getSaveFileName(self, "Folder of the new project")
+        path, _ = QFileDialog.getSaveFileName(
+            self, "Folder of the new project", str(_new_folder(Path.home()))
+        )
         if path:
             self.create_project(path)
 
@@ -272,3 +275,9 @@ def _project_status(project: Project | None) -> str:
     lines = [project.read_only] if project.read_only else [f"{project.path}"]
     lines.append(project.summary()["sentence"])
     return "\n".join([*lines, *project.notes])
+
+
+def _new_folder(parent: Path) -> Path:
+    """A name for a new project that no folder has yet."""
+    names = (f"BeerLaNet project{f' {k}' if k > 1 else ''}" for k in count(1))
+    return next(parent / name for name in names if not (parent / name).exists())

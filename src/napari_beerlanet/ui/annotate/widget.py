@@ -6,14 +6,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from napari.layers import Image
-from qtpy.QtCore import QTimer
 from qtpy.QtWidgets import (
     QDoubleSpinBox,
     QFileDialog,
     QFrame,
     QMenu,
     QPushButton,
-    QScrollArea,
     QVBoxLayout,
     QWidget,
 )
@@ -196,7 +194,7 @@ class AnnotateWidget(Panel):
     def _connect(self) -> None:
         actions = self.annotation_actions
         self.image.chosen.connect(self._choose_image)
-        actions.message.connect(self.message.setText)
+        actions.message.connect(self._show_message)
         actions.started.connect(self.refresh)
         actions.file_changed.connect(self.refresh)
         actions.unreviewed_found.connect(self._ask_unreviewed)
@@ -301,14 +299,12 @@ class AnnotateWidget(Panel):
             copies, total, lambda: add("use"), lambda: add("hide"), unreviewed_answer()
         )
         self._show_unreviewed()
-        QTimer.singleShot(0, self._scroll_to_question)
+        self.show_soon(self.add_question)
 
-    def _scroll_to_question(self) -> None:
-        area = self.add_question.parentWidget()
-        while area is not None and not isinstance(area, QScrollArea):
-            area = area.parentWidget()
-        if area is not None and not self._closed:
-            area.ensureWidgetVisible(self.add_question)
+    def _show_message(self, text: str) -> None:
+        self.message.setText(text)
+        if text:
+            self.show_soon(self.message)
 
     def _show_saved(self, text: str = "") -> None:
         """Muted unless saving fails."""

@@ -56,6 +56,7 @@ _OPEN, _IMAGE, _TOTAL, _PER_MM2, _PARASITAEMIA = "", "image", "all cells", "per 
 _REMARKS = "remarks"
 _MAX_LINES = 10  # of the table, above which it scrolls
 _LINE_PX = 22
+_MAX_IMAGE_PX = 140  # width of the names; longer ones are elided, with the path as tooltip
 _MAX_TICK_CHARACTERS = 30  # of all names under the bars, which would overlap with more
 _MAX_EAGER_PIXELS = 4_000_000  # of an image that is read at once
 _SORT_ROLE = int(Qt.ItemDataRole.UserRole)
@@ -222,6 +223,7 @@ class BatchResults(QWidget):
         table.setToolTip("Counts of all images. Click a heading to sort, “Open” to see the boxes.")
         table.setSelectionBehavior(QTableView.SelectionBehavior.SelectRows)
         table.setSelectionMode(QTableView.SelectionMode.SingleSelection)
+        table.setTextElideMode(Qt.TextElideMode.ElideMiddle)
         table.setHorizontalScrollMode(QTableView.ScrollMode.ScrollPerPixel)
         lines = not_none(table.verticalHeader())
         lines.hide()
@@ -273,6 +275,9 @@ class BatchResults(QWidget):
         for k, name in enumerate(self.model.columns):
             wide = QHeaderView.ResizeMode.Stretch if name == _REMARKS else None
             header.setSectionResizeMode(k, wide or QHeaderView.ResizeMode.ResizeToContents)
+            if name == _IMAGE and self.table.sizeHintForColumn(k) > _MAX_IMAGE_PX:
+                header.setSectionResizeMode(k, QHeaderView.ResizeMode.Interactive)
+                header.resizeSection(k, _MAX_IMAGE_PX)  # the counts are what must be seen
         header.setMinimumSectionSize(40)
         lines = min(self.model.rowCount(), _MAX_LINES)
         extra = header.sizeHint().height() + 2 * self.table.frameWidth()

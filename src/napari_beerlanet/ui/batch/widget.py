@@ -36,6 +36,7 @@ from napari_beerlanet.ui.common.notifications import notify_error
 from napari_beerlanet.ui.common.panel import Panel, open_panels
 from napari_beerlanet.ui.common.progress_bar import TaskProgressBar
 from napari_beerlanet.ui.common.session import get_session
+from napari_beerlanet.ui.viewer.layers import source_image
 
 _RESULTS_DELAY_MS = 400  # after the output folder was changed
 _RESULTS_INTERVAL_MS = 2000  # between updates of the counts while a batch runs
@@ -252,6 +253,7 @@ def _panels_with_settings(viewer: Viewer) -> list[SettingsPanel]:
 
 def _image_folder(viewer: Viewer, source: SettingsPanel | None) -> Path | None:
     """The folder of the image that a panel, or the viewer, shows."""
-    layer = source.study_layer if source is not None else viewer.layers.selection.active
+    active = viewer.layers.selection.active
+    layer = source.study_layer if source is not None else source_image(viewer, active)
     path = getattr(getattr(layer, "source", None), "path", None)
     return Path(path).absolute().parent if path and Path(path).is_absolute() else None

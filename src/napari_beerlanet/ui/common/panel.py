@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeGuard
 
 import numpy as np
 from napari.utils.theme import get_theme
-from qtpy.QtCore import QEvent, QObject, QSize, Qt, QTimer
+from qtpy.QtCore import QCoreApplication, QEvent, QObject, QSize, Qt, QTimer
 from qtpy.QtGui import QKeySequence, QShowEvent
-from qtpy.QtWidgets import QDockWidget, QFrame, QScrollArea, QShortcut, QVBoxLayout, QWidget
+from qtpy.QtWidgets import (
+    QAbstractSlider,
+    QAbstractSpinBox,
+    QComboBox,
+    QDockWidget,
+    QFrame,
+    QScrollArea,
+    QScrollBar,
+    QShortcut,
+    QVBoxLayout,
+    QWidget,
+)
 
 from napari_beerlanet.ui.common.file_opening import route_opened_files
 from napari_beerlanet.ui.common.tasks import Task, on_destroyed
@@ -20,6 +31,8 @@ if TYPE_CHECKING:
 
 PLUGIN_NAME = "napari-beerlanet"
 _PREFERRED_WIDTH_PX = 370
+_WHEELED = (QComboBox, QAbstractSpinBox, QAbstractSlider)  # controls that the wheel changes
+_LAYOUT_MS = 30  # until a part with new content has its height
 _HINT_STRENGTH = 0.8  # of the text's colour in that of hints; the rest is background
 _WARNING_ON_DARK, _WARNING_ON_LIGHT = "#e8a33d", "#7a4a00"
 
@@ -137,6 +150,11 @@ class Panel(DockedWidget):
         super().__init__(viewer)
         self.take_back: Callable[[], object] | None = None
         self.body = self._scrolling_body()
+        self._part_to_show: Callable[[], QWidget | None] = lambda: None
+        self._show_timer = QTimer(self)
+        self._show_timer.setSingleShot(True)
+        self._show_timer.setInterval(_LAYOUT_MS)
+        self._show_timer.timeout.connect(self._show_part)
         _register(self)
 
     def _scrolling_body(self) -> QVBoxLayout:
@@ -156,10 +174,23 @@ class Panel(DockedWidget):
 
     def reveal(self, control: QWidget) -> None:
         """Scroll to a control and give it the focus."""
+        self._scroll_to(control)
+        control.setFocus()
+
+    def show_soon(self, part: QWidget) -> None:
+        """Scroll as far as needed to show a part whose content has just changed."""
+        self._part_to_show = weakref.ref(part)
+        self._show_timer.start()
+
+    def _show_part(self) -> None:
+        part = self._part_to_show()
+        if part is not None and not self._closed:
+            self._scroll_to(part)
+
+    def _scroll_to(self, part: QWidget) -> None:
         area = self.findChild(_VerticalScrollArea)
         if area is not None:
-            area.ensureWidgetVisible(control)
-        control.setFocus()
+            area.ensureWidgetVisible(part)
 
     def on_undocked(self) -> None:
         """Return to the workspace, or shut down where there is none."""
@@ -169,20 +200,44 @@ class Panel(DockedWidget):
             super().on_undocked()
 
 
+def _is_wheeled(widget: QObject | None) -> TypeGuard[QWidget]:
+    """Whether a widget is a control that the wheel changes."""
+    return isinstance(widget, _WHEELED) and not isinstance(widget, QScrollBar)
+
+
 class _VerticalScrollArea(QScrollArea):
-    """Scrolls vertically only: it is never narrower than its content."""
+    """Scrolls vertically only: it is never narrower than its content.
+
+    The wheel changes a control only after a click into it: whoever scrolls past a slider does not
+    mean to set it.
+    """
 
     def eventFilter(self, watched: QObject | None, event: QEvent | None) -> bool:
-        """Follow the layout of the content."""
-        laid_out = event is not None and event.type() == QEvent.Type.LayoutRequest
-        if laid_out and watched is self.widget():
+        """Follow the layout of the content, and scroll where the wheel turns over a control."""
+        kind = event.type() if event is not None else None
+        if kind == QEvent.Type.LayoutRequest and watched is self.widget():
             self._fit_width()
+            self._guard_controls()
+        elif kind == QEvent.Type.Wheel and _is_wheeled(watched) and not watched.hasFocus():
+            QCoreApplication.sendEvent(self.verticalScrollBar(), event)
+            return True
         return bool(super().eventFilter(watched, event))
 
     def showEvent(self, event: QShowEvent | None) -> None:
         """Use the theme's sizes, which are known by now."""
         super().showEvent(event)
         self._fit_width()
+        self._guard_controls()
+
+    def _guard_controls(self) -> None:
+        content = self.widget()
+        if content is None:
+            return
+        for control in (found for kind in _WHEELED for found in content.findChildren(kind)):
+            if _is_wheeled(control):
+                control.installEventFilter(self)  # a second time changes nothing
+                if control.focusPolicy() == Qt.FocusPolicy.WheelFocus:
+                    control.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
 
     def sizeHint(self) -> QSize:
         """Wide enough to read, as high as there is space."""

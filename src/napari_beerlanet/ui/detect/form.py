@@ -65,14 +65,14 @@ class DetectForm(QWidget):
         more_rows.addRow("Overlap", self.iou_slider.native)
         more_rows.addRow("Device", self.device.native)
         self.more.body.addLayout(more_rows)
+        for box in (self.labels, self.stains):
+            self.more.body.addWidget(box.native)
         layout = QVBoxLayout(self)
         layout.setContentsMargins(0, 0, 0, 0)
         layout.setSpacing(6)
         layout.addLayout(rows)
         for widget in (
             self.size_note,
-            self.labels.native,
-            self.stains.native,
             self.skip_background.native,
             self.slide_note,
             self.more,
@@ -136,6 +136,9 @@ class DetectForm(QWidget):
         self.draw.setCheckable(True)
         self.draw.setToolTip("Draw a box over a typical cell to measure its size.")
         self.size_note = hint()
+        policy = self.size_note.sizePolicy()
+        policy.setRetainSizeWhenHidden(True)  # the buttons below stay where they are
+        self.size_note.setSizePolicy(policy)
         self.size_note.hide()
         self.size_auto.changed.connect(self._update_size_enabled)
         self.draw.toggled.connect(self.draw_requested)

@@ -11,7 +11,7 @@ from superqt.utils import QSignalDebouncer
 from napari_beerlanet.ui.common.controls import (
     DisabledReason,
     batch_button,
-    heading,
+    form,
     row,
     separator,
 )
@@ -75,8 +75,9 @@ class DetectWidget(Panel):
         self.counts = CountsPanel()
         self.result = DetectionResults(self, self.session, self.counts)
         self.empty = EmptyState(self)
-        self.body.addWidget(heading("Model"))
-        self.body.addWidget(self.model.picker)
+        model = form()
+        model.addRow("Model", self.model.picker)
+        self.body.addLayout(model)
         self.body.addWidget(self.model)
         self.body.addWidget(separator())
         self.body.addWidget(self.empty)
@@ -235,6 +236,8 @@ class DetectWidget(Panel):
         else:
             self.result.show(source, result, *self._display())
         chosen = source is self.image.layer
+        if chosen and not result.job.streamed:
+            self.show_soon(self.counts.table)
         about = "" if chosen else f"“{source.name}”: "
         self.progress_bar.set_message(f"{about}{run_summary(result)}")
         size = result.detections.report.get("object_size")

@@ -184,7 +184,7 @@ class ProjectChoice(_ComboBoxWithButton):
     chosen = Signal(object)
 
     def __init__(self) -> None:
-        tooltip = "A folder with a data.yaml, as the Annotate panel creates it."
+        tooltip = "A folder with a data.yaml, as the tab “Annotate” creates it."
         super().__init__(tooltip, "Open …", "Open the folder of another project.", self._browse)
         self._paths: list[Path] = []
         self._set_paths(recent_projects(), None)

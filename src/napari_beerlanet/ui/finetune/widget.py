@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
 _MIN_WIDTH = 370  # pixels, including the scroll bar
 _NO_PROJECT = (
-    "Choose a project: a folder with a data.yaml. The Annotate panel creates one from images that "
-    "you have annotated."
+    "Choose a project: a folder with a data.yaml. The tab “Annotate” creates one from images "
+    "that you have annotated."
 )
 
 

@@ -213,7 +213,7 @@ def step_back(viewer: Viewer, source: Layer) -> None:
     for layer in covering:
         hidden.add(layer)
         layer.visible = False
-    if not source.visible:
+    if not source.visible and source not in _set_aside:
         _shown_sources.add(source)
         source.visible = True
 
@@ -243,6 +243,37 @@ def boxes_removed(viewer: Viewer, source: Layer) -> None:
 def is_stepped_back(layer: Image) -> bool:
     """Whether a layer is hidden by `step_back`, and not by the user."""
     return not layer.visible and any(layer in hidden for hidden in _stepped_back.values())
+
+
+# What was hidden with an image when another one was chosen, and images that the user wants to see
+# with others.
+_set_aside: WeakKeyDictionary[Layer, WeakSet[Layer]] = WeakKeyDictionary()
+_seen_together: WeakSet[Layer] = WeakSet()
+
+
+def show_in_place_of_others(viewer: Viewer, image: Image) -> None:
+    """Hide the other images at the same place, with what was made from them; show this one.
+
+    napari draws images over each other, and the boxes of one on another. What was hidden comes back
+    with its image. Who shows such a layer again wants to see both: they are left alone from then.
+    """
+    for one in user_images(viewer):
+        if any(layer.visible for layer in _set_aside.get(one, ())):
+            _seen_together.add(one)
+    for layer in _set_aside.pop(image, ()):
+        if layer in viewer.layers:
+            layer.visible = True
+    for other in user_images(viewer):
+        if other is image or viewer.canvas.grid.enabled or not _overlap(other, image):
+            continue
+        if other in _seen_together or image in _seen_together:
+            continue
+        own = [layer for layer in viewer.layers if source_image(viewer, layer) is other]
+        hidden = _set_aside.setdefault(other, WeakSet())
+        for layer in own:
+            if layer.visible:
+                hidden.add(layer)
+                layer.visible = False
 
 
 class UpdateGuard:
@@ -299,7 +330,7 @@ class ImagePicker(QComboBox):
 
     def __init__(self, panel: DockedWidget) -> None:
         super().__init__()
-        self.setToolTip("The image to work on: an RGB layer of this viewer.")
+        self.setToolTip("The image to work on: an RGB layer of this viewer. Others are hidden.")
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self.setMinimumContentsLength(12)
         self.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)

@@ -47,6 +47,7 @@ from napari_beerlanet.ui.viewer.layers import (
     ImagePicker,
     Role,
     role_of,
+    show_in_place_of_others,
     show_picker,
     source_image,
 )
@@ -156,6 +157,7 @@ class Workspace(DockedWidget):
         self._step_timer.timeout.connect(self._take_step)
         self._load_task.progressed.connect(self._panels_loaded)
         self._load_task.ended.connect(self._panels_loaded)
+        self.image.chosen.connect(self._show_chosen)
         self.image.chosen.connect(self._prepare_annotations)
         self._prepare_annotations(self.image.layer)
         self.tabs.currentChanged.connect(self._tab_opened)
@@ -170,6 +172,7 @@ class Workspace(DockedWidget):
         bar.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
         bar.customContextMenuRequested.connect(self._show_tab_menu)
         self.tabs.setDocumentMode(True)
+        bar.setDrawBase(False)  # napari's style draws it as a bright line and an empty tab
         for tab, page in self.pages.items():
             index = self.tabs.addTab(page, tab.label)
             self.tabs.setTabToolTip(index, tab.tooltip)
@@ -311,6 +314,10 @@ class Workspace(DockedWidget):
             for call in waiting:
                 call(panel)
         return page.panel  # type: ignore[return-value]
+
+    def _show_chosen(self, image: Image | None) -> None:
+        if image is not None:
+            show_in_place_of_others(self.viewer, image)
 
     def _prepare_annotations(self, image: object) -> None:
         """Make the panel that shows an image's saved annotations, where there are any.
