@@ -395,27 +395,35 @@ def assert_whole(project: Project) -> None:
 # --- real kills ----------------------------------------------------------------------------------
 
 WORKER = """
+import os
 import sys
 sys.path.insert(0, {tests!r})
 from projects import smear
 from napari_beerlanet.core.project.project import Project
 import numpy as np
-path, first = sys.argv[1], int(sys.argv[2])
 fields = {{seed: smear(seed, shape=(96, 220 if seed > 2 else 128)) for seed in range(1, 5)}}
-with Project.open(path) as project:
-    print("ready", flush=True)
-    step = first
-    while True:
-        step += 1
-        seed = 1 + step % 4
-        source, rgb, annotations = fields[seed]
-        keep = np.arange(len(annotations)) < 3 + step % 5
-        project.save_annotations(source, annotations[keep])
-        print("saved", seed, int(keep.sum()), flush=True)
-        project.add_image(source, rgb, annotations[keep], 96)
-        print("added", seed, int(keep.sum()), flush=True)
-        if step % 3 == 0:
-            project.remove_image(source.id)
+
+def work(path, first):
+    with Project.open(path) as project:
+        print("ready", os.getpid(), flush=True)
+        step = first
+        while True:
+            step += 1
+            seed = 1 + step % 4
+            source, rgb, annotations = fields[seed]
+            keep = np.arange(len(annotations)) < 3 + step % 5
+            project.save_annotations(source, annotations[keep])
+            print("saved", seed, int(keep.sum()), flush=True)
+            project.add_image(source, rgb, annotations[keep], 96)
+            print("added", seed, int(keep.sum()), flush=True)
+            if step % 3 == 0:
+                project.remove_image(source.id)
+
+for line in sys.stdin:  # a process for each: loading what it needs takes longer than what it does
+    child = os.fork()
+    if child == 0:
+        work(sys.argv[1], int(line))
+    print("ended", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
 
@@ -426,18 +434,24 @@ def test_killed_at_twenty_random_moments_the_project_is_old_or_new(project):
     path = project.path
     moments = random.Random(5)
     code = WORKER.format(tests=str(Path(__file__).parents[2]))
-    for kill in range(20):
-        other = subprocess.Popen(
-            [sys.executable, "-c", code, str(path), str(kill)], stdout=subprocess.PIPE, text=True
-        )
-        assert other.stdout.readline() == "ready\n"
-        time.sleep(moments.uniform(0.0, 0.5))
-        other.send_signal(signal.SIGKILL)
-        said = other.communicate()[0].splitlines()
-        assert other.returncode == -signal.SIGKILL
-        with Project.open(path) as again:
-            assert_whole(again)
-            check_saved(again, said)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", code, str(path)], **pipes) as parent:
+        for kill in range(20):
+            parent.stdin.write(f"{kill}\n")
+            parent.stdin.flush()
+            word, process = parent.stdout.readline().split()
+            assert word == "ready"
+            time.sleep(moments.uniform(0.0, 0.5))
+            os.kill(int(process), signal.SIGKILL)
+            said = []
+            while not (line := parent.stdout.readline()).startswith("ended "):
+                assert line
+                said.append(line)
+            assert line == f"ended {-signal.SIGKILL}\n"
+            with Project.open(path) as again:
+                assert_whole(again)
+                check_saved(again, said)
+        parent.stdin.close()
 
 
 def check_saved(project: Project, said: list[str]) -> None:

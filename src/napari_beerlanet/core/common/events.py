@@ -104,6 +104,8 @@ def run_process(main: Callable[[], int]) -> NoReturn:
     until `loaded` is called; and once threads have ended and exit functions have run, the operating
     system takes the memory back at once.
     """
+    global _owns_process
+    _owns_process = True
     status: int | None = None
 
     def leave() -> None:
@@ -117,6 +119,14 @@ def run_process(main: Callable[[], int]) -> NoReturn:
     gc.disable()
     status = main()
     sys.exit(status)
+
+
+_owns_process = False
+
+
+def owns_process() -> bool:
+    """Whether this process does nothing but what `run_process` was called with."""
+    return _owns_process
 
 
 def loaded() -> None:

@@ -9,11 +9,14 @@ we use of it passes through here, so that this file shows what a new version may
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import platformdirs
@@ -104,6 +107,61 @@ def _set_deterministic(mode: bool, *, warn_only: bool = False) -> None:
     torch.set_deterministic_debug_mode(("warn" if warn_only else "error") if mode else "default")
 
 
+def optimize_without_compiler() -> None:
+    """Have torch's optimizers work without loading its compiler, in a process that only trains.
+
+    With every step they tell the compiler what not to compile, and load it for that, as torchvision
+    does when it is imported: more than a second at the start of every training. Other versions of
+    them may load it as ever.
+    """
+    if "torch._dynamo" in sys.modules:
+        return
+    _import_torchvision()
+    optimizer = torch.optim.Optimizer
+    for name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
+        function = inspect.unwrap(getattr(optimizer, name))
+        # What torch calls instead of `function`, and otherwise asks the compiler for.
+        vars(function).setdefault("__dynamo_disable", function)
+    for kind in vars(torch.optim).values():
+        step = vars(kind).get("step") if isinstance(kind, type) else None
+        code = getattr(step, "__code__", None)
+        if step is not None and code is not None and code.co_name == "_use_grad":
+            kind.step = _step_without_compiler(step.__wrapped__)
+
+
+def _import_torchvision() -> None:
+    """Import it, which Ultralytics' validator does, with nothing in the place of the compiler.
+
+    Of torchvision, only what suppresses duplicates is used, which is not compiled.
+    """
+
+    def ineffective(name: str) -> Callable[..., Any]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda function=None, *_, **__: function
+
+    absent = {name: ModuleType(name) for name in ("torch._dynamo", "torch._dynamo.utils")}
+    for module in absent.values():
+        module.__dict__["__getattr__"] = ineffective
+    sys.modules |= absent
+    try:
+        import torchvision  # noqa: F401
+    finally:
+        for name in absent:
+            del sys.modules[name]
+
+
+def _step_without_compiler(step: Callable[..., Any]) -> Callable[..., Any]:
+    """An optimizer's step as torch wraps it, but for the compiler."""
+
+    @functools.wraps(step)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with torch.set_grad_enabled(self.defaults["differentiable"]):
+            return step(self, *args, **kwargs)
+
+    return wrapped
+
+
 _engine.init_seeds = _without_compiler(_engine.init_seeds)
 _engine.unset_deterministic = _without_compiler(_engine.unset_deterministic)
 
@@ -127,6 +185,7 @@ __all__ = [
     "ap_per_class",
     "cache_folder",
     "cv2",
+    "optimize_without_compiler",
     "parse_model",
     "v8DetectionLoss",
 ]

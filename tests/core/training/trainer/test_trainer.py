@@ -436,8 +436,31 @@ def test_training_is_deterministic_without_loading_the_compiler():
         assert torch.is_deterministic_algorithms_warn_only_enabled()
         _engine.unset_deterministic()
         assert not torch.are_deterministic_algorithms_enabled()
-        assert "torch._inductor" not in sys.modules
         assert torch.use_deterministic_algorithms is before
+
+        from napari_beerlanet.core.detection.ultralytics_api import optimize_without_compiler
+
+        def trained(kind):
+            weight = torch.nn.Parameter(torch.linspace(-1, 1, 6))
+            optimizer = kind([weight], lr=0.1, weight_decay=0.01)
+            for _ in range(3):
+                optimizer.zero_grad()
+                (weight**3).sum().backward()
+                optimizer.step()
+                optimizer.load_state_dict(optimizer.state_dict())
+            assert weight.requires_grad and torch.is_grad_enabled()
+            return weight.detach()
+
+        kinds = torch.optim.AdamW, torch.optim.SGD
+        plain = [kind.step for kind in kinds]
+        optimize_without_compiler()
+        light = [trained(kind) for kind in kinds]
+        assert not {"torch._inductor", "torch._dynamo"} & set(sys.modules)
+        for kind, step in zip(kinds, plain):
+            kind.step = step
+        assert all(map(torch.equal, light, map(trained, kinds)))
+        assert "torch._dynamo" in sys.modules  # so it was worth it
+
         import torch._inductor.config
         _engine.init_seeds(1, deterministic=True)
         assert torch._inductor.config.deterministic

@@ -19,8 +19,13 @@ from torch import nn
 from torch.nn import functional
 
 from napari_beerlanet.core.boxes.annotations import MIN_CLASS_BOXES
+from napari_beerlanet.core.common.events import owns_process
 from napari_beerlanet.core.detection.network import StainDetectionModel
-from napari_beerlanet.core.detection.ultralytics_api import ModelEMA, v8DetectionLoss
+from napari_beerlanet.core.detection.ultralytics_api import (
+    ModelEMA,
+    optimize_without_compiler,
+    v8DetectionLoss,
+)
 from napari_beerlanet.core.formats.dataset import Dataset, inspect_images, read_dataset
 from napari_beerlanet.core.training.trainer.data import StainDataset, StainJitter
 from napari_beerlanet.core.training.trainer.deterministic import (
@@ -240,6 +245,8 @@ class StainTrainer(DeterministicTrainer):
 
     def build_optimizer(self, model: Any, *args: Any, **kwargs: Any) -> Any:
         """Ultralytics' optimizer; λ, γ, S and the mix are no filters to decay or orthogonalise."""
+        if owns_process():
+            optimize_without_compiler()
         optimizer = super().build_optimizer(model, *args, **kwargs)
         named = unwrap_model(model).named_parameters()
         ours = [p for name, p in named if name.startswith(("stain.", "mix."))]
