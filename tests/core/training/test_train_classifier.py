@@ -279,6 +279,7 @@ def test_resuming_equals_never_having_stopped(whole, data, tmp_path):
     assert results(folder) == results(tmp_path)
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_to_the_bit(whole, data, tmp_path):
     """A real process, a real SIGKILL in the second epoch."""
     folder, _ = whole
