@@ -6,6 +6,11 @@ Every run starts from "blood-cells" and takes the settings that `fine_tune` choo
 measured on fields of that laboratory that no run has seen, and on BCCD's test split, where the
 parent comes from. "all" fields are the yardstick: everything that is not held out. A finished run
 is a line of OUT/finetune.jsonl and is not done again; the table is printed and in OUT/finetune.md.
+
+    python benchmarks/finetune.py --out finetune --fields --platelets 1 2 --scopes all
+
+Four fields with so many platelets among them, and none in the field that validates: what a rare
+class loses, a second table.
 """
 
 import argparse
@@ -23,6 +28,8 @@ from napari_beerlanet.core.formats.dataset import Dataset, read_dataset
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 PARENT = "blood-cells"
 SCOPES = ("all", "head", "stain")
+LABS = ("other", "bccd")
+RARE, RARE_FIELDS = "rare", 4  # what the fields are called, and how many there are
 
 
 def main():
@@ -38,11 +45,13 @@ def main():
         print(table(done.rows), flush=True)
         (out / "finetune.md").write_text(table(done.rows))
     print(table(done.rows))
+    print(rare_class_table(done.rows))
 
 
 def parse():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--fields", type=int, nargs="*", default=[1, 5, 20])
+    parser.add_argument("--platelets", type=int, nargs="*", default=[], help="of a rare class")
     parser.add_argument("--scopes", nargs="+", choices=SCOPES, default=SCOPES)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--yardsticks", type=int, nargs="*", default=[0], help="seeds of `all`")
@@ -64,6 +73,9 @@ def wanted(options):
                 yield {"fields": fields, "scope": scope, "seed": seed}
             if fields == 5 and seed in options.yardsticks:
                 yield {"fields": "all", "scope": "all", "seed": seed}
+        for platelets in options.platelets:
+            for scope in options.scopes:
+                yield {"fields": RARE, "platelets": platelets, "scope": scope, "seed": seed}
 
 
 class Laboratory:
@@ -82,8 +94,19 @@ class Laboratory:
         order = np.random.default_rng([seed, 1]).permutation(self.pool)
         chosen = order if fields == "all" else order[:fields]
         back = min(len(chosen) // 5, 30)
+        return self._write(chosen[back:], chosen[: max(back, 1)], folder)
+
+    def draw_rare(self, platelets, seed, folder):
+        """A data.yaml of four fields with one platelet in each of so many, and none elsewhere."""
+        order = np.random.default_rng([seed, 7]).permutation(self.pool)
+        counts = [(self.items[k].labels == NAMES.index("Platelets")).sum() for k in order]
+        one, none = (order[np.equal(counts, count)] for count in (1, 0))
+        train = [*one[:platelets], *none[: RARE_FIELDS - platelets]]
+        return self._write(train, none[RARE_FIELDS : RARE_FIELDS + 1], folder)
+
+    def _write(self, train, validation, folder):
         folder.mkdir(parents=True, exist_ok=True)
-        for split, numbers in {"train": chosen[back:], "val": chosen[: max(back, 1)]}.items():
+        for split, numbers in {"train": train, "val": validation}.items():
             lines = [str(self.items[k].image) for k in numbers]
             (folder / f"{split}.txt").write_text("\n".join(lines) + "\n")
         data = folder / "data.yaml"
@@ -113,8 +136,11 @@ def before(sets):
 
 def one_run(key, lab, sets, out, length):
     """Train and measure; a run that was interrupted goes on."""
-    folder = out / "runs" / f"{key['fields']}-{key['scope']}-{key['seed']}"
-    data = lab.draw(key["fields"], key["seed"], folder / "data")
+    folder = out / "runs" / "-".join(str(value) for value in key.values())
+    if key["fields"] == RARE:
+        data = lab.draw_rare(key["platelets"], key["seed"], folder / "data")
+    else:
+        data = lab.draw(key["fields"], key["seed"], folder / "data")
     steps = []
     began = time.perf_counter()
     model = nb.fine_tune(
@@ -154,11 +180,28 @@ def table(rows):
     head = ["fields", "scope", "runs", "other lab mAP50", "mAP50-95", "gap closed", "of mAP50-95"]
     head += ["BCCD mAP50", "change", "BCCD mAP50-95", "change", "steps", "seconds"]
     lines = [line(head), "|---" * len(head) + "|", line(cells([parent], parent, best))]
-    for fields in (1, 5, 20, *sorted({r["fields"] for r in rows} - {0, 1, 5, 20, "all"}), "all"):
+    others = {r["fields"] for r in rows} - {0, 1, 5, 20, "all", RARE}
+    for fields in (1, 5, 20, *sorted(others), "all"):
         for scope in SCOPES:
             same = [r for r in rows if (r["fields"], r["scope"]) == (fields, scope)]
             lines += [line(cells(same, parent, best))] if same else []
     return "\n".join(lines) + "\n"
+
+
+def rare_class_table(rows):
+    """Per run, what the class with few boxes and the others have become, in percent."""
+    parent = next(row for row in rows if row["fields"] == 0)
+    head = ["platelets", "scope", "seed"]
+    head += [f"{lab} {name} {key}" for lab in LABS for name in NAMES for key in ("AP50", "AP50-95")]
+    lines = [line(head), "|---" * len(head) + "|"]
+    for row in (r for r in rows if r["fields"] == RARE):
+        texts = [str(row[key]) for key in ("platelets", "scope", "seed")]
+        for lab in LABS:
+            for name in NAMES:
+                old, new = (r[lab]["per_class"][name] for r in (parent, row))
+                texts += [f"{100 * old[k]:.1f} → {100 * new[k]:.1f}" for k in ("AP50", "AP50-95")]
+        lines.append(line(texts))
+    return "\n".join(lines) + "\n" if len(lines) > 2 else ""
 
 
 def cells(same, parent, best):

@@ -57,6 +57,14 @@ def test_runs_are_listed_with_their_state_the_newest_first(project):
     assert runs[project.path / "runs" / "broken"].state == RunState.DAMAGED
 
 
+def test_runs_of_a_classifier_are_not_among_those_of_detectors(project):
+    detector, classifier = (
+        new_run(project.path, SETTINGS.model_dump() | task) for task in ({}, {"task": "classify"})
+    )
+    assert [run.path for run in list_runs(project.path)] == [detector]
+    assert [run.path for run in list_runs(project.path, "classify")] == [classifier]
+
+
 @pytest.mark.parametrize(
     ("record", "state"),
     [

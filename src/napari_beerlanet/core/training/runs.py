@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 
@@ -290,13 +290,16 @@ def inspect_run(path: str | os.PathLike[str]) -> Run:
     )
 
 
-def list_runs(project: str | os.PathLike[str]) -> list[Run]:
-    """All runs of a project's folder, the newest first; none where there is no such folder."""
+def list_runs(
+    project: str | os.PathLike[str], task: Literal["detect", "classify"] = "detect"
+) -> list[Run]:
+    """A project's runs that train for `task`, the newest first; none where there is no folder."""
     try:
         folders = [entry for entry in (Path(project) / RUNS_DIR).iterdir() if entry.is_dir()]
     except OSError:
         return []
-    return sorted(map(inspect_run, folders), key=lambda run: (run.updated, run.name), reverse=True)
+    runs = [run for run in map(inspect_run, folders) if run.settings.get("task", "detect") == task]
+    return sorted(runs, key=lambda run: (run.updated, run.name), reverse=True)
 
 
 def new_run(project: str | os.PathLike[str], settings: Mapping[str, Any]) -> Path:
