@@ -206,6 +206,8 @@ def test_an_image_over_the_searched_one_is_named_and_stays_unless_the_user_hides
     covered = panel.counts.covered
     assert covered.isVisibleTo(panel.counts)
     assert "“other” lies above “smear”, which the boxes belong to." in covered.text()
+    colour = covered.palette().color(covered.foregroundRole()).name()
+    assert f'style="color: {colour}"' in covered.text(), "Qt's blue cannot be read on dark"
     covered.linkActivated.emit("hide")
     assert not other.visible
     assert not covered.isVisibleTo(panel.counts)

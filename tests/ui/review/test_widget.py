@@ -305,11 +305,13 @@ def test_an_image_without_detections_says_so_and_offers_the_others(open_review, 
     )
     assert panel.target_choice.currentText() == ""
     assert panel.target_choice.elided_text(400) == "none of this image"
+    assert not panel.decision_buttons.isVisibleTo(panel)
     panel.accept()
     panel.target_choice.setCurrentIndex(0)
     assert panel.target.detection_layer is first
     assert panel.image.layer is viewer.layers["smear"]
     assert not panel.empty.isVisibleTo(panel)
+    assert panel.decision_buttons.isVisibleTo(panel)
 
 
 def test_a_decision_made_before_the_image_was_read_is_saved_after_a_detour(open_review, until):

@@ -66,16 +66,24 @@ class DockedWidget(QWidget):
         connections = self._connections
         on_destroyed(self, lambda: _disconnect_all(connections))
         route_opened_files(self.viewer)
-        self._style_labels()
         self.connect_event(self.viewer.events.theme, self._style_labels)
 
     def _style_labels(self, event: Any = None) -> None:
-        """Give hints and warnings colours that can be read in the viewer's theme."""
+        """Give hints and warnings colours that can be read in the viewer's theme.
+
+        In a tab those of the workspace hold: Qt takes long to style a widget a second time.
+        """
         muted, warning = label_colours(self.viewer.theme)
-        self.setStyleSheet(
+        style = (
             f'QLabel[hint="true"] {{ color: {muted}; }} '
             f'QLabel[warning="true"] {{ color: {warning}; }}'
         )
+        around = self.parentWidget()
+        while around is not None and not isinstance(around, DockedWidget):
+            around = around.parentWidget()
+        style = style if around is None else ""
+        if style != self.styleSheet():
+            self.setStyleSheet(style)
 
     def task(self) -> Task:
         """A new task that is closed with the panel."""
@@ -126,6 +134,7 @@ class DockedWidget(QWidget):
         if event is not None and event.type() == QEvent.Type.ParentChange:
             if self.parent() is not None:
                 self._docked = True
+                self._style_labels()
             elif self._docked:
                 self.on_undocked()
         return super().event(event)

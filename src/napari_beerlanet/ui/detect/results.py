@@ -376,9 +376,11 @@ class CountsPanel(QWidget):
         """Say that images lie above the one that was searched, and offer to hide them."""
         names = html.escape(", ".join(f"“{name}”" for name in covering))
         verb, them = ("lies", "it") if len(covering) == 1 else ("lie", "them")
+        self.covered.ensurePolished()
+        colour = self.covered.palette().color(self.covered.foregroundRole()).name()
         self.covered.setText(
             f"{names} {verb} above “{html.escape(image)}”, which the boxes belong to. "
-            f'<a href="hide">Hide {them}</a>'
+            f'<a href="hide" style="color: {colour}">Hide {them}</a>'
         )
         self.covered.setVisible(bool(covering))
 

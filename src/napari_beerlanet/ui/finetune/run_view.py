@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import psutil
-from qtpy.QtCore import Qt, Signal
+from qtpy.QtCore import Qt, QTimer, Signal
 from qtpy.QtGui import QIcon, QPixmap
 from qtpy.QtWidgets import QDialog, QHBoxLayout, QLabel, QToolButton, QVBoxLayout, QWidget
 
@@ -38,6 +39,7 @@ from napari_beerlanet.ui.common.tasks import Task
 from napari_beerlanet.ui.finetune.curves import TrainingCurves, steps_of
 
 _PAUSE_TOOLTIP = "Suspend the training process where it is."
+_CURVES_DELAY_MS = 300
 _STOP_TOOLTIP = "Stop the training; the best model is kept."
 
 
@@ -64,7 +66,6 @@ class RunView(QWidget):
         )
         self.end_line = wrapping_label()
         self.resources_line, self.warnings_line = wrapping_label(), hint()
-        self.curves = TrainingCurves()
         self.preview = PredictionPreview(preview_task)
         layout = QVBoxLayout(self)
         layout.setContentsMargins(0, 0, 0, 0)
@@ -76,9 +77,24 @@ class RunView(QWidget):
         self.details = QWidget()
         below = QVBoxLayout(self.details)
         below.setContentsMargins(0, 0, 0, 0)
-        for part in (self.curves, self.preview):
-            below.addWidget(part)
+        below.addWidget(self.preview)
+        self._curves_timer = QTimer(self)
+        self._curves_timer.setSingleShot(True)
+        self._curves_timer.timeout.connect(self._make_curves)
+        self._curves_timer.start(_CURVES_DELAY_MS)
         self.set_visible(False)
+
+    @cached_property
+    def curves(self) -> TrainingCurves:
+        """Made a moment after the panel: plots take as long as the rest of it."""
+        curves = TrainingCurves()
+        below = self.details.layout()
+        assert isinstance(below, QVBoxLayout)
+        below.insertWidget(0, curves)
+        return curves
+
+    def _make_curves(self) -> None:
+        assert self.curves is not None
 
     @property
     def running(self) -> bool:

@@ -141,11 +141,14 @@ class ReviewWidget(Panel):
         top.addRow("Image", self.image)
         top.addRow("Detections", self.target_choice)
         self.body.addLayout(top)
-        for widget in (self.empty, self.filter, self.progress, self._buttons(), self.current_line):
+        self.empty.setAlignment(Qt.AlignmentFlag.AlignTop)
+        self.decision_buttons, self.keys_hint = self._buttons(), hint(_KEYS_HINT)
+        above = (self.filter, self.progress, self.decision_buttons, self.current_line)
+        for widget in (self.empty, *above):
             self.body.addWidget(widget)
         self.body.addWidget(self.tabs, 1)
         below = (self.run_comparison, self.export, self.export.bar, self.bar)
-        for widget in (hint(_KEYS_HINT), *below):
+        for widget in (self.keys_hint, *below):
             self.body.addWidget(widget)
 
     def _tabs(self) -> QTabWidget:
@@ -259,8 +262,8 @@ class ReviewWidget(Panel):
             )
         self.target = target
         self.review = self.current = self.subset = self.in_scope = None
-        parts = (self.filter, self.progress, self.tabs, self.current_line)
-        for widget in (*parts, self.run_comparison, self.export):
+        parts = (self.filter, self.progress, self.decision_buttons, self.current_line, self.tabs)
+        for widget in (*parts, self.keys_hint, self.run_comparison, self.export):
             widget.setVisible(target is not None)
         self.empty.setVisible(target is None)
         left = None
