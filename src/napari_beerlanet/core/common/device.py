@@ -22,13 +22,14 @@ def preload_torch() -> None:
     other thread stands still meanwhile, that of a window, too. A call through ctypes does not.
     """
     spec = find_spec("torch") if sys.platform == "linux" and "torch" not in sys.modules else None
-    if spec is None or spec.origin is None:
+    dlopen = getattr(ctypes.CDLL(None), "dlopen", None) if spec is not None else None
+    if spec is None or spec.origin is None or dlopen is None:
         return
-    folder, process = Path(spec.origin).parent / "lib", ctypes.CDLL(None)
-    process.dlopen.argtypes, process.dlopen.restype = (ctypes.c_char_p, ctypes.c_int), None
+    folder = Path(spec.origin).parent / "lib"
+    dlopen.argtypes, dlopen.restype = (ctypes.c_char_p, ctypes.c_int), ctypes.c_void_p
     # As torch does it: first what all of its libraries need, for all to see.
-    process.dlopen(os.fsencode(folder / "libtorch_global_deps.so"), os.RTLD_NOW | os.RTLD_GLOBAL)
-    process.dlopen(os.fsencode(folder / "libtorch.so"), os.RTLD_NOW | os.RTLD_LOCAL)
+    dlopen(os.fsencode(folder / "libtorch_global_deps.so"), os.RTLD_NOW | os.RTLD_GLOBAL)
+    dlopen(os.fsencode(folder / "libtorch.so"), os.RTLD_NOW | os.RTLD_LOCAL)
 
 
 def pick_device(device: str | torch.device = "auto") -> torch.device:
