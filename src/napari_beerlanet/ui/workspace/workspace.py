@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
 import weakref
@@ -243,13 +244,19 @@ class Workspace(DockedWidget):
         to_load = self._to_load = [tab for tab in TABS if not tab.is_loaded]
 
         def work(report: Report) -> None:
-            while to_load:
-                to_load.pop(0).load()
-                report_progress(report, len(TABS) - len(to_load), len(TABS))
-            preload_torch()
-            for name in _LOADED_LATER:
-                importlib.import_module(name)
-                report_progress(report, len(TABS), len(TABS))
+            collecting = gc.isenabled()
+            gc.disable()  # every collection stops all threads, and frees nothing of what is loaded
+            try:
+                while to_load:
+                    to_load.pop(0).load()
+                    report_progress(report, len(TABS) - len(to_load), len(TABS))
+                preload_torch()
+                for name in _LOADED_LATER:
+                    importlib.import_module(name)
+                    report_progress(report, len(TABS), len(TABS))
+            finally:
+                if collecting:
+                    gc.enable()
 
         if to_load:
             self._load_task.start(work)
