@@ -21,7 +21,9 @@ from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.evaluation.diff import diff_detections
 from napari_beerlanet.ui.common.panel import open_panel, open_panels
 from napari_beerlanet.ui.detect.widget import DetectWidget
-from napari_beerlanet.ui.viewer.layers import ImagePicker, Role, role_metadata
+from napari_beerlanet.ui.detections.detection_layer import DetectionLayer
+from napari_beerlanet.ui.stains.fitting import StainFitter
+from napari_beerlanet.ui.viewer.layers import ImagePicker, Role, role_metadata, role_of
 from napari_beerlanet.ui.viewer.planes import current_plane
 from napari_beerlanet.ui.workspace.workspace import (
     ANNOTATE,
@@ -249,6 +251,37 @@ def test_all_tabs_work_on_the_shared_image(make_napari_viewer):
         shown = workspace.open_tab(tab).findChildren(ImagePicker)
         assert not any(picker.isVisible() for picker in shown)
     assert workspace.image.isVisible()
+
+
+def test_what_ends_for_an_image_that_is_hidden_is_seen_when_it_is_chosen_again(
+    viewer, until, qtbot, smear, monkeypatch
+):
+    gate, fit = threading.Event(), StainFitter.fit
+
+    def gated(self, target, settings, report=None, rough=False):
+        gate.wait()
+        return fit(self, target, settings, report, rough)
+
+    monkeypatch.setattr(StainFitter, "fit", gated)
+    second = viewer.add_image(RGB, name="second")
+    first = viewer.add_image(smear, name="first")
+    workspace = open_workspace(viewer, STAINS)
+    stains = workspace.panel(STAINS)
+    stains.run()
+    until(lambda: stains.live.task.running)
+    viewer.layers.selection.active = second
+    found = Detections(np.array([[2, 2, 9, 9]], np.float32), [0], [0.9], ["RBC"])
+    boxes = DetectionLayer(viewer, first, found)
+    gate.set()
+    until(lambda: sum(role_of(layer) == Role.STAIN_DENSITY for layer in viewer.layers) == 2)
+    qtbot.wait(50)  # boxes become visible a turn later
+    assert boxes.alive
+    assert [layer for layer in viewer.layers if layer.visible] == [second]
+    assert viewer.layers.selection.active is second
+    viewer.layers.selection.active = first
+    shown = {role_of(layer) for layer in viewer.layers if layer.visible}
+    assert shown == {None, Role.STAIN_DENSITY, Role.DETECTIONS}
+    assert not second.visible
 
 
 def test_a_panel_alone_follows_the_selection_too(viewer):

@@ -35,6 +35,7 @@ from napari_beerlanet.ui.detections.visible_boxes import PlaneStores
 from napari_beerlanet.ui.viewer.layers import (
     boxes_removed,
     guard_software_opengl,
+    hide_with_source,
     is_selected,
     move_to_top,
     step_back,
@@ -131,6 +132,7 @@ class DetectionLayer:
     def _make_visible(self) -> None:
         if self.alive:
             self.layer.visible = True
+            hide_with_source(self.viewer, self.layer)
 
     @property
     def alive(self) -> bool:

@@ -24,6 +24,7 @@ from napari_beerlanet.ui.viewer.layers import (
     UpdateGuard,
     add_unselected,
     guard_software_opengl,
+    hide_with_source,
     is_stepped_back,
     role_metadata,
     transform_kwargs,
@@ -210,6 +211,8 @@ class DensityLayers:
             if self.blending != "opaque":
                 self._set_source_visible(False)
         new.accept_name()
+        if visible:
+            hide_with_source(self._viewer, new.layer)
         self._components[i] = new
         new.layer.events.contrast_limits.connect(self._contrast_changed)
         new.layer.events.visible.connect(self._visible_changed)

@@ -241,8 +241,17 @@ def boxes_removed(viewer: Viewer, source: Layer) -> None:
 
 
 def is_stepped_back(layer: Image) -> bool:
-    """Whether a layer is hidden by `step_back`, and not by the user."""
-    return not layer.visible and any(layer in hidden for hidden in _stepped_back.values())
+    """Whether a layer is hidden by `step_back` or with its image, and not by the user."""
+    by_us = (*_stepped_back.values(), *_set_aside.values())
+    return not layer.visible and any(layer in hidden for hidden in by_us)
+
+
+def hide_with_source(viewer: Viewer, layer: Layer) -> None:
+    """Hide a new layer whose image is hidden for another one; it comes back with its image."""
+    source = source_layer(viewer, layer)
+    if source is not None and source in _set_aside and not source.visible:
+        _set_aside[source].add(layer)
+        layer.visible = False
 
 
 # What was hidden with an image when another one was chosen, and images that the user wants to see
