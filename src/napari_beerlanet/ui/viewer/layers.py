@@ -242,7 +242,7 @@ def boxes_removed(viewer: Viewer, source: Layer) -> None:
 
 def is_stepped_back(layer: Image) -> bool:
     """Whether a layer is hidden by `step_back` or with its image, and not by the user."""
-    by_us = (*_stepped_back.values(), *_set_aside.values())
+    by_us: list[WeakSet[Any]] = [*_stepped_back.values(), *_set_aside.values()]
     return not layer.visible and any(layer in hidden for hidden in by_us)
 
 
