@@ -1,11 +1,12 @@
 """How fast detection is, against Ultralytics on a field and against SAHI on a slide.
 
-    python benchmarks/detect.py [--model blood-cells] [--repeats 7] [--side 8000]
+    python benchmarks/detect.py [--model blood-cells] [--repeats 7] [--side 8000] [--only sizes]
 
 A field of 640 × 480 is compared with `YOLO("yolov8n.pt").predict` of the same image, a large image
 (its side such that both lay the same tiles) with SAHI's sliced prediction of the same network: as
 it is, each slice decomposed by itself, and with our decomposition of the whole image. All run in
-one process with the same threads, in turns, best of several.
+one process with the same threads, in turns, best of several. `sizes`: what it costs to find the
+cell size, in made and real fields, against a run with that size given.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from PIL import Image
 import napari_beerlanet as nb
 from napari_beerlanet.core.boxes.geometry import iou
 from napari_beerlanet.core.detection import ultralytics_api  # keeps Ultralytics offline and quiet
+from napari_beerlanet.core.detection.pipeline import ImageCache
 from napari_beerlanet.core.detection.scale_search import largest_size, typical_size
 from napari_beerlanet.core.stains.front_end import fit_stain
 from napari_beerlanet.samples import blood_smear
@@ -34,12 +36,14 @@ def main():
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--side", type=int, default=8000)
     parser.add_argument("--shared", type=Path, default=SHARED)
+    parser.add_argument("--only", choices=["field", "sizes", "slide"])
     options = parser.parse_args()
     model = nb.load_checkpoint(options.model, device="cpu")
     print(f"{torch.get_num_threads()} threads, {ultralytics_api.__version__=}")
-    field_table(model, options)
-    if options.side:
-        slide_table(model, options)
+    tables = {"field": field_table, "sizes": size_table, "slide": slide_table}
+    for name, table in tables.items():
+        if options.only in (None, name) and (name != "slide" or options.side):
+            table(model, options)
 
 
 def field_table(model, options):
@@ -64,6 +68,65 @@ def field_table(model, options):
     print(f"\n{image.shape[1]} × {image.shape[0]}\n\n| | time | ratio |\n|---|---|---|")
     for name, value in seconds.items():
         print(f"| {name} | {1e3 * value:.0f} ms | {value / first:.2f} |")
+
+
+def size_table(model, options):
+    """What the automatic cell size costs, against a run with that size given."""
+    print("\n| field | cell size | found as | network's pixels, automatic / given | time | ratio |")
+    print("|---|---|---|---|---|---|")
+    shown = count_pixels(model)
+    ratios = []
+    for name, image in size_fields(options.shared):
+        report, pixels = {}, {}
+
+        def run(way, report=report, pixels=pixels, image=image, **size):
+            model._image_cache = ImageCache()  # or the second run would know the size
+            shown.clear()
+            report[way] = model.detect(image, **size).report
+            pixels[way] = sum(shown)
+
+        run("automatic")
+        size = report["automatic"]["object_size"]
+        ways = {
+            "automatic": lambda run=run: run("automatic"),
+            "given": lambda run=run, size=size: run("given", object_size=size),
+        }
+        seconds = in_turns(ways, max(options.repeats // 2, 2))
+        work = pixels["automatic"] / pixels["given"]
+        ratios.append((work, seconds["automatic"] / seconds["given"]))
+        print(
+            f"| {name}, {image.shape[1]} × {image.shape[0]} | {size:.0f} | "
+            f"{report['automatic']['chosen']} | {work:.2f} | {1e3 * seconds['automatic']:.0f} / "
+            f"{1e3 * seconds['given']:.0f} ms | {ratios[-1][1]:.2f} |"
+        )
+    (work, time_ratio), (most_work, most_time) = np.median(ratios, 0), np.max(ratios, 0)
+    print(f"\nMedian {work:.2f} (pixels) and {time_ratio:.2f} (time), ", end="")
+    print(f"at most {most_work:.2f} and {most_time:.2f}.")
+
+
+def count_pixels(model):
+    """A list to which the network adds the number of pixels of all that it is shown."""
+    network, shown = model.runner.network, []
+    predict = network.predict_mixed
+
+    def counted(mixed):
+        shown.append(mixed.shape[0] * mixed.shape[2] * mixed.shape[3])
+        return predict(mixed)
+
+    network.predict_mixed = counted
+    return shown
+
+
+def size_fields(shared):
+    """Made fields of all sizes, and some of each laboratory: (name, pixels)."""
+    for diameter in (10, 16, 28, 40, 55, 75, 90, 120, 160, 200):
+        yield f"made, {diameter}", blood_smear((600, 800), cell_diameter=diameter, seed=4).image
+    folders = ("bccd/JPEGImages", "other-lab/images", "malaria/images")
+    folders += ("malaria-fields/falciparum/images", "malaria-fields/vivax/images")
+    for name in folders:
+        files = sorted((shared / "data" / name).glob("*.jpg"))
+        for path in files[:: max(len(files) // 6, 1)][:6]:
+            yield name.split("/images")[0], np.asarray(Image.open(path).convert("RGB"))
 
 
 def slide_table(model, options):

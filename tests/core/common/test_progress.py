@@ -6,8 +6,10 @@ from napari_beerlanet.core.common.progress import (
     Cancelled,
     EtaEstimator,
     Progress,
+    WorkProgress,
     eta_seconds,
     max_progress,
+    renamed,
     report_progress,
     subprogress,
 )
@@ -44,6 +46,31 @@ def test_a_part_reports_its_part_of_the_whole():
     assert [p.fraction for p in heard] == [0.5, 0.625, 0.75]
     assert {p.message for p in heard} == {"counting"}
     assert subprogress(None, 0, 1) is None
+
+
+def test_work_is_counted_and_more_of_it_never_goes_back():
+    seen = []
+    work = WorkProgress(seen.append)
+    report_progress(work.step(20, 100), 1, 2, "first")
+    assert seen[-1].fraction == 0.1
+    report_progress(work.step(30, 80), 1, 1, "second")
+    assert seen[-1].fraction == 0.5
+    report_progress(work.step(100, 200), 1, 2, "more than was known")
+    assert seen[-1].fraction == 0.625
+    report_progress(work.step(100, 100), 1, 1, "the rest")
+    assert seen[-1].fraction == 1
+    report_progress(work.step(7, 7), 1, 2, "what nobody expected")
+    assert seen[-1].fraction == 1
+    nothing = WorkProgress(None).step(0, 0)
+    assert nothing is None
+
+
+def test_a_report_can_be_renamed():
+    seen = []
+    report_progress(renamed(seen.append, "this"), 1, 2, "that")
+    assert seen == [Progress(1, 2, "this")]
+    assert renamed(seen.append, "") == seen.append
+    assert renamed(None, "this") is None
 
 
 def test_the_furthest_of_several_threads_counts():

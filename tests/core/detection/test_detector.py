@@ -1,13 +1,18 @@
 """Images of any size, type and magnification in, boxes in their own pixels out."""
 
 import json
+from itertools import groupby, pairwise
 
 import numpy as np
 import pytest
 import torch
 
 from discs import SIZES, boxes_of, disc_detector, draw, scattered, trained
+from napari_beerlanet.core.checkpoints.checkpoint import load_checkpoint
 from napari_beerlanet.core.common.progress import Cancelled
+from napari_beerlanet.core.detection.network import StainDetectionModel
+from napari_beerlanet.core.detection.pipeline import ImageCache
+from napari_beerlanet.core.detection.scale_search import typical_size
 from napari_beerlanet.samples import blood_smear
 
 
@@ -247,6 +252,8 @@ def test_moving_the_threshold_equals_detecting_again():
         ({"pixel_size": (0.1, 0.1, 0.1)}, "pixel_size must be micrometres"),
         ({"pixel_size": "0.1"}, "pixel_size must be micrometres"),
         ({"pixel_size": float("nan")}, "pixel_size must be micrometres"),
+        ({"size_hint": 0}, "size_hint must be from 3 to 20000 pixels"),
+        ({"size_hint": float("nan")}, "size_hint must be"),
     ],
 )
 def test_bad_settings_are_one_sentence(detector, field, settings, words):
@@ -273,9 +280,104 @@ def test_progress_grows_and_ends(field):
     fractions = [p.fraction for p in seen]
     assert fractions == sorted(fractions)
     assert fractions[-1] == 1
-    assert {"finding the objects' size", "finding objects", "measuring densities"} <= {
+    assert {"looking for the objects' size", "finding objects", "measuring densities"} <= {
         p.message for p in seen
     }
+
+
+# --- how much work it is to find the size ---------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def packaged():
+    return load_checkpoint("blood-cells", "cpu")
+
+
+@pytest.fixture
+def worked(monkeypatch):
+    """Detections, the pixels that the network was shown, and their number at each report."""
+    done, predict = [0], StainDetectionModel.predict_mixed
+
+    def counted(self, mixed):
+        result = predict(self, mixed)
+        done[0] += mixed.shape[0] * mixed.shape[2] * mixed.shape[3]
+        return result
+
+    monkeypatch.setattr(StainDetectionModel, "predict_mixed", counted)
+
+    def run(model, image, **settings):
+        seen, before = [], done[0]
+        model._image_cache = ImageCache()  # as in a new session
+        result = model.detect(
+            image,
+            report=lambda p: seen.append((p.fraction, p.message, done[0] - before)),
+            **settings,
+        )
+        return result, done[0] - before, seen
+
+    return run
+
+
+@pytest.mark.parametrize("diameter", [10, 16, 28, 40, 55, 75, 90, 120, 160, 200])
+def test_finding_the_size_is_at_most_as_much_work_as_finding_the_cells(packaged, worked, diameter):
+    shape = (600, 800) if diameter >= 40 else (15 * diameter, 20 * diameter)
+    image = blood_smear(shape, cell_diameter=diameter, seed=4).image
+    found, work, _ = worked(packaged, image, densities=False)
+    assert found.report["object_size"] == pytest.approx(diameter, rel=0.35)
+    size = typical_size(packaged.info["object_sizes"]) / found.report["scale"]  # less rounded
+    given, given_work, _ = worked(packaged, image, object_size=size, densities=False)
+    assert work <= 2 * given_work
+    np.testing.assert_allclose(found.xyxy, given.xyxy, atol=0.2)
+    again, hinted_work, _ = worked(packaged, image, size_hint=size, densities=False)
+    assert hinted_work <= 1.2 * given_work
+    assert again.report["chosen"] == "as found before"
+    np.testing.assert_allclose(again.xyxy, given.xyxy, atol=0.2)
+
+
+def test_a_wrong_hint_does_no_harm(packaged, worked):
+    image = blood_smear((600, 800), cell_diameter=50, seed=4).image
+    expected, _, _ = worked(packaged, image)
+    for wrong in (9.0, 300.0):
+        found, _, _ = worked(packaged, image, size_hint=wrong)
+        assert found.report["chosen"] != "as found before"
+        # What differs by less than 1.3 from training needs no other resolution.
+        assert found.report["object_size"] == pytest.approx(50, rel=0.3)
+        assert len(found) == pytest.approx(len(expected), rel=0.05)
+
+
+@pytest.mark.parametrize("light", ["even", "noisy", "uneven"])
+def test_an_empty_field_is_looked_at_once(packaged, worked, light):
+    y, x = np.indices((600, 800)) / 400
+    image = np.full((600, 800, 3), 230.0)
+    if light == "noisy":
+        image += np.random.default_rng(0).normal(0, 3, image.shape)
+    elif light == "uneven":
+        image -= 30 * np.hypot(y - 0.7, x - 1.0)[..., None] ** 2
+    found, work, _ = worked(packaged, image.clip(0, 255).astype(np.uint8))
+    assert len(found) == 0
+    assert work == 320 * 256  # 320 × 240, in multiples of 32
+    assert "No confident detection" in found.report["notes"][0]
+
+
+@pytest.mark.parametrize("diameter", [24, 90, 200])
+def test_the_time_left_does_not_climb_without_a_reason(packaged, worked, diameter):
+    """As the progress bar tells it for each stage, but by work and not by time."""
+    image = blood_smear((600, 800), cell_diameter=diameter, seed=4).image
+    _, _, seen = worked(packaged, image, tile=256, densities=False)
+    fractions = [fraction for fraction, _, _ in seen]
+    assert fractions == sorted(fractions)
+    reason = "looking at another resolution"
+    messages = {message for _, message, _ in seen}
+    assert {"looking for the objects' size", "finding objects"} <= messages
+    assert (reason in messages) == (diameter == 24)
+    stages = [list(told) for _, told in groupby(seen, lambda entry: entry[1].split()[0])]
+    assert stages[-2][0][1] == "finding objects"
+    assert len(stages[-2]) >= (2 if diameter == 200 else 5)  # tiles
+    for (first, _, before), *told in stages:
+        shares = [((f - first) / (1 - first), why, done - before) for f, why, done in told]
+        left = [(done * (1 - f) / f, why) for f, why, done in shares if f > 0.05]
+        for (earlier, _), (after, why) in pairwise(left):
+            assert after < 1.05 * earlier or why == reason
 
 
 @pytest.mark.parametrize("when", [0, 2, 7])

@@ -1,13 +1,14 @@
 """The resolution at which objects are as large as in training, found from what is found."""
 
 import math
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
 
 from discs import SIZES
 from napari_beerlanet.core.detection.scale_search import (
+    ScaleChoice,
     ScaleSample,
     TrainingSizes,
     candidate_scales,
@@ -138,22 +139,67 @@ def looking_at(true_size, shape, seed=0):
     return look
 
 
-@pytest.mark.parametrize("true_size", [15, 22, 33, 50, 75, 110, 160, 240, 350, 500, 600])
+def search(look, shape, hint=None):
+    """What is chosen, and the scales that were looked at, where images of 320 were trained on."""
+    tried, home = [], 320 / max(shape)
+
+    def noted(scale, likely):
+        tried.append(scale)
+        return look(scale)
+
+    scales = candidate_scales(TYPICAL, shape, home)
+    return search_scale(noted, scales, home, KNOWN, hint), tried
+
+
+@pytest.mark.parametrize("true_size", [15, 22, 33, 50, 110, 160, 240, 350, 500, 600])
 @pytest.mark.parametrize("seed", range(3))
 def test_search_finds_the_size_whatever_it_is(true_size, seed):
     shape = (max(480, 4 * true_size), max(640, 5 * true_size))
-    choice = search_scale(looking_at(true_size, shape, seed), TYPICAL, shape, KNOWN)
+    choice, tried = search(looking_at(true_size, shape, seed), shape)
     assert TYPICAL / choice.scale == pytest.approx(true_size, rel=0.15)
-    assert "resolutions tried" in choice.how
+    assert choice.how == f"best of {len(tried)} resolutions tried"
+    assert max(tried) < 1.3 * choice.scale, "nothing is looked at that is finer than needed"
+
+
+@pytest.mark.parametrize("true_size", [68, 80, 92])
+def test_the_resolution_of_training_is_preferred_to_those_that_hardly_differ(true_size):
+    choice, tried = search(looking_at(true_size, (480, 640)), (480, 640))
+    assert choice == ScaleChoice(0.5, "as in training")
+    assert max(tried) == 0.5
+
+
+@pytest.mark.parametrize("true_size", [22, 50, 110, 240])
+def test_a_hint_is_looked_at_first_and_used_where_it_agrees(true_size):
+    shape = (1200, 1600)
+    look, right = looking_at(true_size, shape), TYPICAL / true_size
+    for off in (0.85, 1.0, 1.15):
+        choice, tried = search(look, shape, off * right)
+        assert choice == ScaleChoice(off * right, "as found before")
+        assert tried == [off * right]
+    choice, tried = search(look, shape, 0.72 * right)
+    assert TYPICAL / choice.scale == pytest.approx(true_size, rel=0.25)
+    assert len(tried) == 2
+    assert tried[0] == 0.72 * right
+    for off in (0.05, 20):
+        choice, tried = search(look, shape, off * right)
+        assert TYPICAL / choice.scale == pytest.approx(true_size, rel=0.25)
+        assert tried[0] == off * right
+
+
+def test_a_scale_is_looked_at_once():
+    """Sizes that lead to and fro between two scales, and agree with training at neither."""
+    look = {True: sample([90] * 9), False: sample([18] * 9)}
+    choice, tried = search(lambda scale: look[scale > 0.4], (480, 640))
+    assert choice is not None
+    assert min(abs(math.log(a / b)) for a, b in combinations(tried, 2)) > 0.99 * math.log(1.15)
+    assert len(tried) < 20
 
 
 def test_search_without_anything_sure_chooses_nothing():
     """An empty field has doubtful detections: many of them, at the finest resolution."""
     shape = (2000, 2000)
-    assert search_scale(lambda scale: sample([]), TYPICAL, shape, KNOWN) is None
-    doubtful = search_scale(
-        lambda s: sample([40.0] * int(90 * s), scores=0.05), TYPICAL, shape, KNOWN
-    )
+    assert search(lambda scale: sample([]), shape)[0] is None
+    doubtful, _ = search(lambda scale: sample([40.0] * int(90 * scale), scores=0.05), shape)
     assert doubtful is None
 
 
@@ -161,17 +207,22 @@ def test_one_sure_object_suffices():
     def look(scale):
         return sample([100 * scale], scores=0.8 if 0.3 < scale < 0.7 else 0.02)
 
-    assert 0.3 < search_scale(look, TYPICAL, (200, 200), KNOWN).scale < 0.7
+    choice, _ = search(look, (200, 200))
+    assert 0.3 < choice.scale < 0.7
 
 
 def test_images_too_small_for_any_resolution():
-    assert candidate_scales(TYPICAL, (1, 1)) == []
-    assert search_scale(lambda scale: pytest.fail("looked"), TYPICAL, (1, 1), KNOWN) is None
+    assert candidate_scales(TYPICAL, (1, 1), 320.0) == []
+    assert search(lambda scale: pytest.fail("looked"), (1, 1)) == (None, [])
 
 
-def test_resolutions_span_the_sizes_of_objects():
-    tried = candidate_scales(TYPICAL, (4000, 4000))
+@pytest.mark.parametrize("side", [300, 640, 4000, 100_000])
+def test_resolutions_span_the_sizes_of_objects(side):
+    home = 320 / side
+    tried = candidate_scales(TYPICAL, (side, side), home)
     assert tried == sorted(tried)
-    assert TYPICAL / tried[0] >= 600
-    assert TYPICAL / tried[-1] <= 15
-    assert max(b / a for a, b in pairwise(tried)) < 2
+    # A network finds objects from 0.4 to 1.8 times the size of training.
+    assert TYPICAL / tried[0] >= min(400, side / 3)
+    assert TYPICAL / tried[-1] <= 16
+    assert max(b / a for a, b in pairwise(tried)) <= 2
+    assert (home in tried) == (8 <= TYPICAL / home <= 800)

@@ -12,6 +12,7 @@ from discs import boxes_of, draw, scattered
 from napari_beerlanet.core.common.rectangle import Rectangle
 from napari_beerlanet.core.detection.tiling import (
     busiest_windows,
+    is_empty,
     merge_tiles,
     pad_tile,
     plan_tiles,
@@ -214,6 +215,24 @@ def test_nothing_merges_to_nothing():
         plan_tiles((50, 900), 1.0, 128, 9), np.zeros((0, 4), np.float32), none, none, none, 0.5
     )
     assert len(left) == 0
+
+
+@pytest.mark.parametrize("scale", [0.2, 0.5, 1.0, 4.0])
+def test_what_shows_nothing_is_empty_and_one_faint_object_is_not(scale):
+    shape = (round(200 / scale), round(300 / scale))
+    y, x = np.indices(shape) * scale / 300
+    noise = np.random.default_rng(0).normal(0, 2, (*shape, 3))
+    image = 220 - 20 * np.hypot(y - 0.3, x - 0.5)[..., None] ** 2 + noise
+    assert is_empty(image.astype(np.uint8), scale)
+    assert is_empty(np.dstack([image, np.full(shape, 255)]).astype(np.uint8), scale)
+    image[np.hypot(y - 0.4, x - 0.6) < 10 / 300] -= 12
+    assert not is_empty(image.astype(np.uint8), scale)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 900), (900, 1), (3, 2)])
+def test_images_of_a_few_pixels_may_be_empty(shape):
+    for scale in (0.01, 0.3, 5.0):
+        assert is_empty(np.full((*shape, 3), 114, np.uint8), scale)
 
 
 def test_windows_are_where_something_is():

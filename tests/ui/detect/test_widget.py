@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from app_model.types import KeyBinding
 from napari.layers import Shapes
+from PIL import Image
 from qtpy.QtCore import QMimeData, QPointF, Qt, QUrl
 from qtpy.QtGui import QDropEvent
 from qtpy.QtWidgets import QApplication, QComboBox, QDoubleSpinBox, QPushButton, QSlider
@@ -11,7 +12,7 @@ from qtpy.QtWidgets import QApplication, QComboBox, QDoubleSpinBox, QPushButton,
 import napari_beerlanet as nb
 from napari_beerlanet.core.boxes.classes import class_colours
 from napari_beerlanet.core.detection.detector import Detector
-from napari_beerlanet.ui.common.recent import recent_models
+from napari_beerlanet.ui.common.recent import FoundSizes, recent_models
 from napari_beerlanet.ui.common.session import get_session
 from napari_beerlanet.ui.detect.widget import DetectWidget
 from napari_beerlanet.ui.stains.widget import DecomposeWidget
@@ -431,6 +432,30 @@ def test_typed_size_is_used(panel, find, viewer):
     panel.form.cell_size.value = 44
     find(panel)
     assert "Assumed cell size: 44 pixels (" in panel.form.size_note.text()
+
+
+def test_a_size_that_was_found_is_tried_first_in_the_same_folder(
+    viewer, smear, model, find, tmp_path
+):
+    get_session(viewer).set_model(model, "blood-cells")
+    for name in ("first.png", "second.png"):
+        Image.fromarray(smear if name == "first.png" else smear[::-1]).save(tmp_path / name)
+    panel = docked(viewer)
+    viewer.open(tmp_path / "first.png")
+    assert panel._job(panel.image.layer).size_hint is None
+    find(panel)
+    size = get_session(viewer).detections[panel.image.layer].report["object_size"]
+    viewer.open(tmp_path / "second.png")
+    panel.image.choose(viewer.layers[-1])
+    assert panel._job(panel.image.layer).size_hint == size
+    find(panel)
+    shape = f"{smear.shape[0]} × {smear.shape[1]} pixels"
+    assert "(as found before)" in panel.form.size_note.text()
+    assert FoundSizes().find("blood-cells", tmp_path / "second.png", shape) == size
+    panel.form.size_auto.value = False
+    panel.form.cell_size.value = 44
+    find(panel)
+    assert FoundSizes().find("blood-cells", tmp_path / "second.png", shape) == size
 
 
 def test_rotated_and_scaled_image(panel, find, viewer):

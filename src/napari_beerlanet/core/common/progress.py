@@ -33,7 +33,7 @@ Report = Callable[[Progress], None]
 """Called from the thread that does the work. Raise `Cancelled` in it to stop."""
 
 
-_RESOLUTION = 1000
+_RESOLUTION = 100_000
 
 
 def subprogress(report: Report | None, start: float, stop: float) -> Report | None:
@@ -61,6 +61,30 @@ def max_progress(report: Report | None) -> Report | None:
             report(Progress(round(_RESOLUTION * far), _RESOLUTION, progress.message))
 
     return any_thread
+
+
+class WorkProgress:
+    """Progress of steps whose amounts of work become known one after the other.
+
+    Of what is left of the bar, each step takes the share that it has of the work that is left. So
+    the bar moves evenly as long as the work is as expected, and never goes back where it is not.
+    """
+
+    def __init__(self, report: Report | None) -> None:
+        self._report, self._fraction = report, 0.0
+
+    def step(self, work: float, left: float) -> Report | None:
+        """The report of the next step, which goes from 0 to 1: `work` of all that is `left`."""
+        first = self._fraction
+        self._fraction += (1 - first) * (min(work / left, 1.0) if left > 0 else 1.0)
+        return subprogress(self._report, first, self._fraction)
+
+
+def renamed(report: Report | None, message: str) -> Report | None:
+    """A report that says this, whatever is reported; the same report if this is nothing."""
+    if report is None or not message:
+        return report
+    return lambda progress: report(Progress(progress.done, progress.total, message))
 
 
 class ThrottledProgress:

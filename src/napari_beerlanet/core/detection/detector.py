@@ -58,6 +58,7 @@ class Detector:
         report: Report | None = None,
         *,
         pixel_size: float | PixelSize | None = _DEFAULTS.pixel_size,
+        size_hint: float | None = None,
         densities: bool = _DEFAULTS.densities,
         batch: int | Literal["auto"] = _DEFAULTS.batch,
     ) -> Detections:
@@ -77,6 +78,9 @@ class Detector:
             Side of tiles in working pixels; an image that is hardly larger is taken whole.
         pixel_size
             Micrometres per pixel, or (y, x).
+        size_hint
+            An object size to try first where it is "auto" and found in the image, as that of the
+            image before. It is used only where objects turn out to have that size.
         densities
             Add columns "Model channel k mean" and "… sum" (over a box's pixels) for every component
             that the model has learned and, where it knows those of its training, "unlike training"
@@ -95,7 +99,9 @@ class Detector:
         )
         pixels = to_uint8(check_rgb(rgb).pixels)
         cached = self._image_cache.get(pixels)
-        pipeline = DetectionPipeline(self.runner, self.info, pixels, settings, report, cached)
+        pipeline = DetectionPipeline(
+            self.runner, self.info, pixels, settings, report, cached, size_hint
+        )
         raw = pipeline.detect_at(pipeline.choose_scale())
         result = Detections(
             raw.xyxy,

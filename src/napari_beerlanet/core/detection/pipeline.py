@@ -17,12 +17,22 @@ from napari_beerlanet.core.boxes.detections import (
     channel_name,
 )
 from napari_beerlanet.core.common.device import describe_device, is_out_of_memory
-from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
+from napari_beerlanet.core.common.progress import (
+    Report,
+    WorkProgress,
+    renamed,
+    report_progress,
+    subprogress,
+)
 from napari_beerlanet.core.common.storage import pixel_hash
 from napari_beerlanet.core.detection import scale_search, tiling
 from napari_beerlanet.core.detection.inference import InferenceRunner
 from napari_beerlanet.core.detection.scale_search import ScaleChoice, ScaleSample, TrainingSizes
-from napari_beerlanet.core.detection.settings import MIN_TILE, DetectSettings
+from napari_beerlanet.core.detection.settings import (
+    MIN_TILE,
+    PLAUSIBLE_OBJECT_SIZES,
+    DetectSettings,
+)
 from napari_beerlanet.core.detection.stain_statistics import (
     IndexedColours,
     class_agreement,
@@ -41,8 +51,21 @@ MIN_SCORE = 0.01
 """Score below which nothing is kept at all."""
 
 _DEFAULT_TILE = {"cpu": 1024, "mps": 1280, "cuda": 1280}
-_PLAUSIBLE_OBJECT_SIZE = (3.0, 20_000.0)  # image pixels of objects that can be detected at all
-_SEARCH_WINDOWS = 3  # of a large image that are looked at for its objects' size
+_SEARCH_WINDOWS = 3  # of a large image that are looked at for its objects' size, at most
+_ENOUGH_CONFIDENT = 12  # detections in the windows so far: no other one is needed
+# An image of at most so many times the work of a training image is looked at whole: then it need
+# not be run again if the scale was right, so this is more where that is likely.
+_WHOLE_IF, _WHOLE_IF_LIKELY = 1.5, 4.0
+_DOUBT = 0.3  # how often a likely scale turns out not to be right
+
+
+@dataclass(frozen=True)
+class NetworkPass:
+    """What was detected in an image at one scale, in which tiles and with which stain fit."""
+
+    detections: RawDetections
+    grid: TileGrid
+    fit: StainFit
 
 
 @dataclass
@@ -86,9 +109,10 @@ class DetectionPipeline:
         settings: DetectSettings,
         report: Report | None,
         cached: ImageCacheEntry | None = None,
+        size_hint: float | None = None,
     ) -> None:
         self.runner, self.info, self.pixels = runner, info, pixels
-        self.settings, self.report = settings, report
+        self.settings, self.report, self._size_hint = settings, report, check_size_hint(size_hint)
         self._cached = cached or ImageCacheEntry()
         self.tile = self._requested_tile = self._tile_side()
         self.notes: list[str] = []
@@ -99,7 +123,8 @@ class DetectionPipeline:
         self.scale_choice = ScaleChoice(1.0, "")
         self.grid: TileGrid | None = None
         self.fit: StainFit | None = None
-        self._first_pass: tuple[ScaleChoice, RawDetections] | None = None
+        self._passes: dict[float, NetworkPass] = {}  # of the whole image, by scale
+        self._work = WorkProgress(subprogress(report, 0.0, 0.9))
 
     def _tile_side(self) -> int:
         if self.settings.tile != "auto":
@@ -108,18 +133,21 @@ class DetectionPipeline:
         return max(side, int(self.info["image_size"]))
 
     def choose_scale(self) -> ScaleChoice:
-        """The working resolution."""
+        """The working resolution.
+
+        A hint is no part of the cache's key: it only tells where to look first.
+        """
         settings = self.settings
         key = (settings.object_size, settings.pixel_size_yx, settings.iou, self.tile)
         cached = self._cached.choices.get(key)
         if cached is not None:
-            choice, self.fit, self._first_pass, self.grid, notes = cached
+            choice, self._passes, notes = cached
             self.notes += notes
             return choice  # type: ignore[no-any-return]
         choice = self._find_scale()
         if self.tile == self._requested_tile:  # memory sufficed
-            entry = (choice, self.fit, self._first_pass, self.grid, list(self.notes))
-            self._cached.choices[key] = entry
+            passes = {scale: one for scale, one in self._passes.items() if scale == choice.scale}
+            self._cached.choices[key] = choice, passes, list(self.notes)
         return choice
 
     def _find_scale(self) -> ScaleChoice:
@@ -131,16 +159,16 @@ class DetectionPipeline:
             scale = math.sqrt(math.prod(pixel_size)) / model_pixel_size
             if self._is_plausible(scale):
                 return ScaleChoice(scale, "from the pixel sizes")
-        start = ScaleChoice(self.info["image_size"] / max(self.shape), "as in training")
+        home = self.info["image_size"] / max(self.shape)
         if self.typical_size is None:
             self.notes.append("The model stores no object sizes; the image was shown whole.")
-            return start
-        return self._scale_from_image(start, self.typical_size)
+            return ScaleChoice(home, "as in training")
+        return self._search_scale(home, self.typical_size)
 
     def _is_plausible(self, scale: float) -> bool:
         """Whether objects would be of a size that images of them have; adds a note if not."""
         size = (self.typical_size or 0.125 * self.info["image_size"]) / scale
-        if _PLAUSIBLE_OBJECT_SIZE[0] <= size <= _PLAUSIBLE_OBJECT_SIZE[1]:
+        if PLAUSIBLE_OBJECT_SIZES[0] <= size <= PLAUSIBLE_OBJECT_SIZES[1]:
             return True
         self.notes.append(
             f"By the pixel sizes objects would be {size:.3g} pixels wide, so they were left aside."
@@ -155,63 +183,89 @@ class DetectionPipeline:
             )
         return ScaleChoice(self.typical_size / object_size, "as asked for")
 
-    def _scale_from_image(self, start: ScaleChoice, typical: float) -> ScaleChoice:
-        """Shown whole, as images were in training, if that agrees; else the best scale."""
-        tried = scale_search.candidate_scales(typical, self.shape)
-        if tried and tried[0] <= start.scale <= tried[-1]:
-            detections = self.detect_at(start, subprogress(self.report, 0.0, 0.1))
-            self._first_pass = (start, detections)
-            if scale_search.matches_training(
-                self._sample(detections, start.scale, math.prod(self.shape)), self.training_sizes
-            ):
-                return start
-        done = iter(range(1, len(tried) + 4))
-        searching = subprogress(self.report, 0.1, 0.3)
+    def _search_scale(self, home: float, typical: float) -> ScaleChoice:
+        """The scale at which objects have the sizes of training, where images were at `home`."""
+        in_vain = False
 
-        def probe(scale: float) -> ScaleSample:
-            report_progress(searching, next(done), len(tried) + 3, "finding the objects' size")
-            return self._probe(scale)
+        def look(scale: float, likely: bool) -> ScaleSample:
+            nonlocal in_vain
+            message = "" if likely else "looking for the objects' size"
+            if in_vain or (scale >= home and not likely):
+                message = "looking at another resolution"  # why the time left has grown
+            in_vain = in_vain or likely  # if the search has not ended
+            return self._look(scale, likely, max(2 * scale, home), message)
 
-        best = scale_search.search_scale(probe, typical, self.shape, self.training_sizes)
-        if best is None:
+        found = scale_search.search_scale(
+            look,
+            scale_search.candidate_scales(typical, self.shape, home),
+            home,
+            self.training_sizes,
+            None if self._size_hint is None else typical / self._size_hint,
+        )
+        if found is None:
             self.notes.append(
                 "No confident detection at any resolution; give object_size in pixels."
             )
-        return best or start
+        return found or ScaleChoice(home, "as in training")
 
-    def _probe(self, scale: float) -> ScaleSample:
-        """What is detected at a scale in the whole image or, of a larger one, in some windows."""
+    def _look(self, scale: float, likely: bool, following: float, message: str) -> ScaleSample:
+        """What is detected at a scale: in the whole image if that is little work, or in windows.
+
+        If this scale is not likely, the whole image will probably be run at the `following` one.
+        The report says `message`, or else what the network does.
+        """
+        window, work = float(self.info["image_size"]) ** 2, self._work_at(scale)
+        following_work = work if likely else self._work_at(following)
+        if work <= window * (_WHOLE_IF_LIKELY if likely else _WHOLE_IF):
+            following_work *= _DOUBT if likely else 1.0
+            report = self._work.step(work, work + following_work)
+            return self._look_at_all(scale, renamed(report, message))
         side = max(round(self.info["image_size"] / scale), 1)
-        corners = tiling.busiest_windows(self.pixels, side, _SEARCH_WINDOWS)
         parts, area = [], 0
-        for y, x in corners:
+        for y, x in tiling.busiest_windows(self.pixels, side, _SEARCH_WINDOWS):
             part = self.pixels[y : y + side, x : x + side]
             area += part.shape[0] * part.shape[1]
-            parts.append(self._detect_tiles(part, scale)[0])
-        detections = RawDetections.concatenate(parts)
-        return self._sample(detections, scale, area)
+            if not tiling.is_empty(part, scale):
+                report = self._work.step(window, window + following_work)
+                parts.append(self._detect_tiles(part, scale, renamed(report, message)).detections)
+            if sum(_count_confident(found) for found in parts) >= _ENOUGH_CONFIDENT:
+                break
+        return self._sample(RawDetections.concatenate(parts), scale, area)
 
-    def _sample(self, detections: RawDetections, scale: float, area: float) -> ScaleSample:
+    def _look_at_all(self, scale: float, report: Report | None) -> ScaleSample:
+        """What is detected at a scale in the whole image; kept, in case the scale is right."""
+        detections = RawDetections.concatenate([])
+        if not tiling.is_empty(self.pixels, scale):
+            self._passes[scale] = self._detect_tiles(self.pixels, scale, report)
+            detections = self._passes[scale].detections
+        return self._sample(detections, scale, math.prod(self.shape), whole=True)
+
+    def _sample(
+        self, detections: RawDetections, scale: float, area: float, whole: bool = False
+    ) -> ScaleSample:
         wide, high = (detections.xyxy[:, 2:] - detections.xyxy[:, :2]).T.astype(np.float64)
         size = np.sqrt(np.maximum(wide * high, 1e-6)) * scale
-        return ScaleSample(
-            size, detections.labels, detections.scores.astype(np.float64), area * scale**2
-        )
+        scores = detections.scores.astype(np.float64)
+        return ScaleSample(size, detections.labels, scores, area * scale**2, whole)
 
-    def detect_at(self, choice: ScaleChoice, report: Report | None = None) -> RawDetections:
+    def _work_at(self, scale: float) -> float:
+        """Working pixels of the whole image at a scale."""
+        return math.prod(self.shape) * scale**2
+
+    def detect_at(self, choice: ScaleChoice) -> RawDetections:
         """Everything above 0.01 at a scale, in image pixels, best first."""
         self.scale_choice = choice
-        if self._first_pass is not None and self._first_pass[0] == choice:
-            return self._first_pass[1]
-        report = report or subprogress(self.report, 0.3, 0.9)
-        detections, self.grid = self._detect_tiles(self.pixels, choice.scale, report)
+        done = self._passes.get(choice.scale)
+        if done is None:
+            done = self._detect_tiles(self.pixels, choice.scale, self._work.step(1, 1))
+        self.grid, self.fit = done.grid, done.fit
         largest = scale_search.largest_size(self._sizes, 0.0)
         if len(self.grid.tiles) > 1 and self.tile < 2.5 * largest:
             self.notes.append(
                 f"Tiles of {self.tile} pixels are small for objects of up to {largest:.0f} at the "
                 "working resolution: large ones may be detected in pieces."
             )
-        return detections
+        return done.detections
 
     def plan_grid(self, shape: tuple[int, int], scale: float) -> TileGrid:
         """Tiles of an image at a scale that overlap by more than nearly all objects."""
@@ -219,14 +273,12 @@ class DetectionPipeline:
         overlap = min(round(1.5 * largest), self.tile // 2)
         return tiling.plan_tiles(shape, scale, self.tile, overlap)
 
-    def _detect_tiles(
-        self, pixels: Pixels, scale: float, report: Report | None = None
-    ) -> tuple[RawDetections, TileGrid]:
+    def _detect_tiles(self, pixels: Pixels, scale: float, report: Report | None) -> NetworkPass:
         """What is in an image at a scale, in tiles that are halved until memory suffices."""
         while True:
             grid = self.plan_grid(pixels.shape[:2], scale)
             try:
-                return self._run_grid(pixels, grid, report), grid
+                return self._run_grid(pixels, grid, report)
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
@@ -242,15 +294,14 @@ class DetectionPipeline:
         self.tile //= 2
         self.runner.free_memory()
 
-    def _run_grid(self, pixels: Pixels, grid: TileGrid, report: Report | None) -> RawDetections:
+    def _run_grid(self, pixels: Pixels, grid: TileGrid, report: Report | None) -> NetworkPass:
         """All tiles of a grid, merged."""
-        whole = len(grid.tiles) == 1 and pixels is self.pixels
-        fit = self._cached.fits.get(grid.size) if whole else self.whole_fit
         notes: list[str] = []
-        detections, fitted = self.runner.run(
+        shown_whole = len(grid.tiles) == 1 and pixels is self.pixels
+        detections, fit = self.runner.run(
             pixels,
             grid,
-            fit,
+            self._cached.fits.get(grid.size) if shown_whole else self._fit_for(pixels),
             min_score=MIN_SCORE,
             iou=self.settings.iou,
             batch=self.settings.batch,
@@ -258,21 +309,27 @@ class DetectionPipeline:
             report=report,
         )
         self.notes += [note for note in notes if note not in self.notes]
-        if pixels is self.pixels:
-            self.fit = fitted
-        if whole:
-            self._cached.fits[grid.size] = fitted
-        return detections
+        if shown_whole:
+            self._cached.fits[grid.size] = fit
+        return NetworkPass(detections, grid, fit)
+
+    def _fit_for(self, pixels: Pixels) -> StainFit:
+        """The front end for tiles of the image, or for a window of it: there any fit will do."""
+        if pixels is not self.pixels and self._passes:
+            return next(reversed(self._passes.values())).fit
+        return self._full_fit()
+
+    def _full_fit(self) -> StainFit:
+        """The front end fitted to all pixels of the image."""
+        fits = self._cached.fits
+        if "whole" not in fits:
+            fits["whole"] = fit_stain(self.runner.network, fill_transparent(self.pixels))
+        return fits["whole"]
 
     @property
     def whole_fit(self) -> StainFit:
-        """The front end fitted to the whole image."""
-        if self.fit is None:
-            fits = self._cached.fits
-            if "whole" not in fits:
-                fits["whole"] = fit_stain(self.runner.network, fill_transparent(self.pixels))
-            self.fit = fits["whole"]
-        return self.fit
+        """The front end fitted to the whole image, as it was shown."""
+        return self.fit or self._full_fit()
 
     def columns(self, detections: RawDetections) -> dict[str, npt.NDArray[np.float32]]:
         """Densities in boxes, by column name, and how far they are from training's, if known."""
@@ -323,3 +380,15 @@ class DetectionPipeline:
             ),
             "notes": notes,
         }
+
+
+def _count_confident(detections: RawDetections) -> int:
+    return int((detections.scores >= scale_search.CONFIDENT_SCORE).sum())
+
+
+def check_size_hint(size: float | None) -> float | None:
+    """A plausible object size in image pixels."""
+    low, high = PLAUSIBLE_OBJECT_SIZES
+    if size is not None and not low <= size <= high:
+        raise ValueError(f"size_hint must be from {low:g} to {high:g} pixels, not {size!r}.")
+    return size

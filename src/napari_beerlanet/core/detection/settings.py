@@ -13,6 +13,9 @@ from napari_beerlanet.core.common.settings import Settings
 MIN_TILE = 128
 """Working pixels of the smallest tile's side."""
 
+PLAUSIBLE_OBJECT_SIZES = (3.0, 20_000.0)
+"""Image pixels of the smallest and largest objects that can be detected at all."""
+
 
 def _whole_float(value: Any) -> Any:
     """640.0 counts as 640."""

@@ -77,6 +77,7 @@ class SlideDetection:
         object_size: float | Literal["auto"] = _DEFAULTS.object_size,
         tile: int | Literal["auto"] = _DEFAULTS.tile,
         pixel_size: PixelSize | None = None,
+        size_hint: float | None = None,
         skip_glass: bool = _DEFAULTS.skip_glass,
         tissue: TissueMask | None = None,
         palette: Palette | None = None,
@@ -116,7 +117,7 @@ class SlideDetection:
         }
         self.changed: list[str] = []
         earlier = None if results is None else self._open_earlier(results)
-        self._pipeline = self._prepare(earlier, palette)
+        self._pipeline = self._prepare(earlier, palette, size_hint)
         self._store = earlier or self._create_store(results)
         # What is no duplicate so far, of each tile; exact only at the end.
         self._alive = {number: np.ones(len(f), bool) for number, f in self._store.tiles.items()}
@@ -217,7 +218,9 @@ class SlideDetection:
     def __exit__(self, *why: object) -> None:
         self.close()
 
-    def _prepare(self, earlier: TileStore | None, palette: Palette | None) -> DetectionPipeline:
+    def _prepare(
+        self, earlier: TileStore | None, palette: Palette | None, size_hint: float | None
+    ) -> DetectionPipeline:
         """Resolution, stain and tiles: from an earlier run's results, or found now."""
         cached, info, runner = ImageCacheEntry(), self.model.info, self.model.runner
         if earlier is not None:
@@ -226,7 +229,9 @@ class SlideDetection:
             colours = palette or self.pixels.palette(subprogress(self._report, 0.0, 0.8))
             cached.fits["whole"] = fit_palette(runner.network, colours)
         rest = subprogress(self._report, 0.8, 1.0)
-        pipeline = DetectionPipeline(runner, info, self.pixels, self.settings, rest, cached)
+        pipeline = DetectionPipeline(
+            runner, info, self.pixels, self.settings, rest, cached, size_hint
+        )
         if earlier is not None:
             pipeline.scale_choice = ScaleChoice(*earlier.header["choice"])
             pipeline.notes += earlier.header["notes"]

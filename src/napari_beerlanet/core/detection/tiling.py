@@ -26,6 +26,8 @@ Indices = npt.NDArray[np.int64]
 _BORDER_FRACTION = 0.01  # of a tile's side: a box that ends so near an inner border is cut by it
 _MIN_CUT_INSIDE = 0.6  # of a cut box that lies inside a whole one: they are one object
 _DUPLICATE_IOU = 0.45  # intersection over union from which boxes of two tiles are one object
+_BLOCK, _MIN_BLOCK = 8, 3  # working pixels, less than objects have, and image pixels of a block
+_MIN_CONTRAST = 6.0  # grey levels by which a block with a part of an object differs from others
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,20 @@ def busiest_windows(pixels: npt.NDArray[np.uint8], side: int, count: int) -> lis
         (min(i * cells * step, max(height - side, 0)), min(j * cells * step, max(width - side, 0)))
         for i, j in corners
     ]
+
+
+def is_empty(pixels: npt.NDArray[np.uint8], scale: float) -> bool:
+    """Whether an image (H, W, 3 or 4) shows nothing at a scale but noise and uneven light."""
+    step = max(int(1 / scale), 1)
+    part = np.ascontiguousarray(fill_transparent(np.asarray(pixels[::step, ::step])))
+    side = max(_BLOCK / scale, _MIN_BLOCK) / step
+    height, width = (max(round(n / side), 1) for n in part.shape[:2])
+    blocks = cv2.resize(part, (width, height), interpolation=cv2.INTER_AREA).astype(np.float32)
+    y, x = (axis.ravel() / max(height, width) for axis in np.indices((height, width)))
+    terms = np.stack([np.ones_like(x), x, y, x * x, x * y, y * y], 1)
+    levels = blocks.reshape(-1, 3)
+    light = terms @ np.linalg.lstsq(terms, levels, rcond=None)[0]
+    return bool(np.abs(levels - light).max() < _MIN_CONTRAST)
 
 
 def read_tile(

@@ -1,4 +1,4 @@
-"""The user's own folders, and the recently used models and projects in them."""
+"""The user's own folders, and what is remembered in them: models, projects, cell sizes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 
 from napari_beerlanet.core.common.storage import atomic_path
+from napari_beerlanet.core.detection.settings import PLAUSIBLE_OBJECT_SIZES
 
 _MAX_RECENT = 8
+_MAX_SIZES = 300  # images whose cell size is saved
 _FOLDER_VARIABLE = "NAPARI_BEERLANET_CONFIG"  # replaces both folders
 
 
@@ -62,6 +65,58 @@ class RecentPaths:
             file.parent.mkdir(parents=True, exist_ok=True)
             with atomic_path(file) as unfinished:
                 unfinished.write_text(json.dumps(content, indent=1), encoding="utf-8")
+
+
+class FoundSizes:
+    """Cell sizes in pixels that were found automatically, in a file in the configuration folder.
+
+    The next time they are tried first: that of the same image, or else the last one of its folder,
+    for the same model and `magnification` (any text that images of one magnification share).
+    """
+
+    @property
+    def file(self) -> Path:
+        """Where they are saved."""
+        return _user_folder(platformdirs.user_config_dir) / "cell-sizes.json"
+
+    def find(self, model: str, image: Path, magnification: str) -> float | None:
+        """The size to try first in an image."""
+        here = [
+            entry
+            for entry in self._entries()
+            if (entry["model"], entry["magnification"]) == (model, magnification)
+            and Path(entry["image"]).parent == image.parent
+        ]
+        same_image_first = sorted(here, key=lambda entry: Path(entry["image"]) != image)
+        return float(same_image_first[0]["size"]) if here else None
+
+    def add(self, model: str, image: Path, magnification: str, size: float) -> None:
+        """Save a size; ignored where the user's folder cannot be written to."""
+        new = {"model": model, "image": str(image), "magnification": magnification}
+        others = [entry for entry in self._entries() if not new.items() <= entry.items()]
+        content = {"sizes": [{**new, "size": round(size, 2)}, *others][:_MAX_SIZES]}
+        with suppress(OSError):
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_path(self.file) as unfinished:
+                unfinished.write_text(json.dumps(content, indent=1), encoding="utf-8")
+
+    def _entries(self) -> list[dict[str, Any]]:
+        """The newest first."""
+        try:
+            content = json.loads(self.file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            return []
+        entries = content.get("sizes") if isinstance(content, dict) else None
+        return list(filter(_is_size_entry, entries)) if isinstance(entries, list) else []
+
+
+def _is_size_entry(entry: Any) -> bool:
+    if not isinstance(entry, dict):
+        return False
+    size = entry.get("size")
+    named = all(isinstance(entry.get(name), str) for name in ("model", "image", "magnification"))
+    low, high = PLAUSIBLE_OBJECT_SIZES
+    return named and isinstance(size, (int, float)) and low <= size <= high
 
 
 RECENT_MODELS = RecentPaths("models", "models.json")

@@ -34,7 +34,7 @@ class DetectJob:
     loaded already. `show_stains`: decompose the image for layers of the learned stains, too. For a
     slide: the `path` of its file, the file of tile `results`, and which `source` these are of.
     `before`: the plane's earlier detections, which stay outside of `windows` if they are of the
-    same model.
+    same model. `size_hint`: the cell size in pixels to try first, where it is automatic.
     """
 
     plane: Plane
@@ -49,6 +49,7 @@ class DetectJob:
     source: dict[str, Any] | None = None
     area: SearchArea = "whole"
     before: Detections | None = None
+    size_hint: float | None = None
 
     @property
     def streamed(self) -> bool:
@@ -78,7 +79,8 @@ def run_job(job: DetectJob, report: Report) -> DetectResult:
     from napari_beerlanet.ui.viewer.fast_shapes import fast_shapes_supported
 
     started, settings = time.monotonic(), job.settings
-    model = job_model(job, subprogress(report, 0.0, 0.1) or report)
+    first = 0.1 if job.model is None else 0.0  # of the progress, for loading the model
+    model = job_model(job, subprogress(report, 0.0, first) or report)
     height, width = job.plane.shape
     windows = job.windows or ((slice(0, height), slice(0, width)),)
     end = 0.85 if job.show_stains else 0.98
@@ -90,7 +92,8 @@ def run_job(job: DetectJob, report: Report) -> DetectResult:
         iou=settings.iou,
         object_size=settings.object_size,
         pixel_size=settings.pixel_size_yx,
-        report=subprogress(report, 0.1, end),
+        size_hint=job.size_hint,
+        report=subprogress(report, first, end),
     )
     stains = learned_stains(model, job, subprogress(report, end, 0.98)) if job.show_stains else None
     report_progress(report, 98, 100, "preparing the layer")

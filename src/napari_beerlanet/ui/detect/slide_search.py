@@ -273,6 +273,7 @@ def search_slide(job: DetectJob, feed: SearchFeed, report: Report) -> DetectResu
         iou=settings.iou,
         object_size=settings.object_size,
         pixel_size=settings.pixel_size_yx,
+        size_hint=job.size_hint,
         skip_glass=settings.skip_glass,
         results=job.results,
         source=job.source,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from napari.layers import Image
 from qtpy.QtWidgets import QPushButton, QVBoxLayout, QWidget
@@ -18,6 +19,7 @@ from napari_beerlanet.ui.common.controls import (
 from napari_beerlanet.ui.common.model_picker import dropped_model
 from napari_beerlanet.ui.common.panel import Panel
 from napari_beerlanet.ui.common.progress_bar import TaskProgressBar
+from napari_beerlanet.ui.common.recent import FoundSizes
 from napari_beerlanet.ui.common.session import get_session
 from napari_beerlanet.ui.common.tasks import TaskOutcome
 from napari_beerlanet.ui.detect.form import CellRuler, DetectForm
@@ -33,12 +35,13 @@ from napari_beerlanet.ui.detect.slide_search import (
 from napari_beerlanet.ui.viewer import fast_shapes
 from napari_beerlanet.ui.viewer.empty_state import EmptyState
 from napari_beerlanet.ui.viewer.layers import ImagePicker, LayerListWatcher
-from napari_beerlanet.ui.viewer.planes import current_plane, pixel_size
+from napari_beerlanet.ui.viewer.planes import Plane, current_plane, layer_path, pixel_size
 from napari_beerlanet.ui.viewer.viewport import search_windows
 
 if TYPE_CHECKING:
     from napari import Viewer
 
+_MIN_CELLS_FOR_SIZE = 3  # in an image whose cell size is remembered
 _DEBOUNCE_MS = 15  # movements of the confidence slider within this become one
 
 
@@ -55,6 +58,7 @@ class DetectWidget(Panel):
         self._build()
         self.slide = SlideSearch(self.viewer, self.session, self.detect_task, self)
         self.slide_cache = SlideCache()
+        self._found_sizes: WeakKeyDictionary[Image, dict[str, float]] = WeakKeyDictionary()
         self.ruler = CellRuler(self.viewer, self)
         self._debounce = QSignalDebouncer(parent=self)
         self._debounce.setTimeout(_DEBOUNCE_MS)
@@ -222,7 +226,27 @@ class DetectWidget(Panel):
             entry.source,
             self.form.search_area,
             self.result.unedited_detections(layer, plane.index),
+            self._found_size(layer, plane),
         )
+
+    def _found_size(self, layer: Image, plane: Plane) -> float | None:
+        """The cell size that was found in this image before, or in another one of its folder."""
+        key, path = self.model.picker.key, layer_path(layer)
+        size = self._found_sizes.get(layer, {}).get(key)
+        if size is None and path is not None:
+            size = FoundSizes().find(key, path, _magnification(layer, plane))
+        return size
+
+    def _save_size(self, layer: Image, result: DetectResult) -> None:
+        """Remember the cell size that was found, to try it first the next time."""
+        job, size = result.job, result.detections.report.get("object_size")
+        asked_for = job.settings.object_size != "auto"
+        if size is None or asked_for or len(result.detections) < _MIN_CELLS_FOR_SIZE:
+            return
+        self._found_sizes.setdefault(layer, {})[job.model_key] = size
+        path = layer_path(layer)
+        if path is not None:
+            FoundSizes().add(job.model_key, path, _magnification(layer, job.plane), size)
 
     def _done(self, result: DetectResult) -> None:
         source, self._source = self._source, None
@@ -240,6 +264,7 @@ class DetectWidget(Panel):
             self.show_soon(self.counts.table)
         about = "" if chosen else f"“{source.name}”: "
         self.progress_bar.set_message(f"{about}{run_summary(result)}")
+        self._save_size(source, result)
         size = result.detections.report.get("object_size")
         if size is not None and chosen:
             reason = result.detections.report["chosen"]
@@ -292,6 +317,14 @@ class DetectWidget(Panel):
         self.slide.close()
         self.result.close()
         self.model.disconnect_session()
+
+
+def _magnification(layer: Image, plane: Plane) -> str:
+    """What images of one magnification share: the pixel size or, where it is unknown, the shape."""
+    size = pixel_size(layer)
+    if size is None:
+        return f"{plane.shape[0]} × {plane.shape[1]} pixels"
+    return f"{size[0]:.5g} × {size[1]:.5g} µm per pixel"
 
 
 def _previous_search_text(search: PreviousSearch) -> str:
