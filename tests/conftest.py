@@ -42,8 +42,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         marked = sum(item.get_closest_marker(mark) is not None for item in files[path])
         return marked / len(files[path])
 
-    rank = {path: (-share("slow", path), -share("window", path)) for path in files}
-    items.sort(key=lambda item: rank[item.path])
+    rank = {
+        path: (-share("slow", path), -share("window", path), number)
+        for number, path in enumerate(files)
+    }
+    # Viewers that tests share are closed when a test makes one of its own: in each file, later.
+    items.sort(key=lambda item: (rank[item.path], "make_napari_viewer" in item.fixturenames))
 
 
 @pytest.hookimpl(optionalhook=True)

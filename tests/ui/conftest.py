@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from napari.settings import get_settings
 from npe2 import PluginManifest
 from qtpy.QtCore import QTimer
 
@@ -108,12 +109,54 @@ def stalls(qtbot) -> Stalls:
     return Stalls()
 
 
+@pytest.fixture(scope="session")
+def _shared_viewers() -> Iterator[Any]:
+    """The viewers of this process that tests take turns with."""
+    from shared_viewers import SharedViewers
+
+    viewers = SharedViewers()
+    yield viewers
+    viewers.close()
+
+
 @pytest.fixture
-def open_review(make_napari_viewer, until):
+def shared_viewer(request, qtbot, _shared_viewers) -> Iterator[Callable[..., Any]]:
+    """As `make_napari_viewer`, with viewers that the tests of a process take turns with.
+
+    Each is as new, and the test that leaves something in it fails: see `shared_viewers.py`. A test
+    of how viewers are made and closed has `make_napari_viewer`.
+    """
+    get_settings().reset()
+
+    def take(show: bool = False) -> Any:
+        viewer = _shared_viewers.take(show)
+        if show:
+            qtbot.wait_exposed(viewer.window._qt_window, timeout=5000)
+        return viewer
+
+    yield take
+    passed = getattr(getattr(request.node, "rep_call", None), "passed", False)
+    problems = _shared_viewers.give_back(check=passed)
+    assert not problems, "\n".join(problems)
+
+
+@pytest.fixture
+def _no_shared_viewers(_shared_viewers) -> None:
+    _shared_viewers.close()
+
+
+@pytest.fixture
+def make_napari_viewer(_no_shared_viewers, make_napari_viewer) -> Callable[..., Any]:
+    """napari's own, in a process without any other viewer."""
+    return make_napari_viewer
+
+
+@pytest.fixture
+def open_review(shared_viewer, until):
     """Open the review panel on detections of one picture; every call is another day."""
     from reviews import open_panel
 
-    return lambda *args, **options: open_panel(make_napari_viewer(), until, *args, **options)
+    return lambda *args, **options: open_panel(shared_viewer(), until, *args, **options)
 
 
 @pytest.fixture

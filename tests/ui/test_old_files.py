@@ -34,9 +34,9 @@ def pixels(path):
 
 
 @pytest.fixture
-def annotate(make_napari_viewer, until):
+def annotate(shared_viewer, until):
     def opened(path):
-        viewer = make_napari_viewer()
+        viewer = shared_viewer()
         viewer.add_image(pixels(path), name=path.stem)
         panel = AnnotateWidget(viewer)
         viewer.window.add_dock_widget(panel, name="Annotate")
@@ -74,7 +74,7 @@ def test_a_killed_viewer_s_annotations(home, annotate, until, name):
     until(lambda: (saved / right["file"]).read_text().count('"box"') == len(right["boxes"]) + 1)
 
 
-def test_a_killed_viewer_s_decisions(home, make_napari_viewer, until):
+def test_a_killed_viewer_s_decisions(home, shared_viewer, until):
     restored(home, "viewers", "config")
     right = expected(home, "viewers")["reviewed"]
     n = right["detections"]
@@ -84,7 +84,7 @@ def test_a_killed_viewer_s_decisions(home, make_napari_viewer, until):
     image = pixels(home / "viewers" / "reviewed.png")
     scores = np.linspace(0.95, 0.4, n)
     found = Detections(boxes, labels, scores, ["RBC", "WBC"], {}, image.shape[:2])
-    viewer = make_napari_viewer()
+    viewer = shared_viewer()
     source = viewer.add_image(image, name="reviewed")
     detection_layer = DetectionLayer(viewer, source, found, class_colours(len(found.names)))
     detection_layer.set_filter(0.25)
@@ -109,10 +109,10 @@ def test_recent_files_and_folders(home):
     assert str(last_open_project()) == right["open"]
 
 
-def test_runs_in_the_fine_tune_panel(home, make_napari_viewer, until):
+def test_runs_in_the_fine_tune_panel(home, shared_viewer, until):
     project = restored(home, "training") / "training"
     right = expected(home, "runs")
-    panel = FineTuneWidget(make_napari_viewer())
+    panel = FineTuneWidget(shared_viewer())
     try:
         panel.project_choice.choose(project)
         until(lambda: panel.start_button.isEnabled())
@@ -126,10 +126,10 @@ def test_runs_in_the_fine_tune_panel(home, make_napari_viewer, until):
 
 
 @pytest.mark.parametrize("name", ["whole", "half", "torn"])
-def test_a_slide_s_search_is_offered(home, make_napari_viewer, name):
+def test_a_slide_s_search_is_offered(home, shared_viewer, name):
     restored(home, "slides")
     right = expected(home, "slides")[name]
-    viewer = make_napari_viewer()
+    viewer = shared_viewer()
     path = home / "slides" / f"{name}.png"
     layer = viewer.add_image(pixels(path), name=name, metadata={"path": str(path)})
     entry = SlideCache().entry(layer, current_plane(layer, viewer))

@@ -31,11 +31,11 @@ def quick(monkeypatch):
 
 
 @pytest.fixture
-def open_panel(make_napari_viewer, smear, until):
+def open_panel(shared_viewer, smear, until):
     """A function that opens a viewer with a smear and begins to annotate it."""
 
     def opened(image=smear, name="smear", project: Path | None = None) -> AnnotateWidget:
-        viewer = make_napari_viewer()
+        viewer = shared_viewer()
         viewer.add_image(image, name=name)
         panel = AnnotateWidget(viewer)
         viewer.window.add_dock_widget(panel, name="Annotate")
@@ -295,10 +295,10 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def test_saved_annotations_are_there_when_the_image_is_opened(
-    saved_draft, make_napari_viewer, smear, until, qtbot
+    saved_draft, shared_viewer, smear, until, qtbot
 ):
     before = content(saved_draft)
-    viewer = make_napari_viewer()
+    viewer = shared_viewer()
     panel = AnnotateWidget(viewer)
     viewer.window.add_dock_widget(panel, name="Annotate")
     other = viewer.add_image(255 - smear, name="without annotations")
@@ -330,9 +330,9 @@ def test_saved_annotations_are_there_when_the_image_is_opened(
 
 
 def test_a_draft_that_is_only_shown_does_not_go_into_a_project(
-    saved_draft, make_napari_viewer, smear, until, tmp_path, qtbot
+    saved_draft, shared_viewer, smear, until, tmp_path, qtbot
 ):
-    viewer = make_napari_viewer()
+    viewer = shared_viewer()
     image = viewer.add_image(smear, name="smear")
     panel = AnnotateWidget(viewer)
     viewer.window.add_dock_widget(panel, name="Annotate")
@@ -369,10 +369,8 @@ def test_the_projects_annotations_are_shown_once_it_is_open(open_panel, until, t
     until(lambda: max(len(f["objects"]) for f in files(tmp_path / "p" / "annotations")) == 2)
 
 
-def test_the_workspace_shows_them_whatever_tab_is_open(
-    saved_draft, make_napari_viewer, smear, until
-):
-    viewer = make_napari_viewer()
+def test_the_workspace_shows_them_whatever_tab_is_open(saved_draft, shared_viewer, smear, until):
+    viewer = shared_viewer()
     workspace = open_workspace(viewer, STAINS)
     assert workspace.panel(ANNOTATE) is None
     viewer.add_image(smear, name="smear")

@@ -12,11 +12,11 @@ BOX = np.array([[9.5, 19.5], [9.5, 39.5], [29.5, 39.5], [29.5, 19.5]])  # x 20 t
 
 
 @pytest.fixture
-def open_file(make_napari_viewer, until, tmp_path):
+def open_file(shared_viewer, until, tmp_path):
     """A function that opens the file in a new viewer, with or without the project."""
 
     def opened(project=True) -> AnnotateWidget:
-        viewer = make_napari_viewer()
+        viewer = shared_viewer()
         viewer.open(str(tmp_path / "smear.png"), plugin="napari")
         panel = AnnotateWidget(viewer)
         viewer.window.add_dock_widget(panel, name="Annotate")

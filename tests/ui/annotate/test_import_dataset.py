@@ -31,9 +31,9 @@ def write_dataset(folder, smear, count=4):
 
 
 @pytest.fixture
-def panel(make_napari_viewer, until, tmp_path):
+def panel(shared_viewer, until, tmp_path):
     """The panel of a viewer without images, with a new project of one class."""
-    viewer = make_napari_viewer()
+    viewer = shared_viewer()
     made = AnnotateWidget(viewer)
     viewer.window.add_dock_widget(made, name="Annotate")
     made.store.classes.add(["RBC"])

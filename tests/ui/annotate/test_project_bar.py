@@ -27,9 +27,9 @@ OTHER = """
 
 
 @pytest.fixture
-def bar(make_napari_viewer):
+def bar(shared_viewer):
     """The bar in a docked panel, with two classes at hand."""
-    viewer = make_napari_viewer()
+    viewer = shared_viewer()
     panel = Panel(viewer)
     made = ProjectBar(panel, lambda: ["RBC", "WBC"])
     panel.body.addWidget(made)

@@ -28,9 +28,9 @@ def docked(viewer) -> AnnotateWidget:
 
 
 @pytest.fixture
-def panel(make_napari_viewer, smear):
+def panel(shared_viewer, smear):
     """The panel of a viewer with a smear, docked, two classes typed in."""
-    viewer = make_napari_viewer()
+    viewer = shared_viewer()
     viewer.add_image(smear, name="smear")
     made = docked(viewer)
     made.store.classes.add(["RBC", "WBC"])
@@ -93,8 +93,8 @@ def test_a_small_image_counts_as_annotated_wholly(drawing, smear):
     assert not drawing.question.isVisible()
 
 
-def test_without_classes_a_name_is_asked_for(make_napari_viewer, smear):
-    viewer = make_napari_viewer()
+def test_without_classes_a_name_is_asked_for(shared_viewer, smear):
+    viewer = shared_viewer()
     viewer.add_image(smear)
     panel = docked(viewer)
     panel.annotate.click()
@@ -299,8 +299,8 @@ def test_without_detections_a_sentence_says_so(drawing):
 # --- regions ---
 
 
-def test_of_a_large_image_it_is_asked_what_is_annotated(make_napari_viewer, until):
-    viewer = make_napari_viewer()
+def test_of_a_large_image_it_is_asked_what_is_annotated(shared_viewer, until):
+    viewer = shared_viewer()
     viewer.add_image(np.full((2100, 2100, 3), 200, np.uint8), name="slide")
     panel = docked(viewer)
     panel.store.classes.add(["RBC"])
@@ -573,8 +573,8 @@ def test_boxes_of_a_file_come_onto_the_image(drawing, until, tmp_path):
 # --- stacks ---
 
 
-def test_boxes_of_a_stack_belong_to_the_plane_that_is_shown(make_napari_viewer, smear, until):
-    viewer = make_napari_viewer()
+def test_boxes_of_a_stack_belong_to_the_plane_that_is_shown(shared_viewer, smear, until):
+    viewer = shared_viewer()
     viewer.add_image(np.stack([smear, smear[::-1], smear[:, ::-1]]), name="stack")
     panel = docked(viewer)
     panel.store.classes.add(["RBC"])

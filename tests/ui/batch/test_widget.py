@@ -51,10 +51,10 @@ def images(tmp_path):
 
 
 @pytest.fixture
-def viewer(make_napari_viewer, monkeypatch):
+def viewer(shared_viewer, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(progress, "lower_priority", lambda process: None)
-    return make_napari_viewer()
+    return shared_viewer()
 
 
 @pytest.fixture

@@ -89,11 +89,11 @@ def gate(monkeypatch):
 
 
 @pytest.fixture
-def opened(make_napari_viewer, model, image):
+def opened(shared_viewer, model, image):
     """A window with the panel on a slide: a file, or else an array."""
 
     def make(path=None, array=None):
-        viewer = make_napari_viewer(show=True)
+        viewer = shared_viewer(show=True)
         get_session(viewer).set_model(model, "blood-cells")
         if path is not None:
             (layer,) = viewer.open(path, plugin="napari-beerlanet")

@@ -29,8 +29,8 @@ def model():
 
 
 @pytest.fixture
-def viewer(make_napari_viewer):
-    return make_napari_viewer()
+def viewer(shared_viewer):
+    return shared_viewer()
 
 
 def docked(viewer) -> DetectWidget:
@@ -135,9 +135,9 @@ def test_an_edited_layer_is_kept_and_the_new_one_has_another_name(panel, find, v
 
 @pytest.mark.parametrize("blending", [0, 1], ids=["opaque", "multiplicative"])
 def test_boxes_are_seen_on_the_image_also_after_decomposing_it(
-    make_napari_viewer, smear, model, until, find, blending
+    shared_viewer, smear, model, until, find, blending
 ):
-    viewer = make_napari_viewer(show=True)
+    viewer = shared_viewer(show=True)
     source = viewer.add_image(smear, name="smear")
     get_session(viewer).set_model(model, "blood-cells")
     panel, stains = docked(viewer), DecomposeWidget(viewer)

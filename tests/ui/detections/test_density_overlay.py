@@ -35,8 +35,8 @@ def compiled():
 
 
 @pytest.fixture
-def viewer(make_napari_viewer):
-    return make_napari_viewer()
+def viewer(shared_viewer):
+    return shared_viewer()
 
 
 def slide(viewer, **options):

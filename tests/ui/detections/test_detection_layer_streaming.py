@@ -22,8 +22,8 @@ def some(n: int, x: float = 0.0, score: float = 0.9, names=NAMES) -> Detections:
 
 
 @pytest.fixture
-def viewer(make_napari_viewer):
-    return make_napari_viewer()
+def viewer(shared_viewer):
+    return shared_viewer()
 
 
 @pytest.fixture

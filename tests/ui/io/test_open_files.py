@@ -58,7 +58,7 @@ def some_boxes(shape):
 
 
 @pytest.fixture
-def window(make_napari_viewer, monkeypatch):
+def window(shared_viewer, monkeypatch):
     """A window, without or with a panel of ours; a question is a failure."""
     from napari._qt.dialogs.qt_reader_dialog import QtReaderDialog
 
@@ -70,7 +70,7 @@ def window(make_napari_viewer, monkeypatch):
     get_settings().plugins.extension2reader = {}
 
     def make(panel):
-        viewer = make_napari_viewer()
+        viewer = shared_viewer()
         if panel:
             viewer.window.add_dock_widget(BatchWidget(viewer))
         return viewer

@@ -26,8 +26,8 @@ def some(n, shape=(240, 320)):
 
 
 @pytest.fixture
-def viewer(make_napari_viewer, smear, tmp_path):
-    made = make_napari_viewer()
+def viewer(shared_viewer, smear, tmp_path):
+    made = shared_viewer()
     Image.fromarray(smear).save(tmp_path / "smear.png")
     made.open(str(tmp_path / "smear.png"), plugin="napari")
     return made

@@ -329,8 +329,8 @@ def test_a_decision_made_before_the_image_was_read_is_saved_after_a_detour(open_
     assert '"accepted"' in panel.autosave.path.read_text()
 
 
-def test_each_plane_of_a_stack_has_its_own_review(make_napari_viewer, until):
-    viewer = make_napari_viewer()
+def test_each_plane_of_a_stack_has_its_own_review(shared_viewer, until):
+    viewer = shared_viewer()
     stack = viewer.add_image(np.stack([PICTURE, 255 - PICTURE]), name="stack", rgb=True)
     viewer.dims.set_point(0, 0)
     detection_layer = DetectionLayer(

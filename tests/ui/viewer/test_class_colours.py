@@ -39,11 +39,11 @@ def packaged():
 
 
 @pytest.fixture
-def window(make_napari_viewer):
+def window(shared_viewer):
     """A viewer with an image; every call is another day."""
 
     def make():
-        viewer = make_napari_viewer()
+        viewer = shared_viewer()
         return viewer, viewer.add_image(np.full((*SHAPE, 3), 200, np.uint8), name="smear")
 
     return make

@@ -79,8 +79,8 @@ class Example(Panel):
 
 
 @pytest.fixture
-def example(make_napari_viewer):
-    viewer = make_napari_viewer()
+def example(shared_viewer):
+    viewer = shared_viewer()
     panel = Example(viewer)
     viewer.window.add_dock_widget(panel)
     return viewer, panel
@@ -115,8 +115,8 @@ def test_the_choice_follows_the_layers(example):
 
 
 @pytest.mark.window
-def test_a_layer_comes_above_all_images_and_not_above_other_shapes(make_napari_viewer):
-    viewer = make_napari_viewer()
+def test_a_layer_comes_above_all_images_and_not_above_other_shapes(shared_viewer):
+    viewer = shared_viewer()
     viewer.add_image(RGB, name="source")
     boxes = viewer.add_shapes(name="boxes")
     for name in ("first", "second"):
@@ -130,8 +130,8 @@ def test_a_layer_comes_above_all_images_and_not_above_other_shapes(make_napari_v
 
 
 @pytest.mark.window
-def test_what_covers_an_image_steps_back_and_forward_as_it_was(make_napari_viewer):
-    viewer = make_napari_viewer()
+def test_what_covers_an_image_steps_back_and_forward_as_it_was(shared_viewer):
+    viewer = shared_viewer()
     source, other = (viewer.add_image(RGB, name=name) for name in ("source", "other"))
     grey = np.zeros(RGB.shape[:2])
     made = {

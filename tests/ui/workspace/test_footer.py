@@ -36,8 +36,8 @@ class Gate:
 
 
 @pytest.fixture
-def viewer(make_napari_viewer):
-    viewer = make_napari_viewer(show=True)
+def viewer(shared_viewer):
+    viewer = shared_viewer(show=True)
     viewer.add_image(RGB)
     return viewer
 
@@ -98,8 +98,8 @@ def test_two_at_a_time_in_the_order_of_the_tabs(viewer, until):
     assert ends == [TaskOutcome.DONE] * 2
 
 
-def test_loading_a_model_has_nothing_to_cancel(make_napari_viewer, until):
-    viewer = make_napari_viewer(show=True)
+def test_loading_a_model_has_nothing_to_cancel(shared_viewer, until):
+    viewer = shared_viewer(show=True)
     workspace = open_workspace(viewer, CELLS)
     (row,) = workspace.footer.rows.values()
     assert not row.stop.isVisible()

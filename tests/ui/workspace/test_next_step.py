@@ -65,9 +65,9 @@ def test_without_an_image_it_offers_to_open_one(make_napari_viewer, qtbot, until
 @pytest.mark.window
 @pytest.mark.slow
 def test_from_an_image_to_training_data_in_three_clicks_and_a_folder(
-    make_napari_viewer, qtbot, until, smear, tmp_path, monkeypatch
+    shared_viewer, qtbot, until, smear, tmp_path, monkeypatch
 ):
-    viewer = make_napari_viewer(show=True)
+    viewer = shared_viewer(show=True)
     viewer.add_image(smear, name="smear")
     workspace = open_workspace(viewer, STAINS)
 

@@ -45,8 +45,8 @@ RGB = np.full((48, 64, 3), 200, np.uint8)
 
 
 @pytest.fixture
-def viewer(make_napari_viewer):
-    return make_napari_viewer()
+def viewer(shared_viewer):
+    return shared_viewer()
 
 
 def opened(viewer, title):
@@ -225,8 +225,8 @@ def test_picking_an_image_selects_its_layer(viewer):
     assert workspace.image.layer is second
 
 
-def test_all_tabs_work_on_the_shared_image(make_napari_viewer):
-    viewer = make_napari_viewer(show=True)
+def test_all_tabs_work_on_the_shared_image(shared_viewer):
+    viewer = shared_viewer(show=True)
     first = viewer.add_image(RGB, name="first")
     second = viewer.add_image(RGB, name="second")
     workspace = open_workspace(viewer, STAINS)
@@ -298,8 +298,8 @@ def test_a_panel_alone_follows_the_selection_too(viewer):
 # --- docks of their own ---------------------------------------------------------------------------
 
 
-def test_a_tab_can_have_a_dock_of_its_own_and_come_back(make_napari_viewer, until):
-    viewer = make_napari_viewer(show=True)
+def test_a_tab_can_have_a_dock_of_its_own_and_come_back(shared_viewer, until):
+    viewer = shared_viewer(show=True)
     viewer.add_image(RGB)
     workspace = open_workspace(viewer, ANNOTATE)
     panel = workspace.panel(ANNOTATE)
@@ -353,8 +353,8 @@ def test_what_has_its_own_dock_outlives_the_workspace(viewer):
 
 
 @pytest.mark.parametrize("theme", ["dark", "light"])
-def test_nothing_is_cut_off_at_1280_by_720(make_napari_viewer, smear, theme, qtbot):
-    viewer = make_napari_viewer(show=True)
+def test_nothing_is_cut_off_at_1280_by_720(shared_viewer, smear, theme, qtbot):
+    viewer = shared_viewer(show=True)
     viewer.theme = theme
     viewer.add_image(smear, name="a smear with quite a long name, as cameras give them.tif")
     viewer.window.resize(1280, 720)
@@ -391,10 +391,10 @@ def contrast(first, second):
     return (high + 0.05) / (low + 0.05)
 
 
-def test_hints_warnings_and_plots_can_be_read_in_both_themes(make_napari_viewer, qtbot):
+def test_hints_warnings_and_plots_can_be_read_in_both_themes(shared_viewer, qtbot):
     from napari.utils.theme import get_theme
 
-    viewer = make_napari_viewer(show=True)
+    viewer = shared_viewer(show=True)
     workspace = open_workspace(viewer, BATCH)
     panels = [workspace.open_tab(tab) for tab in TABS]
     review, train = workspace.panel(REVIEW), workspace.panel(TRAIN)
@@ -429,8 +429,8 @@ def test_hints_warnings_and_plots_can_be_read_in_both_themes(make_napari_viewer,
             assert contrast(rgb, background) >= 4.5, (name, label.text(), rgb)
 
 
-def test_a_disabled_button_says_why(make_napari_viewer, until):
-    viewer = make_napari_viewer(show=True)
+def test_a_disabled_button_says_why(shared_viewer, until):
+    viewer = shared_viewer(show=True)
     workspace = open_workspace(viewer, ANNOTATE)
     annotate, train = workspace.panel(ANNOTATE), workspace.open_tab(TRAIN)
     assert not annotate.add.isEnabled()

@@ -35,9 +35,9 @@ from napari_beerlanet.ui.annotate.autosave import (
 from napari_beerlanet.ui.annotate.classes import ClassList
 from napari_beerlanet.ui.annotate.key_bindings import bind_keys
 from napari_beerlanet.ui.common.notifications import notify_error
-from napari_beerlanet.ui.common.panel import Connection, unwrap_viewer
+from napari_beerlanet.ui.common.panel import connect_until_destroyed, unwrap_viewer
 from napari_beerlanet.ui.common.session import get_project_store, get_session
-from napari_beerlanet.ui.common.tasks import Task, on_destroyed
+from napari_beerlanet.ui.common.tasks import Task
 from napari_beerlanet.ui.viewer.box_shapes import set_edge_width
 from napari_beerlanet.ui.viewer.layers import user_images
 from napari_beerlanet.ui.viewer.planes import PlaneIndex, current_plane
@@ -98,17 +98,15 @@ class AnnotationStore(QObject):
         self._put_away: weakref.WeakSet[Image] = weakref.WeakSet()
         self.lookup_notes: weakref.WeakKeyDictionary[Image, str] = weakref.WeakKeyDictionary()
         self._colours_task = Task(self)
-        connections: list[Connection] = [
+        connect_until_destroyed(
+            self,
             (self.projects.about_to_change, self.autosave.flush),
             (self.projects.changed, self._project_changed),
             (self.classes.changed, self._save_colours),
             (viewer.layers.events.removed, self._layer_removed),
             (viewer.layers.events.inserted, self._show_saved_soon),
-        ]
-        for emitter, method in connections:
-            emitter.connect(method)
+        )
         window.installEventFilter(self)
-        on_destroyed(window, partial(_disconnect_all, connections))
 
     @property
     def viewer(self) -> Viewer | None:
@@ -521,12 +519,6 @@ def _comparable(annotations: Annotations) -> Any:
     return sorted(map(str, content["objects"])), sorted(map(str, content["regions"]))
 
 
-def _disconnect_all(connections: list[Connection]) -> None:
-    """The window is gone, and all Qt objects with it."""
-    for emitter, method in connections:
-        emitter.disconnect(method)
-
-
 class ConstantEdgeWidth(QObject):
     """Keeps edges equally thin on the screen at any zoom; `layers` returns those to update."""
 
@@ -541,7 +533,7 @@ class ConstantEdgeWidth(QObject):
         self._throttle = QSignalThrottler(QSignalThrottler.EmissionPolicy.Trailing, self)
         self._throttle.setTimeout(_ZOOM_THROTTLE_MS)
         self._throttle.triggered.connect(self.update)
-        viewer.scene.camera.events.zoom.connect(self._zoomed)
+        connect_until_destroyed(self, (viewer.scene.camera.events.zoom, self._zoomed))
 
     def _zoomed(self, event: Any = None) -> None:
         self._throttle.throttle()

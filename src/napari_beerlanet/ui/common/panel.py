@@ -50,6 +50,15 @@ class Emitter(Protocol):
 Connection = tuple[Emitter, Callable[..., Any]]
 
 
+def connect_until_destroyed(owner: QObject, *connections: Connection) -> None:
+    """Connect methods of a Qt object to events of what may outlive it."""
+    weak = []
+    for emitter, method in connections:
+        emitter.connect(method)
+        weak.append((emitter, weakref.WeakMethod(method)))
+    on_destroyed(owner, lambda: _disconnect_all(weak))
+
+
 class DockedWidget(QWidget):
     """What a dock of napari's holds: a panel, or the workspace with all of them.
 
