@@ -22,22 +22,23 @@ from typing import Any
 
 from walk import Walk
 
-_SIZE = 1360, 860
+_SIZE = 1400, 960
 _QUALITY = 88
 _TRAINING_FIELDS = 8
 _BATCH_IMAGES = 3  # of each laboratory
 _SEARCHED_TILES = 12
 _SLIDE_SIDE = 10_240
-_REVIEWED = "BloodImage_00007"
-_MISLABELLED = "BloodImage_00007"  # a platelet in it is not annotated
+_REVIEWED = "BloodImage_00007"  # a platelet in it is not annotated
 _PARASITES = "malaria/images/1405022890-0002-R.jpg"
 
 
 class Pictures(Walk):
     """A walk that saves what README and docs show."""
 
-    def save(self, name: str) -> None:
-        """The window as docs/NAME.jpg."""
+    def save(self, name: str, fit: bool = True) -> None:
+        """The window as docs/NAME.jpg; `fit`: with the whole image in view."""
+        if fit:
+            self.viewer.reset_view()
         self.pause(1.0)
         path = self.out / f"{name}.jpg"
         self.viewer.window._qt_window.grab().save(str(path), quality=_QUALITY)
@@ -101,6 +102,7 @@ def training(window: Pictures, shared: Path) -> None:
         "path: .\ntrain: images\nval: images\nnames: [RBC, WBC, Platelets]\n"
     )
     window.viewer.open(unseen)
+    window.find_cells()
     annotate = window.open_tab(ANNOTATE)
     annotate.project.create_project(own / "another laboratory")
     window.wait(lambda: annotate.store.project is not None, "the project")
@@ -125,11 +127,12 @@ def review(window: Pictures, shared: Path) -> None:
     bccd = shared / "data" / "bccd"
     window.viewer.open(bccd / "JPEGImages" / f"{_REVIEWED}.jpg")
     window.viewer.open(bccd / "Annotations" / f"{_REVIEWED}.xml", plugin="napari-beerlanet")
-    image = next(layer for layer in window.viewer.layers if layer.name.startswith(_REVIEWED))
+    image, drawn = window.viewer.layers[-2:]
+    drawn.visible = False  # the detections are what is reviewed
     window.viewer.layers.selection.active = image
     window.find_cells()
     panel = window.open_tab(REVIEW)
-    window.wait(lambda: panel.review is not None, "the review")
+    window.wait(lambda: len(panel.rows), "the review")
     for act in (panel.next, panel.accept, panel.accept, panel.accept, panel.reject):
         act()
         window.pause(0.2)
@@ -150,7 +153,6 @@ def review(window: Pictures, shared: Path) -> None:
     panel.tabs.setCurrentIndex(pages["Annotations"])
     metrics = panel.annotation_tab.metrics
     window.wait(lambda: metrics.matches is not None, "the annotations")
-    window.viewer.reset_view()
     window.save("review-annotations")
     sections = {metrics.section_bar.tabText(k): k for k in range(metrics.section_bar.count())}
     metrics.section_bar.setCurrentIndex(sections["Label errors"])
@@ -175,7 +177,7 @@ def slide(window: Pictures, shared: Path) -> None:
     window.wait(lambda: stains.layers.complete, "the layers")
     viewer.camera.zoom *= 2.5
     window.pause(3)
-    window.save("slide-stains")
+    window.save("slide-stains", fit=False)
     viewer.layers.clear()
     pyramid = Path(tempfile.gettempdir()) / "beerlanet" / f"smear-{_SLIDE_SIDE}.zarr"
     pyramid.parent.mkdir(parents=True, exist_ok=True)

@@ -39,6 +39,8 @@ def test_the_table_shows_every_column_of_the_review(table):
     ]
     assert heads[:4] == ["id", "class", "confidence", "status"]
     assert heads[-2:] == ["OD 1 mean", "OD 2 mean"]
+    first_four = sum(table.columnWidth(k) for k in range(4))
+    assert first_four <= 305, "they are seen at once in a dock of 390 pixels"
     assert float(cells(table, "confidence")[0]) == pytest.approx(
         float(model.review.detections.scores[0]), abs=6e-4
     )

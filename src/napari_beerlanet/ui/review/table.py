@@ -24,6 +24,7 @@ _ROOT_INDEX = QModelIndex()
 _STATE_TINTS = {ACCEPTED: QColor(60, 160, 90, 90), REJECTED: QColor(200, 70, 60, 90)}
 _ALIGN_RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
 _COLUMN_TITLES = {"x": "x (px)", "y": "y (px)", "area": "area (px²)"}
+_WIDTHS_PX = {"id": 46, "class": 80, "confidence": 88, "status": 88}  # all four fit a narrow dock
 
 
 class ReviewTableModel(QAbstractTableModel):
@@ -143,8 +144,7 @@ class ReviewTable(QTableView):
             # With the table's own, Qt would ask for every row.
             header.setSelectionModel(QItemSelectionModel(model, header))
         for column, name in enumerate(model.names):
-            wide = name in ("class", "status", "confidence")
-            self.setColumnWidth(column, 92 if wide else max(76, 8 * len(name)))
+            self.setColumnWidth(column, _WIDTHS_PX.get(name, max(76, 8 * len(name))))
 
     @property
     def _selection(self) -> QItemSelectionModel:
