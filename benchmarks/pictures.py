@@ -175,7 +175,7 @@ def slide(window: Pictures, shared: Path) -> None:
     window.wait(lambda: stains.fitted is not None and stains.live.idle, "the slide's stains")
     stains.form.blending_buttons.buttons()[1].click()
     window.wait(lambda: stains.layers.complete, "the layers")
-    viewer.camera.zoom *= 2.5
+    viewer.scene.camera.zoom *= 2.5
     window.pause(3)
     window.save("slide-stains", fit=False)
     viewer.layers.clear()

@@ -416,6 +416,8 @@ def test_hints_warnings_and_plots_can_be_read_in_both_themes(shared_viewer, qtbo
             colours.append(QColor(plot.getAxis("bottom").labelStyle["color"]))
             if plot.plotItem.legend is not None:
                 colours.append(plot.plotItem.legend.labelTextColor())
+                for _, label in plot.plotItem.legend.items:
+                    assert colours[-1].name() in label.item.toHtml().lower(), label.text
             for colour in colours:
                 assert contrast(colour.getRgb()[:3], background) >= 4.5, (name, colour.name())
         labels = [label for panel in panels for label in panel.findChildren(QLabel)]

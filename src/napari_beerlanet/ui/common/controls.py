@@ -214,8 +214,11 @@ class PlotTheme(QObject):
             axis = self._plot.getAxis(name)
             axis.setPen(colour)
             axis.setTextPen(colour)
-        if self._plot.plotItem.legend is not None:
-            self._plot.plotItem.legend.setLabelTextColor(colour)
+        legend = self._plot.plotItem.legend
+        if legend is not None:
+            legend.setLabelTextColor(colour)
+            for _, label in legend.items:
+                label.setText(label.text)  # pyqtgraph takes another colour only with a text
         if self._apply is not None:
             self._apply(colour)
 
