@@ -102,9 +102,9 @@ def test_the_window_answers_while_four_megapixels_are_worked_on(
     "panel", [STAINS, CELLS, "Annotate", "Fine-tune", "Review detections", "Run on folder"]
 )
 def test_every_control_has_a_tooltip_and_the_panel_fits_a_narrow_dock(
-    make_napari_viewer, qtbot, panel, smear
+    shared_viewer, qtbot, panel, smear
 ):
-    viewer = make_napari_viewer(show=True)
+    viewer = shared_viewer(show=True)
     viewer.add_image(smear)
     _, widget = viewer.window.add_plugin_dock_widget(PLUGIN, panel)
     qtbot.wait(300)

@@ -59,11 +59,11 @@ def project(tmp_path, tiny):
 
 
 @pytest.fixture
-def panel(make_napari_viewer, monkeypatch, smear):
+def panel(shared_viewer, monkeypatch, smear):
     """The panel in a dock; a training that still runs at the end is killed."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(run_view, "lower_priority", lambda process: None)
-    viewer = make_napari_viewer()
+    viewer = shared_viewer()
     viewer.add_image(smear[:96, :96], name="field")
     made = FineTuneWidget(viewer)
     made.close_confirmation.ask = lambda: "continue"
