@@ -418,6 +418,7 @@ def test_hints_warnings_and_plots_can_be_read_in_both_themes(shared_viewer, qtbo
                 colours.append(plot.plotItem.legend.labelTextColor())
                 for _, label in plot.plotItem.legend.items:
                     assert colours[-1].name() in label.item.toHtml().lower(), label.text
+            assert plot.backgroundBrush().color().getRgb()[:3] == tuple(background)
             for colour in colours:
                 assert contrast(colour.getRgb()[:3], background) >= 4.5, (name, colour.name())
         labels = [label for panel in panels for label in panel.findChildren(QLabel)]

@@ -190,7 +190,7 @@ def colour_icon(colour: str) -> QIcon:
 
 
 class PlotTheme(QObject):
-    """Gives axes, labels and legend of a pyqtgraph plot the colour of the text around it.
+    """Gives a pyqtgraph plot the background and, for axes and legend, the text's colour around it.
 
     `apply`, if given, is called with that colour, for what else a plot has.
     """
@@ -209,7 +209,9 @@ class PlotTheme(QObject):
 
     def update_colours(self) -> None:
         """Take the colour of the text around the plot."""
-        colour = self._plot.palette().color(QPalette.ColorRole.WindowText)
+        palette = self._plot.palette()
+        colour = palette.color(QPalette.ColorRole.WindowText)
+        self._plot.setBackground(palette.color(QPalette.ColorRole.Window))
         for name in ("left", "bottom"):
             axis = self._plot.getAxis(name)
             axis.setPen(colour)

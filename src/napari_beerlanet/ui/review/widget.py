@@ -144,7 +144,8 @@ class ReviewWidget(Panel):
         self.empty.setAlignment(Qt.AlignmentFlag.AlignTop)
         self.decision_buttons, self.keys_hint = self._buttons(), hint(_KEYS_HINT)
         above = (self.filter, self.progress, self.decision_buttons, self.current_line)
-        for widget in (self.empty, *above):
+        self.body.addWidget(self.empty, 1)
+        for widget in above:
             self.body.addWidget(widget)
         self.body.addWidget(self.tabs, 1)
         below = (self.run_comparison, self.export, self.export.bar, self.bar)
