@@ -29,7 +29,7 @@ _BATCH_IMAGES = 3  # of each laboratory
 _SEARCHED_TILES = 12
 _SLIDE_SIDE = 10_240
 _REVIEWED = "BloodImage_00007"  # a platelet in it is not annotated
-_PARASITES = "malaria/images/1405022890-0002-R.jpg"
+_PARASITES = "malaria/images/1701151546-0011-R_T.jpg"
 
 
 class Pictures(Walk):
@@ -211,7 +211,7 @@ def batch(window: Pictures, shared: Path) -> None:
     folder.mkdir()
     for name in ("bccd/JPEGImages", "other-lab/images"):
         for path in sorted((shared / "data" / name).glob("*.jpg"))[:_BATCH_IMAGES]:
-            shutil.copy(path, folder / f"{name.split('/')[0]} {path.stem[:16]}.jpg")
+            shutil.copy(path, folder / path.name)
     window.viewer.open(sorted(folder.iterdir())[0])
     window.find_cells()
     panel = window.open_tab(BATCH)

@@ -326,6 +326,7 @@ def test_a_batch_ends_with_a_table_a_plot_and_open_for_every_result(
     assert f"{first + second} cells in 2 images" in results.summary.text()
     bars = [item for item in results.plot.getPlotItem().items if isinstance(item, BarGraphItem)]
     assert [sum(bar.opts["height"][k] for bar in bars) for k in (0, 1)] == [first, second]
+    assert not results.table.wordWrap(), "a long name is elided in its middle, on one line"
     column = results.model.columns.index("all cells")
     results.table.sortByColumn(column, Qt.SortOrder.AscendingOrder)
     assert [line[0] for line in cells(results)] == ["a1", "a0", "broken (failed)", "all images"]

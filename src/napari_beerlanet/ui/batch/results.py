@@ -224,6 +224,7 @@ class BatchResults(QWidget):
         table.setSelectionBehavior(QTableView.SelectionBehavior.SelectRows)
         table.setSelectionMode(QTableView.SelectionMode.SingleSelection)
         table.setTextElideMode(Qt.TextElideMode.ElideMiddle)
+        table.setWordWrap(False)  # or a long name is cut at its first space
         table.setHorizontalScrollMode(QTableView.ScrollMode.ScrollPerPixel)
         lines = not_none(table.verticalHeader())
         lines.hide()
