@@ -120,7 +120,8 @@ def count_pixels(model):
 def size_fields(shared):
     """Made fields of all sizes, and some of each laboratory: (name, pixels)."""
     for diameter in (10, 16, 28, 40, 55, 75, 90, 120, 160, 200):
-        yield f"made, {diameter}", blood_smear((600, 800), cell_diameter=diameter, seed=4).image
+        shape = (600, 800) if diameter >= 40 else (15 * diameter, 20 * diameter)
+        yield f"made, {diameter}", blood_smear(shape, cell_diameter=diameter, seed=4).image
     folders = ("bccd/JPEGImages", "other-lab/images", "malaria/images")
     folders += ("malaria-fields/falciparum/images", "malaria-fields/vivax/images")
     for name in folders:
