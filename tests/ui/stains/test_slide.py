@@ -62,9 +62,9 @@ def gate(monkeypatch):
 
 
 @pytest.fixture
-def opened(make_napari_viewer, until, levels):
+def opened(shared_viewer, until, levels):
     def make(data=None, path=None):
-        viewer = make_napari_viewer(show=True)
+        viewer = shared_viewer(show=True)
         if path is not None:
             add_layers(viewer, str(path), read_slides(path))
             (layer,) = viewer.layers

@@ -28,11 +28,11 @@ def megapixel():
 
 
 @pytest.fixture
-def docked(make_napari_viewer, until):
+def docked(shared_viewer, until):
     """A viewer with the panel in a dock of 400 pixels."""
 
     def make(image=None, **options):
-        viewer = make_napari_viewer(show=True)
+        viewer = shared_viewer(show=True)
         panel = DecomposeWidget(viewer)
         dock = viewer.window.add_dock_widget(panel, name="Stain decomposition", area="right")
         dock.setFixedWidth(400)
