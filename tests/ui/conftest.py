@@ -11,9 +11,13 @@ import numpy as np
 import pytest
 from napari.settings import get_settings
 from npe2 import PluginManifest
-from qtpy.QtCore import QTimer
+from qtpy.QtCore import Qt, QTimer
+from qtpy.QtTest import QTest
+from qtpy.QtWidgets import QApplication, QWidget
 
 from napari_beerlanet.samples import blood_smear
+
+_NO_KEY = Qt.KeyboardModifier.NoModifier
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -62,6 +66,18 @@ def ultralytics_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setenv("YOLO_OFFLINE", "true")
     monkeypatch.setenv("YOLO_CONFIG_DIR", str(tmp_path / "yolo"))
     monkeypatch.setenv("NAPARI_BEERLANET_CONFIG", str(tmp_path / "settings"))
+
+
+@pytest.fixture(autouse=True)
+def keys_released() -> Iterator[None]:
+    """For Qt, a key that was held in a test's last click is held until the next event.
+
+    A file that the next test drops would be opened as with that key.
+    """
+    yield
+    if QApplication.instance() and QApplication.keyboardModifiers() != _NO_KEY:
+        QTest.keyRelease(QWidget(), Qt.Key.Key_Shift)
+        assert QApplication.keyboardModifiers() == _NO_KEY
 
 
 @pytest.fixture(scope="session")

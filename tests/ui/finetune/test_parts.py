@@ -24,6 +24,7 @@ from napari_beerlanet.core.training.settings import TrainSettings
 from napari_beerlanet.core.training.setup import resolve_defaults
 from napari_beerlanet.ui.common.tasks import Task
 from napari_beerlanet.ui.finetune.curves import TrainingCurves
+from napari_beerlanet.ui.finetune.model_comparison import MetricsTable
 from napari_beerlanet.ui.finetune.run_view import (
     PredictionPreview,
     predict_validation_images,
@@ -71,6 +72,23 @@ def test_curves_draw_batches_and_epochs(qtbot, tmp_path):
     curves.add_batch(batch(2, 1, 7))  # the second epoch is done again
     curves.read_epochs(tmp_path / "gone")
     np.testing.assert_allclose(curves.lines["train"].getData()[1], [2, 2, 14])
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "texts"),
+    [
+        (0.9914, 0.9896, ["99.1", "99.0", "▼ 0.1"]),  # 0.18 points, but not of what is seen
+        (0.99051, 0.99049, ["99.1", "99.0", "▼ 0.1"]),
+        (0.99049, 0.98951, ["99.0", "99.0", "="]),
+        (0.5, 0.7306, ["50.0", "73.1", "▲ 23.1"]),
+        (None, 0.7, ["–", "70.0", ""]),
+    ],
+)
+def test_the_change_is_that_of_the_numbers_beside_it(qtbot, before, after, texts):
+    table = MetricsTable()
+    qtbot.addWidget(table)
+    table.set_rows([ComparisonRow("mAP50", before, after)])
+    assert table.texts()[1][1:] == texts
 
 
 def test_preview_names_the_epoch_and_draws(qtbot, project, tiny):

@@ -416,6 +416,9 @@ def test_the_scope_is_preselected_by_the_data_until_the_user_has_chosen(panel, p
     assert panel.form.scope == "stain"
     assert panel.form.scope_line.text() == "“Stain only” is preselected for 3 training images."
     assert "are needed to learn it" in panel.data_line.text()
+    for message in (panel.summary.notes[0], "The loss jumped."):  # what a run warns of
+        panel.run_view._on_event({"event": "warning", "message": message})
+    assert panel.run_view.warnings_line.text() == "The loss jumped.", "the other is shown above"
     panel.form.scopes["head"].click()
     assert panel.form.scope_line.text() == ""
     panel.open_project(project)

@@ -532,6 +532,26 @@ def test_the_chosen_image_is_shown_with_its_layers_in_place_of_others(viewer):
     assert second.visible
 
 
+def test_the_camera_goes_with_the_chosen_image(viewer):
+    workspace, camera = open_workspace(viewer, CELLS), viewer.scene.camera
+    first = viewer.add_image(RGB, name="first")
+    camera.zoom, camera.center = 7.0, (0.0, 10.0, 12.0)
+    same = viewer.add_image(RGB, name="another stain of the field")
+    assert (camera.zoom, camera.center) == (7.0, (0.0, 10.0, 12.0)), "to compare them"
+
+    small = viewer.add_image(RGB[:32, :40], name="small")
+    assert camera.zoom > 7.0
+    np.testing.assert_allclose(camera.center[-2:], (15.5, 19.5))
+    camera.zoom = 20.0
+
+    workspace.image.choose(same)
+    assert (camera.zoom, camera.center) == (7.0, (0.0, 10.0, 12.0)), "where it was left"
+    workspace.image.choose(first)
+    assert (camera.zoom, camera.center) == (7.0, (0.0, 10.0, 12.0))
+    workspace.image.choose(small)
+    assert camera.zoom == 20.0
+
+
 def test_images_in_a_grid_stay_visible(viewer):
     workspace = open_workspace(viewer, CELLS)
     viewer.canvas.grid.enabled = True

@@ -365,8 +365,9 @@ def _percent_text(value: float | None) -> str:
 def _change_text(line: ComparisonRow) -> str:
     if line.before is None or line.after is None:
         return ""
-    points = 100 * (line.after - line.before)
-    return "=" if abs(points) < 0.05 else f"{'▲' if points > 0 else '▼'} {abs(points):.1f}"
+    # Of the numbers as they are shown: whoever subtracts them gets the same.
+    points = round(round(100 * line.after, 1) - round(100 * line.before, 1), 1)
+    return f"{'▲' if points > 0 else '▼'} {abs(points):.1f}" if points else "="
 
 
 def _default_model_name(folder: Path) -> str:

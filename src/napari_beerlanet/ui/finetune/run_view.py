@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,7 @@ class RunView(QWidget):
     def __init__(self, preview_task: Task) -> None:
         super().__init__()
         self.process: TrainingProcess | None = None
+        self.shown_above: Sequence[str] = ()  # what is said of the data already
         self.title = heading("Training")
         self.bar = activity_bar("Progress of the training, and the estimated time left.")
         self.activity = Activity(self, self._stop, "Stop", _STOP_TOOLTIP)
@@ -160,8 +162,9 @@ class RunView(QWidget):
         self.resources_line.setText(f"Device: {event.get('device')} · memory in use: {size}")
 
     def _set_warnings(self, warnings: list[str]) -> None:
-        """Show the last three different ones."""
-        lines = list(dict.fromkeys(line for line in warnings if line))[-3:]
+        """Show the last three different ones that are not shown above."""
+        new = [line for line in warnings if line and line not in self.shown_above]
+        lines = list(dict.fromkeys(new))[-3:]
         self.warnings_line.setText("\n".join(lines))
         self.warnings_line.setVisible(bool(lines))
 

@@ -163,7 +163,8 @@ class FineTuneWidget(Panel):
 
     def _on_project_inspected(self, inspected: tuple[DatasetSummary, list[str]]) -> None:
         self.summary, devices = inspected
-        self.data_line.setText("\n".join([self.summary.sentence(), *self.summary.notes[:3]]))
+        self.run_view.shown_above = self.summary.notes[:3]
+        self.data_line.setText("\n".join([self.summary.sentence(), *self.run_view.shown_above]))
         self.form.set_devices(devices)
         self._preselect_scope()
         self._update_controls()

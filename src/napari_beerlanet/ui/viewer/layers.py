@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -258,6 +258,8 @@ def hide_with_source(viewer: Viewer, layer: Layer) -> None:
 # with others.
 _set_aside: WeakKeyDictionary[Layer, WeakSet[Layer]] = WeakKeyDictionary()
 _seen_together: WeakSet[Layer] = WeakSet()
+# The camera's zoom and centre when an image was hidden.
+_last_views: WeakKeyDictionary[Layer, tuple[float, Any]] = WeakKeyDictionary()
 
 
 def show_in_place_of_others(viewer: Viewer, image: Image) -> None:
@@ -265,7 +267,9 @@ def show_in_place_of_others(viewer: Viewer, image: Image) -> None:
 
     napari draws images over each other, and the boxes of one on another. What was hidden comes back
     with its image. Who shows such a layer again wants to see both: they are left alone from then.
+    The camera goes where the user has last looked at the image, or shows all of it.
     """
+    replaced = []
     for one in user_images(viewer):
         if any(layer.visible for layer in _set_aside.get(one, ())):
             _seen_together.add(one)
@@ -279,10 +283,27 @@ def show_in_place_of_others(viewer: Viewer, image: Image) -> None:
             continue
         own = [layer for layer in viewer.layers if source_image(viewer, layer) is other]
         hidden = _set_aside.setdefault(other, WeakSet())
+        replaced += [other] if other.visible else []
         for layer in own:
             if layer.visible:
                 hidden.add(layer)
                 layer.visible = False
+    if replaced and viewer.dims.ndisplay == 2:
+        _look_at(viewer, image, replaced)
+
+
+def _look_at(viewer: Viewer, image: Image, replaced: Sequence[Image]) -> None:
+    """Move the camera to an image, unless it has the place of one that it replaces."""
+    camera = viewer.scene.camera
+    for other in replaced:
+        _last_views[other] = camera.zoom, camera.center
+    place, *others = (one.extent.world[:, -2:] for one in (image, *replaced))
+    if any(np.array_equal(place, other) for other in others):
+        return  # as of two stains of one field, which are compared
+    if image in _last_views:
+        camera.zoom, camera.center = _last_views[image]
+    else:
+        viewer.fit_to_view(layers=[image])
 
 
 class UpdateGuard:
