@@ -100,6 +100,8 @@ class SharedViewers:
         QtViewer._instances.clear()
         self._environment.close()
         self._environment = None
+        gc.collect()
+        gc.freeze()  # what libraries have made is no garbage; napari collects at every layer
         assert kept_alive == 0 or self._failed, f"{kept_alive} shared viewers are kept alive"
 
     def _make(self, show: bool) -> "_SharedViewer":
