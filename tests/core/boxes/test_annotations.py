@@ -202,3 +202,20 @@ def test_a_change_and_its_inverse_cancel(first, second, labels):
     change = diff_annotations("", before, after)
     assert objects_by_id(apply_change(change, before)) == objects_by_id(after)
     assert objects_by_id(apply_change(change.inverse(), after)) == objects_by_id(before)
+
+
+def test_types_go_with_the_boxes() -> None:
+    boxes = np.array([[0, 0, 9, 9], [20, 0, 29, 9], [40, 0, 49, 9]], float)
+    types = ["", "monocyte", "monocyte"]
+    annotations = Annotations(boxes, [0, 1, 1], ["RBC", "WBC"], image_shape=(60, 60), types=types)
+    assert annotations.type_counts() == {"monocyte": 2}
+    assert annotations.typed().object_ids.tolist() == [1, 2]
+    written = annotations.to_json()
+    assert "type" not in written["objects"][0]
+    assert written["objects"][1]["type"] == "monocyte"
+    assert Annotations.from_json(written, (60, 60)).types == annotations.types
+    detections = annotations.to_detections()
+    assert Annotations.empty(["RBC", "WBC"]).with_detections(detections).types == tuple(types)
+    assert Annotations.empty([]).with_detections(detections[:1]).types == ("",)
+    with pytest.raises(ValueError, match="as many types"):
+        Annotations(boxes, [0, 1, 1], ["RBC", "WBC"], types=["monocyte"])

@@ -195,3 +195,46 @@ def test_candidates_columns_and_classes_are_merged_too():
     assert merged.above(0.25).counts() == {"other": 0, "cell": 2}
     np.testing.assert_allclose(merged.columns["OD 1 mean"], [1, 3, 2, 4])
     np.testing.assert_allclose(merged.columns["OD 2 mean"], [np.nan, 5, np.nan, 6])
+
+
+# --- cell types -----------------------------------------------------------------------------------
+
+
+def _typed() -> Detections:
+    boxes = np.array([[0, 0, 9, 9], [20, 0, 29, 9], [40, 0, 49, 9], [60, 0, 69, 9]], float)
+    found = Detections(boxes, [0, 1, 1, 0], [0.9, 0.8, 0.4, 0.05], ["RBC", "WBC"]).above(0.25)
+    probabilities = np.array([[0.75, 0.25], [0.0, 1.0]], np.float32)
+    return found.with_types(["monocyte", "lymphocyte"], probabilities, rows=[1, 2], classifier="w")
+
+
+def test_types_are_columns_of_the_candidates_and_follow_the_threshold() -> None:
+    typed = _typed()
+    assert len(typed) == 4
+    assert typed.columns["type"].tolist() == ["", "monocyte", "lymphocyte", ""]
+    np.testing.assert_array_equal(typed.columns["probability"], [np.nan, 0.75, 1.0, np.nan])
+    entropy = -(0.75 * np.log(0.75) + 0.25 * np.log(0.25))
+    np.testing.assert_allclose(typed.columns["entropy"][1:3], [entropy, 0], rtol=1e-6)
+    np.testing.assert_array_equal(typed.columns["P(lymphocyte)"], [np.nan, 0.25, 1.0, np.nan])
+    assert typed.types == ["monocyte", "lymphocyte"]
+    assert typed.report["classifier"] == "w"
+    assert typed.above(0.5).type_counts() == {"monocyte": 1, "lymphocyte": 0}
+    assert typed.above(0.5).above(0.3).type_counts() == {"monocyte": 1, "lymphocyte": 1}
+
+
+def test_types_of_the_same_classifier_are_added_and_of_another_replaced() -> None:
+    certain = np.array([[1.0, 0.0]], np.float32)
+    more = _typed().with_types(["monocyte", "lymphocyte"], certain, rows=[0])
+    assert more.columns["type"].tolist() == ["monocyte", "monocyte", "lymphocyte", ""]
+    other = more.with_types(["ring", "uninfected"], certain, labels=[1], rows=[0])
+    assert other.columns["type"].tolist() == ["uninfected", "", "", ""]
+    assert other.columns["probability"][0] == 0
+    assert "P(monocyte)" not in other.columns
+    assert Detections.empty(["RBC"]).type_counts() == {}
+
+
+def test_a_search_of_a_window_keeps_the_types_outside_it() -> None:
+    found = Detections([[0, 0, 9, 10]], [0], [0.9], ["RBC", "WBC"], {"area": np.ones(1)})
+    after = replace_in_windows(_typed(), found, np.array([[0, 0, 15, 15]]))
+    assert after.columns["type"].tolist() == ["", "monocyte", "lymphocyte", ""]
+    assert after.types == ["monocyte", "lymphocyte"]
+    assert np.isnan(after.columns["area"][1])

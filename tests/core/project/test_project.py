@@ -428,6 +428,7 @@ def test_stray_boxes_are_counted_by_reason(project):
         labels=np.append(annotations.labels, [0, 0]),
         ids=np.arange(n + 2),
         status=["drawn"] * (n + 2),
+        types=(),
     )
     added = project.add_image(source, rgb, given, 128)
     assert added.used == n

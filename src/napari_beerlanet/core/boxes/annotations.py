@@ -5,6 +5,7 @@ Boxes are x1, y1, x2, y2 in image pixels with continuous edges, see `geometry`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from napari_beerlanet.core.boxes.detections import Detections
+from napari_beerlanet.core.boxes.detections import TYPE_COLUMN, Detections
 from napari_beerlanet.core.boxes.geometry import area, check_boxes, clip
 from napari_beerlanet.core.boxes.regions import Region, shape_bounds
 from napari_beerlanet.core.common.messages import count_of
@@ -35,7 +36,7 @@ class Annotations:
     """Objects of one image of `image_shape` (H, W), and the regions without omissions.
 
     `xyxy` (n, 4) float64, `labels` (n,) int64 into `names`, `ids` (n,) int64, each there once,
-    `status` (n,) one of `STATUSES` each.
+    `status` (n,) one of `STATUSES` each, `types` (n,) cell types, "" where there is none.
     """
 
     xyxy: npt.NDArray[np.float64]
@@ -45,6 +46,7 @@ class Annotations:
     status: Sequence[str] = ()
     regions: tuple[Region, ...] = ()
     image_shape: tuple[int, int] = (0, 0)
+    types: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         xyxy = check_boxes(self.xyxy).astype(np.float64)
@@ -52,13 +54,15 @@ class Annotations:
         labels = np.asarray(self.labels, np.int64).reshape(-1)
         ids = np.arange(n) if self.ids is None else np.asarray(self.ids, np.int64).reshape(-1)
         status = list(self.status) or [DRAWN] * n
-        _check_annotations(n, labels, list(self.names), ids, status)
+        types = list(self.types) or [""] * n
+        _check_annotations(n, labels, list(self.names), ids, status, types)
         for name, value in (
             ("xyxy", xyxy),
             ("labels", labels),
             ("names", list(self.names)),
             ("ids", ids.astype(np.int64)),
             ("status", tuple(status)),
+            ("types", tuple(types)),
             ("regions", tuple(self.regions)),
             ("image_shape", (int(self.image_shape[0]), int(self.image_shape[1]))),
         ):
@@ -76,6 +80,7 @@ class Annotations:
             labels=self.labels[which],
             ids=self.object_ids[which],
             status=[self.status[k] for k in which],
+            types=[self.types[k] for k in which],
         )
 
     @classmethod
@@ -94,6 +99,14 @@ class Annotations:
         """How many there are of each class, in the order of `names`."""
         numbers = np.bincount(self.labels, minlength=len(self.names))
         return dict(zip(self.names, numbers.tolist(), strict=True))
+
+    def type_counts(self) -> dict[str, int]:
+        """How many there are of each type, in the order in which they come; none without a type."""
+        return dict(Counter(name for name in self.types if name))
+
+    def typed(self) -> Annotations:
+        """Those that have a type."""
+        return self[np.array([bool(name) for name in self.types], bool)]
 
     def with_classes(self, names: Sequence[str]) -> Annotations:
         """The same with its classes numbered as in `names`; one that is missing is refused."""
@@ -124,6 +137,7 @@ class Annotations:
         place = {name: k for k, name in enumerate(names)}
         labels = [place[new.names[k]] for k in new.labels]
         first = int(self.object_ids.max(initial=-1)) + 1
+        types = new.columns.get(TYPE_COLUMN, np.full(len(new), "", object))
         return replace(
             self,
             xyxy=np.concatenate([self.xyxy, new.xyxy.astype(np.float64)]),
@@ -131,11 +145,14 @@ class Annotations:
             names=names,
             ids=np.concatenate([self.object_ids, first + np.arange(len(new))]),
             status=[*self.status, *[COPIED] * len(new)],
+            types=[*self.types, *map(str, types)],
         )
 
     def to_detections(self) -> Detections:
         """As `Detections`, certain ones, for the formats and for drawing."""
         columns = {"status": np.array(self.status, str)} if len(self) else {}
+        if any(self.types):
+            columns[TYPE_COLUMN] = np.array(self.types, object)
         ones = np.ones(len(self), np.float32)
         boxes = self.xyxy.astype(np.float32)
         shape = self.image_shape if min(self.image_shape) > 0 else None
@@ -171,8 +188,14 @@ class Annotations:
             "classes": self.names,
             "objects": [
                 {"id": int(i), "class": self.names[k], "box": box, "status": status}
-                for i, k, box, status in zip(
-                    self.object_ids, self.labels, self.xyxy.tolist(), self.status, strict=True
+                | ({"type": cell_type} if cell_type else {})
+                for i, k, box, status, cell_type in zip(
+                    self.object_ids,
+                    self.labels,
+                    self.xyxy.tolist(),
+                    self.status,
+                    self.types,
+                    strict=True,
                 )
             ],
             "regions": [region.to_json() for region in self.regions],
@@ -191,6 +214,7 @@ class Annotations:
             [str(entry["status"]) for entry in objects],
             tuple(Region.from_json(entry) for entry in content["regions"]),
             (int(image_shape[0]), int(image_shape[1])),
+            [str(entry.get("type", "")) for entry in objects],
         )
 
 
@@ -236,9 +260,19 @@ def _left_out(count: int, reason: str) -> str:
 
 
 def _check_annotations(
-    n: int, labels: Indices, names: list[str], ids: Indices, status: list[str]
+    n: int,
+    labels: Indices,
+    names: list[str],
+    ids: Indices,
+    status: list[str],
+    types: list[str],
 ) -> None:
-    for what, count in (("labels", len(labels)), ("ids", len(ids)), ("status", len(status))):
+    for what, count in (
+        ("labels", len(labels)),
+        ("ids", len(ids)),
+        ("status", len(status)),
+        ("types", len(types)),
+    ):
         if count != n:
             raise ValueError(f"{n} boxes need as many {what}, got {count}.")
     if len(set(names)) < len(names):

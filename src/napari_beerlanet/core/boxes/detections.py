@@ -34,6 +34,8 @@ DOMAIN_SHIFT_COLUMN = "unlike training"
 """The column of `Detections` that has `domain_shift_scores`."""
 AGREEMENT_COLUMN = "class agreement"
 """The column of `Detections` that has `class_agreement`."""
+TYPE_COLUMN, PROBABILITY_COLUMN, ENTROPY_COLUMN = "type", "probability", "entropy"
+"""Columns that a classifier writes: "", NaN and NaN where it has not been asked."""
 
 CHANNEL_MEAN_COLUMN = re.compile(r"((?:Model channel|OD) (\d+)) mean")
 """The column of a model channel's mean density: its name, and its number from 1; "OD 3" in files
@@ -129,6 +131,49 @@ class Detections:
         numbers = np.bincount(self.labels, minlength=len(self.names))
         return dict(zip(self.names, numbers.tolist(), strict=True))
 
+    @property
+    def types(self) -> list[str]:
+        """Names of the cell types that these may have, in the classifier's order."""
+        present = np.unique(self._type_column.astype(str)).tolist()
+        known = [str(name) for name in self.report.get("types") or ()]
+        return [*known, *(name for name in present if name and name not in known)]
+
+    def type_counts(self) -> dict[str, int]:
+        """How many there are of each type, in the order of `types`."""
+        values, numbers = np.unique(self._type_column.astype(str), return_counts=True)
+        counts = dict(zip(values.tolist(), numbers.tolist(), strict=True))
+        return {name: counts.get(name, 0) for name in self.types}
+
+    @property
+    def _type_column(self) -> npt.NDArray[Any]:
+        return self.columns.get(TYPE_COLUMN, np.full(len(self), "", object))
+
+    def with_types(
+        self,
+        names: Sequence[str],
+        probabilities: npt.NDArray[np.float32],
+        labels: Indices | None = None,
+        rows: Indices | npt.NDArray[np.bool_] | None = None,
+        classifier: str = "",
+    ) -> Detections:
+        """All candidates with what a classifier says of some; `above` chooses from them.
+
+        `probabilities` (m, k) of the types `names` and `labels` (m,) into these (the most probable
+        ones if None), of `rows` of the candidates (all if None). What an earlier classifier has
+        said of the others stays, if it knew the same types.
+        """
+        source = self if self.candidates is None else self.candidates
+        chosen = np.arange(len(source))[slice(None) if rows is None else rows]
+        columns = dict(source.columns)
+        if list(names) != source.report.get("types"):
+            columns = {name: columns[name] for name in columns if not is_type_column(name)}
+        for name, values in type_columns(names, probabilities, labels).items():
+            column = columns.get(name, _unknown(len(source), values)).copy()
+            column[chosen] = values
+            columns[name] = column
+        report = source.report | {"types": list(names), "classifier": classifier}
+        return replace(source, columns=columns, report=self.report | report)
+
     def table(self) -> dict[str, npt.NDArray[Any]]:
         """Columns (n,) by name: class, confidence, box in pixels and micrometres, all others."""
         classes = np.array(self.names, dtype=object)[self.labels]
@@ -146,6 +191,37 @@ class Detections:
         return pd.DataFrame(self.table())
 
 
+def type_columns(
+    names: Sequence[str], probabilities: npt.NDArray[np.float32], labels: Indices | None = None
+) -> dict[str, npt.NDArray[Any]]:
+    """Columns (m,) by name: type, its probability, entropy −Σ p ln p, and P(name) of each.
+
+    `probabilities` (m, k) of the types `names`; `labels` (m,) into these, or the most probable.
+    """
+    p = np.asarray(probabilities, np.float32).reshape(-1, len(names))
+    labels = p.argmax(1) if labels is None else np.asarray(labels, np.int64)
+    logarithms = np.log(np.where(p > 0, p, 1).astype(np.float64))
+    return {
+        TYPE_COLUMN: np.array(list(names), object)[labels],
+        PROBABILITY_COLUMN: p[np.arange(len(p)), labels],
+        ENTROPY_COLUMN: np.asarray(-(p * logarithms).sum(1), np.float32),
+    } | {f"P({name})": p[:, k] for k, name in enumerate(names)}
+
+
+def is_type_column(name: str) -> bool:
+    """Whether a column is one that a classifier writes."""
+    return name in (TYPE_COLUMN, PROBABILITY_COLUMN, ENTROPY_COLUMN) or bool(
+        re.fullmatch(r"P\(.*\)", name)
+    )
+
+
+def _unknown(count: int, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """(count,) values that say nothing: "" in a column of words, NaN in one of numbers."""
+    if like.dtype.kind in "OUS":
+        return np.full(count, "", object)
+    return np.full(count, np.nan, np.result_type(like.dtype, np.float32))
+
+
 def replace_in_windows(
     before: Detections, found: Detections, windows: npt.NDArray[Any]
 ) -> Detections:
@@ -153,7 +229,7 @@ def replace_in_windows(
 
     At a window's border an object may be cut in `found`, or its centre may lie a little elsewhere
     than before: such an object keeps its box of `before`. All candidates of both take part; `above`
-    chooses from the result. The report is that of `found`.
+    chooses from the result. The report is that of `found`; cell types of `before` stay.
     """
     old = before if before.candidates is None else before.candidates
     new = found if found.candidates is None else found.candidates
@@ -173,9 +249,15 @@ def replace_in_windows(
     rest, new = old[keep_old], new[keep_new]
     names = list(dict.fromkeys([*found.names, *before.names]))
     place = np.array([names.index(name) for name in rest.names], np.int64)
+    typed = {name: values for name, values in rest.columns.items() if is_type_column(name)}
     columns = {
-        name: np.concatenate([values, rest.columns.get(name, np.full(len(rest), np.nan))])
-        for name, values in new.columns.items()
+        name: np.concatenate(
+            [
+                new.columns.get(name, _unknown(len(new), values)),
+                rest.columns.get(name, _unknown(len(rest), values)),
+            ]
+        )
+        for name, values in (typed | new.columns).items()
     }
     return replace(
         new,
@@ -184,7 +266,12 @@ def replace_in_windows(
         scores=np.concatenate([new.scores, rest.scores]),
         names=names,
         columns=columns,
-        report=found.report,
+        report=found.report
+        | {
+            key: before.report[key]
+            for key in ("types", "classifier")
+            if key in before.report and key not in found.report
+        },
     )
 
 

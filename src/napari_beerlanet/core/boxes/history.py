@@ -1,6 +1,6 @@
 """Undo and redo of changes to annotations.
 
-A step is stored as its difference, object by object, not as the whole state before it: label the
+A step is stored as its difference, object by object, not as the whole state before it: what the
 user has drawn in between stays when a step is undone.
 """
 
@@ -12,8 +12,8 @@ import numpy as np
 
 from napari_beerlanet.core.boxes.annotations import Annotations
 
-ObjectState = tuple[tuple[float, float, float, float], str, str]
-"""Box, class and status of an object."""
+ObjectState = tuple[tuple[float, float, float, float], str, str, str]
+"""Box, class, status and type of an object."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def apply_change(change: Change, now: Annotations) -> Annotations:
     for i in change.before:
         objects.pop(i, None)
     objects |= change.after
-    names = list(dict.fromkeys([*now.names, *(name for _, name, _ in objects.values())]))
+    names = list(dict.fromkeys([*now.names, *(name for _, name, _, _ in objects.values())]))
     ids = sorted(objects)
     return replace(
         now,
@@ -106,18 +106,20 @@ def apply_change(change: Change, now: Annotations) -> Annotations:
         names=names,
         ids=np.array(ids, np.int64),
         status=[objects[i][2] for i in ids],
+        types=[objects[i][3] for i in ids],
     )
 
 
 def objects_by_id(annotations: Annotations) -> dict[int, ObjectState]:
     """Every object by its id."""
     return {
-        int(i): ((box[0], box[1], box[2], box[3]), annotations.names[k], status)
-        for i, box, k, status in zip(
+        int(i): ((box[0], box[1], box[2], box[3]), annotations.names[k], status, cell_type)
+        for i, box, k, status, cell_type in zip(
             annotations.object_ids,
             annotations.xyxy.tolist(),
             annotations.labels,
             annotations.status,
+            annotations.types,
             strict=True,
         )
     }

@@ -192,6 +192,9 @@ class ClassifierInfo(_SharedInfo):
     temperature: Annotated[float, Field(ge=0.01, le=100)] = Field(
         description="a number from 0.01 to 100"
     )
+    applies_to: Annotated[list[_Text], Field(max_length=100)] = Field(
+        [], description="a list of the detector's classes that it tells apart"
+    )
 
 
 def check_info(info: dict[str, Any]) -> dict[str, Any]:

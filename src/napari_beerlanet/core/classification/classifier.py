@@ -11,7 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from napari_beerlanet.core.boxes.detections import channel_name
+from napari_beerlanet.core.boxes.detections import (
+    ENTROPY_COLUMN,
+    PROBABILITY_COLUMN,
+    channel_name,
+    type_columns,
+)
 from napari_beerlanet.core.classification.crops import (
     Pixels,
     check_crop_boxes,
@@ -56,13 +61,12 @@ class Classification:
     @property
     def confidence(self) -> npt.NDArray[np.float32]:
         """(n,) the probability of the label."""
-        return np.asarray(self.scores.max(1, initial=0.0))
+        return np.asarray(self.table()[PROBABILITY_COLUMN])
 
     @property
     def entropy(self) -> npt.NDArray[np.float32]:
         """(n,) −Σ p ln p: 0 where one class is certain, ln k where all are as likely."""
-        p = self.scores.astype(np.float64)
-        return np.asarray(-(p * np.log(np.where(p > 0, p, 1))).sum(1), np.float32)
+        return np.asarray(self.table()[ENTROPY_COLUMN])
 
     def counts(self) -> dict[str, int]:
         """How many there are of each class, in the order of `names`."""
@@ -71,10 +75,7 @@ class Classification:
 
     def table(self) -> dict[str, npt.NDArray[Any]]:
         """Columns (n,) by name: type, its probability, entropy, and the probability of each."""
-        types = np.array(self.names, dtype=object)[self.labels]
-        columns = {"type": types, "probability": self.confidence, "entropy": self.entropy}
-        each = {f"P({name})": self.scores[:, k] for k, name in enumerate(self.names)}
-        return columns | each
+        return type_columns(self.names, self.scores, self.labels)
 
     def to_frame(self) -> Any:
         """A pandas data frame, one row per crop."""

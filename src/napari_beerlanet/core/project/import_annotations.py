@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from napari_beerlanet.core.boxes.annotations import CONFIRMED, Annotations
-from napari_beerlanet.core.boxes.detections import Detections
+from napari_beerlanet.core.boxes.detections import TYPE_COLUMN, Detections
 from napari_beerlanet.core.boxes.regions import Region
 from napari_beerlanet.core.common.messages import count_of
 from napari_beerlanet.core.common.progress import Report, report_progress
@@ -115,6 +115,7 @@ def to_annotations(
         labels=np.array([classes.index(" ".join(name.split())) for name in used], np.int64),
         ids=np.arange(len(used)),
         status=[CONFIRMED] * len(used),
+        types=[str(name) for name in detections.columns.get(TYPE_COLUMN, ())],
         regions=(Region.whole_image(shape),),
     )
     return annotations, notes
