@@ -5,14 +5,18 @@ import itertools
 import numpy as np
 import pytest
 
+from napari_beerlanet.core.boxes.annotations import Annotations
 from napari_beerlanet.core.boxes.classes import (
     CHANGE_COLOURS,
     OUTCOME_COLOURS,
     ClassCounts,
+    applicable_classes,
     assign_colours,
     class_colours,
+    infected_types,
     is_infected,
     is_red_cell,
+    is_white_cell,
     parasitaemia,
     parse_colour,
     wilson_interval,
@@ -94,6 +98,113 @@ def test_what_is_copied():
     assert ["parasitaemia", "2.000 %"] in lines
     assert tally.text() == "98 RBC, 2 ring; infected: 2 of 100 red cells, 2.0 % (0.55 % to 7.0 %)."
     assert ClassCounts({}).text() == "nothing."
+
+
+# --- cell types ----------------------------------------------------------------------------------
+
+STAGES = ["uninfected", "ring", "trophozoite", "schizont", "gametocyte"]
+
+
+def test_parasitaemia_by_types_counts_the_classified_red_cells():
+    counts = {"RBC": 1000, "WBC": 8, "Platelets": 40}
+    types = {"uninfected": 950, "ring": 30, "trophozoite": 10, "other": 3}
+    found = parasitaemia(counts, types)
+    assert (found.infected, found.cells) == (40, 990)  # "other" is no red cell
+    assert found.stages == {"ring": 30, "trophozoite": 10}
+    assert found.interval == wilson_interval(40, 990)
+    assert found.unclassified == 7
+    assert found.warnings == ["7 red cells were not classified and do not count."]
+    assert found.per_100_white_cells == pytest.approx(500)
+    low, high = found.per_100_white_cells_interval
+    a, b = wilson_interval(40, 48)
+    assert (low / (100 + low), high / (100 + high)) == pytest.approx((a, b))
+
+
+def test_few_red_cells_are_warned_of_and_white_cells_may_be_absent():
+    found = parasitaemia({"RBC": 499}, {"uninfected": 498, "ring": 1})
+    assert found.warnings == [
+        "Only 499 red cells counted: a parasitaemia needs at least 500; count more fields."
+    ]
+    assert (found.white_cells, found.per_100_white_cells) == (None, None)
+    assert parasitaemia({"RBC": 500, "WBC": 0}, {"uninfected": 500, "ring": 0}).warnings == []
+    none = parasitaemia({"RBC": 500, "WBC": 0}, {"uninfected": 500, "ring": 0})
+    assert (none.white_cells, none.per_100_white_cells) == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("types", "infected"),
+    [
+        (STAGES, STAGES[1:]),
+        (["healthy", "ring"], ["ring"]),
+        (["Uninfected", "early", "late"], ["early", "late"]),
+        (["RBC", "infected RBC", "WBC", "artefact"], ["infected RBC"]),
+        (["parasite negative", "parasite positive"], ["parasite positive"]),
+        (["healthy", "tumour"], []),
+        (["negative", "positive"], []),
+        (["RBC", "WBC", "Platelets"], []),
+        (["neutrophil", "lymphocyte"], []),
+        (["ring", "schizont"], []),  # of infected cells alone: what they are a share of is unknown
+    ],
+)
+def test_types_that_are_about_parasites(types, infected):
+    assert infected_types(types) == infected
+    whole = parasitaemia({"cell": 600}, dict.fromkeys(types, 300))
+    assert (whole is None) == (not infected)
+    if infected:
+        assert list(whole.stages) == infected
+
+
+def test_only_uninfected_cells_are_a_parasitaemia_of_none():
+    assert str(parasitaemia({"cell": 1000}, {"uninfected": 1000})) == "0.00 % (0.00 % to 0.38 %)"
+
+
+def test_stages_of_infected_cells_that_a_detector_has_found():
+    types = {"ring": 9, "schizont": 1}
+    found = parasitaemia({"RBC": 990, "infected": 10}, types)
+    assert (found.infected, found.cells, found.stages) == (10, 1000, types)
+    white = {"neutrophil": 3, "lymphocyte": 2}
+    found = parasitaemia({"RBC": 990, "ring": 10, "WBC": 5}, white)
+    assert (found.infected, found.cells, found.stages) == (10, 1000, {"ring": 10})
+
+
+@pytest.mark.parametrize("name", ["WBC", "white blood cell", "Leukocyte", "leucocytes", "basophil"])
+def test_names_of_white_cells(name):
+    assert is_white_cell(name)
+    assert not is_red_cell(name)
+
+
+@pytest.mark.parametrize(
+    ("meant", "names", "fits"),
+    [
+        ([], ["RBC", "WBC"], ["RBC", "WBC"]),
+        (["WBC"], ["RBC", "WBC"], ["WBC"]),
+        (["wbc"], ["RBC", "WBC"], ["WBC"]),
+        (["RBC"], ["red blood cell", "leukocyte", "platelet"], ["red blood cell"]),
+        (["WBC"], ["erythrocyte", "Leukocyte"], ["Leukocyte"]),
+        (["neutrophil"], ["lymphocyte", "neutrophil"], ["neutrophil"]),
+        (["WBC"], ["nucleus"], []),
+    ],
+)
+def test_classes_that_a_classifier_is_meant_for(meant, names, fits):
+    assert applicable_classes(meant, names) == fits
+
+
+def test_types_have_shares_with_intervals_wherever_they_are_copied():
+    boxes = Annotations(
+        [[0, 0, 9, 9]] * 5, [0, 0, 0, 0, 1], ["RBC", "WBC"],
+        types=["ring", "uninfected", "uninfected", "uninfected", ""],
+    )  # fmt: skip
+    tally = ClassCounts.of(boxes.to_detections(), {"image": "a"})
+    assert tally.types == {"ring": 1, "uninfected": 3}
+    low, high = wilson_interval(1, 4)
+    lines = [line.split("\t") for line in tally.tsv().splitlines()]
+    assert ["total", "5"] in lines
+    assert ["ring", "1", "25.000 %", f"{100 * low:.3f} %", f"{100 * high:.3f} %"] in lines
+    assert ["parasites per 100 white cells", "100.0"] in lines
+    assert tally.text() == (
+        "4 RBC, 1 WBC; types: 1 ring (25 %), 3 uninfected (75 %); infected: 1 of 4 red cells, "
+        "25 % (4.6 % to 70 %); 100.0 per 100 white cells."
+    )
 
 
 # --- colours -------------------------------------------------------------------------------------

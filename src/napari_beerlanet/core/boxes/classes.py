@@ -1,4 +1,4 @@
-"""Classes: colours that the colour-blind can tell apart, counts per class, and parasitaemia.
+"""Classes and cell types: colours that the colour-blind can tell apart, counts, parasitaemia.
 
 Every colour of a class, an outcome or a change that the program draws comes from here.
 """
@@ -10,6 +10,12 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from napari_beerlanet.core.common.messages import count_of
+
+if TYPE_CHECKING:
+    from napari_beerlanet.core.boxes.detections import Detections
 
 RGB = tuple[int, int, int]
 
@@ -89,20 +95,33 @@ def _generated_colour(index: int) -> str:
 
 _Z_95 = 1.959964  # of a normal distribution, 95 % within
 
-# A class whose name has one of these words is of cells that carry a parasite, …
+# A name with one of these words is of cells that carry a parasite, …
 _INFECTED = re.compile(
     r"\b(infected|parasit\w*|irbcs?|rings?|trophozoites?|tropho|schizonts?|gametocytes?|"
     r"merozoites?|plasmodium|falciparum|vivax|ovale|malariae|knowlesi|babesia)\b"
 )
 # … unless it has one of these, …
 _NOT_INFECTED = re.compile(
-    r"\b(uninfected|unparasit\w*|(non|not|no|without)[ -]?(infected|parasit\w*)|healthy|signet)\b"
+    r"\b(uninfected|unparasit\w*|(non|not|no|without)[ -]?(infected|parasit\w*)|healthy|"
+    r"negatives?|signet)\b"
 )
 # … and one with these is of red cells.
 _RED_CELL = re.compile(
     r"\b(rbcs?|red (blood )?(cells?|corpuscles?)|erythrocytes?|normocytes?|discocytes?|"
     r"uninfected|(non|not|un)[ -]?infected)\b"
 )
+_WHITE_CELL = re.compile(
+    r"\b(wbcs?|white (blood )?(cells?|corpuscles?)|leu[ck]ocytes?|neutrophils?|lymphocytes?|"
+    r"monocytes?|eosinophils?|basophils?|granulocytes?)\b"
+)
+# Types that a classifier of red cells may have for what is neither infected nor healthy.
+_NO_RED_CELL = re.compile(
+    r"\b(artefacts?|artifacts?|debris|dirt|platelets?|thrombocytes?|other|unknown|unclear|"
+    r"difficult)\b"
+)
+
+MIN_RED_CELLS = 500
+"""With fewer red cells, a parasitaemia is hardly more than a guess: laboratories count as many."""
 
 
 def is_infected(name: str) -> bool:
@@ -114,6 +133,27 @@ def is_infected(name: str) -> bool:
 def is_red_cell(name: str) -> bool:
     """Whether a class by its name is of red cells without parasites."""
     return bool(_RED_CELL.search(_name_words(name))) and not is_infected(name)
+
+
+def is_white_cell(name: str) -> bool:
+    """Whether a class or a type by its name is of white cells."""
+    return bool(_WHITE_CELL.search(_name_words(name)))
+
+
+def applicable_classes(applies_to: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Those of a detector's classes `names` that a classifier is meant for.
+
+    All where `applies_to` is empty. Else those of the same name or, if there is none, of the same
+    kind of cell: some write "red blood cell" for "RBC". Nothing may fit.
+    """
+    wanted = {name.casefold() for name in applies_to}
+    kinds = [kind for kind in (_is_any_red_cell, is_white_cell) if any(map(kind, applies_to))]
+    same = [name for name in names if not wanted or name.casefold() in wanted]
+    return same or [name for name in names if any(kind(name) for kind in kinds)]
+
+
+def _is_any_red_cell(name: str) -> bool:
+    return is_red_cell(name) or is_infected(name)
 
 
 def _name_words(name: str) -> str:
@@ -146,11 +186,48 @@ def poisson_interval(count: int) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
+class Proportion:
+    """`part` of a `whole` above 0, and Wilson's 95 % interval of that share."""
+
+    part: int
+    whole: int
+
+    @property
+    def share(self) -> float:
+        """From 0 to 1."""
+        return self.part / self.whole
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Low and high, from 0 to 1."""
+        return wilson_interval(self.part, self.whole)
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return (
+            f"{_format_fraction(self.share)} ({_format_fraction(low)} to {_format_fraction(high)})"
+        )
+
+
+def proportions(counts: Mapping[str, int]) -> dict[str, Proportion]:
+    """The share of each in all of them, by name; {} where nothing was counted."""
+    whole = sum(counts.values())
+    return {name: Proportion(count, whole) for name, count in counts.items()} if whole else {}
+
+
+@dataclass(frozen=True)
 class Parasitaemia:
-    """`infected` of `cells` red cells, and the 95 % interval of that share."""
+    """`infected` of `cells` red cells, and the 95 % interval of that share.
+
+    `stages`: infected cells by life stage. `white_cells` beside them, None where no class is of
+    white cells. `unclassified` red cells do not count, as nobody has said what they are.
+    """
 
     infected: int
     cells: int
+    stages: Mapping[str, int] = field(default_factory=dict)
+    white_cells: int | None = None
+    unclassified: int = 0
 
     @property
     def share(self) -> float:
@@ -162,30 +239,120 @@ class Parasitaemia:
         """Low and high, from 0 to 1."""
         return wilson_interval(self.infected, self.cells)
 
-    def __str__(self) -> str:
+    @property
+    def per_100_white_cells(self) -> float | None:
+        """Infected red cells per 100 white cells; None where there are no white cells."""
+        return 100 * self.infected / self.white_cells if self.white_cells else None
+
+    @property
+    def per_100_white_cells_interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of that: of two counts, the share of one in both is binomial."""
+        if not self.white_cells:
+            return None
+        low, high = wilson_interval(self.infected, self.infected + self.white_cells)
+        return 100 * low / (1 - low), 100 * high / (1 - high)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What is to be said against the number, in a sentence each."""
+        sentences = []
+        if self.cells < MIN_RED_CELLS:
+            sentences.append(
+                f"Only {count_of(self.cells, 'red cell')} counted: a parasitaemia needs at least "
+                f"{MIN_RED_CELLS}; count more fields."
+            )
+        if self.unclassified:
+            one, many = (
+                "red cell was not classified and does",
+                "red cells were not classified and do",
+            )
+            sentences.append(f"{count_of(self.unclassified, one, many)} not count.")
+        return sentences
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Name and value of everything there is to report."""
         low, high = self.interval
-        return (
-            f"{_format_fraction(self.share)} ({_format_fraction(low)} to {_format_fraction(high)})"
-        )
+        rows = [("infected red cells", f"{self.infected}")]
+        if len(self.stages) > 1:
+            rows += [(f"infected, {stage}", f"{count}") for stage, count in self.stages.items()]
+        rows += [
+            ("red cells", f"{self.cells}"),
+            ("parasitaemia", f"{100 * self.share:.3f} %"),
+            ("95 % interval, low", f"{100 * low:.3f} %"),
+            ("95 % interval, high", f"{100 * high:.3f} %"),
+        ]
+        if self.white_cells is not None:
+            rows.append(("white cells", f"{self.white_cells}"))
+        per_100 = self.per_100_white_cells
+        if per_100 is not None:
+            rows.append(("parasites per 100 white cells", f"{per_100:.1f}"))
+        return rows
+
+    def __str__(self) -> str:
+        return str(Proportion(self.infected, self.cells))
 
 
-def parasitaemia(counts: Mapping[str, int]) -> Parasitaemia | None:
-    """The share of infected red cells; None where classes are not named so, or nothing is there.
+def parasitaemia(
+    counts: Mapping[str, int], types: Mapping[str, int] | None = None
+) -> Parasitaemia | None:
+    """The share of infected red cells; None where nothing is named so, or nothing is there.
 
-    Every infected cell is a red cell, too, so the whole is both kinds together.
+    By the cell types `types`, where these tell infected from uninfected red cells, and else by the
+    classes `counts`. Every infected cell is a red cell, too, so the whole is both kinds together.
     """
-    infected = [n for name, n in counts.items() if is_infected(name)]
-    healthy = [n for name, n in counts.items() if is_red_cell(name)]
-    whole = sum(infected) + sum(healthy)
-    return Parasitaemia(sum(infected), whole) if infected and healthy and whole else None
+    types = types or {}
+    white = [count for name, count in counts.items() if is_white_cell(name)]
+    white_cells = sum(white) if white else None
+    healthy, unclassified = healthy_types(list(types)), 0
+    if healthy:
+        all_red = sum(count for name, count in counts.items() if _is_any_red_cell(name))
+        unclassified = max(all_red - sum(types.values()), 0)
+        stages = {n: c for n, c in types.items() if n not in healthy and _is_of_red_cells(n)}
+        whole = sum(stages.values()) + sum(types[name] for name in healthy)
+    else:
+        stages = {name: count for name, count in counts.items() if is_infected(name)}
+        red = [count for name, count in counts.items() if is_red_cell(name)]
+        whole = sum(stages.values()) + sum(red) if stages and red else 0
+    infected = sum(stages.values())
+    if not healthy and sum(types.values()) == infected and all(map(is_infected, types)):
+        stages = dict(types) or stages  # all of them were classified, by stage alone
+    return Parasitaemia(infected, whole, stages, white_cells, unclassified) if whole else None
+
+
+def healthy_types(types: Sequence[str]) -> list[str]:
+    """Of cell types that tell infected from uninfected red cells, the uninfected ones; else none.
+
+    "healthy" beside "tumour" is not about parasites.
+    """
+    without = [
+        name for name in types if is_red_cell(name) or _NOT_INFECTED.search(_name_words(name))
+    ]
+    names_parasites = any(re.search("infect|parasit", name.lower()) for name in without)
+    return without if names_parasites or any(map(is_infected, types)) else []
+
+
+def infected_types(types: Sequence[str]) -> list[str]:
+    """Of cell types that tell infected from uninfected red cells, the infected ones; else none."""
+    healthy = healthy_types(types)
+    return [n for n in types if healthy and n not in healthy and _is_of_red_cells(n)]
+
+
+def _is_of_red_cells(name: str) -> bool:
+    return not is_white_cell(name) and not _NO_RED_CELL.search(_name_words(name))
 
 
 @dataclass(frozen=True)
 class ClassCounts:
-    """Counts per class, and where they come from (`facts`, for instance image and model)."""
+    """Counts per class and per cell type, and where they come from (`facts`: image, model, …)."""
 
     counts: Mapping[str, int]
     facts: Mapping[str, str] = field(default_factory=dict)
+    types: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, detections: Detections, facts: Mapping[str, str] | None = None) -> ClassCounts:
+        """The counts of detections."""
+        return cls(detections.counts(), facts or {}, detections.type_counts())
 
     @property
     def total(self) -> int:
@@ -193,37 +360,47 @@ class ClassCounts:
         return sum(self.counts.values())
 
     @property
+    def type_shares(self) -> dict[str, Proportion]:
+        """The share of each type in all objects that have one; {} where none has."""
+        return proportions(self.types)
+
+    @property
     def parasitaemia(self) -> Parasitaemia | None:
         """See `parasitaemia`."""
-        return parasitaemia(self.counts)
+        return parasitaemia(self.counts, self.types)
 
-    def rows(self) -> list[tuple[str, str]]:
-        """Name and value of everything there is to report."""
-        rows = [*self.facts.items(), *((name, str(n)) for name, n in self.counts.items())]
+    def rows(self) -> list[tuple[str, ...]]:
+        """Name and value of everything there is to report; types also have shares, see `tsv`."""
+        rows: list[tuple[str, ...]] = [*self.facts.items()]
+        rows += [(name, str(n)) for name, n in self.counts.items()]
         rows.append(("total", str(self.total)))
+        if self.type_shares:
+            rows.append(("type", "count", "share", "95 % interval, low", "95 % interval, high"))
+        for name, part in self.type_shares.items():
+            numbers = (part.share, *part.interval)
+            rows.append((name, str(part.part), *(f"{100 * value:.3f} %" for value in numbers)))
         infected = self.parasitaemia
-        if infected is not None:
-            low, high = infected.interval
-            rows += [
-                ("infected red cells", f"{infected.infected}"),
-                ("red cells", f"{infected.cells}"),
-                ("parasitaemia", f"{100 * infected.share:.3f} %"),
-                ("95 % interval, low", f"{100 * low:.3f} %"),
-                ("95 % interval, high", f"{100 * high:.3f} %"),
-            ]
-        return rows
+        return rows if infected is None else [*rows, *infected.rows()]
 
     def tsv(self) -> str:
-        """Lines of name, tabulator, value: what a spreadsheet takes when it is pasted."""
-        return "".join(f"{_tsv_cell(name)}\t{_tsv_cell(value)}\n" for name, value in self.rows())
+        """Lines of cells with tabulators: what a spreadsheet takes when it is pasted."""
+        return "".join("\t".join(map(_tsv_cell, row)) + "\n" for row in self.rows())
 
     def text(self) -> str:
         """One sentence for a laboratory book."""
         parts = ", ".join(f"{n} {name}" for name, n in self.counts.items()) or "nothing"
+        if self.type_shares:
+            shares = (
+                f"{p.part} {name} ({_format_fraction(p.share)})"
+                for name, p in self.type_shares.items()
+            )
+            parts += f"; types: {', '.join(shares)}"
         share = self.parasitaemia
         if share is None:
             return f"{parts}."
-        return f"{parts}; infected: {share.infected} of {share.cells} red cells, {share}."
+        text = f"{parts}; infected: {share.infected} of {share.cells} red cells, {share}"
+        per_100 = share.per_100_white_cells
+        return f"{text}." if per_100 is None else f"{text}; {per_100:.1f} per 100 white cells."
 
 
 def _format_fraction(share: float) -> str:
