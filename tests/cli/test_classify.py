@@ -83,6 +83,20 @@ def test_boxes_of_a_file(field, model, tmp_path):
     assert again.counts() == given.counts()  # the detector's classes stay
 
 
+def test_boxes_that_the_model_is_meant_for(field, model, tmp_path):
+    image, boxes = field
+    clf = load_classifier(model, "cpu")
+    clf.info["applies_to"] = ["WBC", "blast"]
+    save_checkpoint(clf, tmp_path / "white.safetensors")
+    options = ("--boxes", boxes, "--model", tmp_path / "white.safetensors", "--device", "cpu")
+    assert run("classify", image, *options, "--out", tmp_path) == 0
+    white = read_detections(tmp_path / "smear.types.csv")
+    assert white.counts()["WBC"] == len(white) == read_detections(boxes).counts()["WBC"] > 0
+    assert run("classify", image, *options, "--out", tmp_path, "--only", "RBC") == 0
+    red = read_detections(tmp_path / "smear.types.csv")
+    assert red.counts()["RBC"] == len(red) > 0, "what is asked for comes first"
+
+
 def test_a_detector_finds_the_cells(field, model, tmp_path):
     image, _ = field
     options = ("--detect", "blood-cells", "--model", model, "--out", tmp_path, "--device", "cpu")

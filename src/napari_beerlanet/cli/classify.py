@@ -58,7 +58,8 @@ def add_options(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="CLASS",
-        help="classify boxes of this class alone, for instance WBC; may be repeated",
+        help="classify boxes of this class alone, for instance WBC; may be repeated; by default "
+        "those of the classes that the model is meant for",
     )
     add_setting(command, ClassifierSettings, "fit")
     add("--recursive", action="store_true", help="include subfolders")
@@ -170,7 +171,8 @@ class _Task:
 
             found = read_detections(self.options.boxes, pixels.shape[:2], image_name=path.name)
             found = replace(found, pixel_size=pixel_size)
-        only = set(self.options.only)
+        meant = set(self.model.info.get("applies_to") or ()) & set(found.names)
+        only = set(self.options.only) or meant
         if only - set(found.names):
             raise ValueError(
                 f"There are no boxes of the class {min(only - set(found.names))}; the classes are "

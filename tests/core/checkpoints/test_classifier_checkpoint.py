@@ -90,6 +90,12 @@ def test_what_is_saved_comes_back(clf, good):
     np.testing.assert_allclose(again.classify(CROPS).scores, clf.classify(CROPS).scores, atol=1e-2)
 
 
+def test_a_file_from_before_there_were_views(whole, tmp_path):
+    data = changed(whole, also=lambda info, _: info.pop("views"))
+    (tmp_path / "old.safetensors").write_bytes(data)
+    assert load_checkpoint(tmp_path / "old.safetensors", "cpu").network.settings.views == 1
+
+
 def test_the_file_describes_itself(clf, good):
     info = read_info(good)
     assert info == clf.info
@@ -183,6 +189,7 @@ BAD = {
     "beside_rgb": [True, 1],  # there are no weights for it
     "denoise": [0],
     "standardize": ["imagenet"],
+    "views": [0, 9, 2.5, "all"],
     "temperature": [0, -1, 1e9, "hot", None],
     "classes": [[], ["a"], ["a", "b", "c"], ["a", "a"], "ab"],
     "components": [4, 0, 10**9],
@@ -199,7 +206,7 @@ def test_entry_that_does_not_fit(whole, tmp_path, key, value):
     refused(tmp_path / "a.safetensors", changed(whole, {key: value}))
 
 
-@pytest.mark.parametrize("key", sorted(BAD.keys() - {"kind"}))
+@pytest.mark.parametrize("key", sorted(BAD.keys() - {"kind", "views"}))
 def test_entry_that_is_missing(whole, tmp_path, key):
     data = changed(whole, also=lambda info, _: info.pop(key))
     assert f"lacks {key}" in refused(tmp_path / "a.safetensors", data)

@@ -129,6 +129,21 @@ def test_denoising_comes_before_all_else(crops):
     assert np.abs(found - plain.classify(crops).scores).max() > 1e-4
 
 
+@pytest.mark.parametrize("front_end", ["beerlanet", "none"])
+def test_views_are_averaged(front_end):
+    crops = [cell(kind, seed, 24) for seed in range(2) for kind in TYPES]
+    one, four, eight = (tiny_classifier(front_end=front_end, views=n) for n in (1, 4, 8))
+    turns = [lambda c, k=k: np.rot90(c, k) for k in range(4)]
+    mirrored = [lambda c, k=k: np.rot90(c[:, ::-1], k) for k in range(4)]
+    every = np.mean([one.classify([t(c) for c in crops]).scores for t in turns + mirrored], axis=0)
+    found = eight.classify(crops).scores
+    np.testing.assert_allclose(found, every, atol=1e-5)
+    assert np.abs(found - one.classify(crops).scores).max() > 1e-4
+    some = [turns[0], mirrored[1], turns[2], mirrored[3]]
+    half = np.mean([one.classify([t(c) for c in crops]).scores for t in some], axis=0)
+    np.testing.assert_allclose(four.classify(crops).scores, half, atol=1e-5)
+
+
 def test_temperature_softens_and_changes_no_label(clf, crops):
     hot = tiny_classifier(info={"temperature": 3.0})
     first, second = clf.classify(crops), hot.classify(crops)
@@ -181,9 +196,10 @@ def test_progress_and_cancel(clf, crops):
         clf.classify(crops, report=stop, batch=3)
 
 
-def test_a_strange_stain_is_told(crops):
-    clf = tiny_classifier()
-    clf.info["stain_seen"] = describe_stains([fit_stain(clf.network, crop) for crop in crops])
+@pytest.mark.parametrize("front_end", ["beerlanet", "none", "grey"])
+def test_a_strange_stain_is_told(crops, front_end):
+    clf = tiny_classifier(front_end=front_end)
+    clf.info["stain_seen"] = describe_stains([clf.network.fit_crop(crop) for crop in crops])
     assert clf.classify(crops).report["warnings"] == []
     dark = [(crop * 0.4).astype(np.uint8) for crop in crops]
     (warning,) = clf.classify(dark).report["warnings"]

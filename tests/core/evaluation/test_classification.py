@@ -277,6 +277,24 @@ def test_crops_are_recentred_by_the_box_in_their_middle(off_centre):
     assert locate_cells(items[:1], disc_detector(), 0.7, "WBC")[0].cxcywh == (0.5, 0.5, 0.7, 0.7)
 
 
+def test_crops_of_a_laboratory_share_their_object_size(off_centre):
+    """The second crop is first tried at the size of the first, then at that size alone."""
+    folder, _ = off_centre
+    detector, asked = disc_detector(), []
+    detect = detector.detect
+
+    def listening(pixels, **settings):
+        asked.append((settings.get("size_hint"), settings.get("object_size", "auto")))
+        return detect(pixels, **settings)
+
+    detector.detect = listening
+    names = ("disc.png", "empty.png")
+    locate_cells([LabelledCrop(folder / name, 0) for name in names], detector, 0.7)
+    size = asked[1][0]
+    assert size == pytest.approx(40, rel=0.5)
+    assert asked == [(None, "auto"), (size, "auto"), (None, size)]
+
+
 def test_evaluate_with_a_detector_is_evaluate_of_the_boxes(clf, off_centre, tmp_path):
     folder, _ = off_centre
     (tmp_path / "dark").mkdir()

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import shutil
 import signal
 import subprocess
@@ -14,11 +15,18 @@ from PIL import Image
 
 import napari_beerlanet as nb
 from napari_beerlanet.core.checkpoints.checkpoint import checkpoint_hash, load_classifier
+from napari_beerlanet.core.classification.crops import cut_square
+from napari_beerlanet.core.classification.network import ClassificationNetwork
 from napari_beerlanet.core.classification.settings import ClassifierSettings
 from napari_beerlanet.core.common.events import RunState
 from napari_beerlanet.core.common.progress import Cancelled
 from napari_beerlanet.core.common.storage import DataError, FileError
-from napari_beerlanet.core.formats.class_folders import LabelledCrop
+from napari_beerlanet.core.formats.class_folders import (
+    LabelledCrop,
+    check_crop_dataset,
+    read_crop_dataset,
+    with_validation,
+)
 from napari_beerlanet.core.formats.dataset import read_dataset
 from napari_beerlanet.core.images.rgb import PADDING_GREY
 from napari_beerlanet.core.project.project import Project
@@ -29,9 +37,13 @@ from napari_beerlanet.core.training.train_classifier import (
 )
 from napari_beerlanet.core.training.trainer.classification import (
     Augmentation,
+    ClassifierTrainer,
     TrainingCrops,
     balanced_order,
+    cut_turned,
     fit_temperature,
+    parameter_groups,
+    within_error,
 )
 from napari_beerlanet.core.training.trainer.data import StainJitter
 from projects import fill
@@ -40,6 +52,7 @@ from tinydata import write_smears
 
 TINY = {"input_size": 24, "components": 3, "iterations": 3, "batch": 6, "device": "cpu"}
 QUICK = {**TINY, "epochs": 2, "learning_rate": 1e-2}
+WHOLE = {**QUICK, "epochs": 3, "averaging": 0.8, "head_factor": 3.0, "weight_decay": 0.01}
 FILES = {"run.json", "progress.jsonl", "results.csv", "state.pt"}
 FILES |= {"best.safetensors", "last.safetensors", ".lock"}
 
@@ -53,7 +66,7 @@ def data(tmp_path_factory):
 def whole(data, tmp_path_factory):
     """A run of three epochs that nobody disturbed, and what it returned."""
     folder = tmp_path_factory.mktemp("runs") / "whole"
-    return folder, train_classifier(data, folder, SMALL, **{**QUICK, "epochs": 3})
+    return folder, train_classifier(data, folder, SMALL, **WHOLE)
 
 
 def events(folder):
@@ -167,8 +180,10 @@ def test_boxes_of_a_project(tmp_path):
 
 def test_crops_recentred_by_a_detector(data, tmp_path):
     options = {**QUICK, "epochs": 1, "detector": "blood-cells", "fit": "image"}
+    options["object_class"] = "WBC"
     clf = train_classifier(data, tmp_path / "run", SMALL, **options)
     assert clf.info["training"]["settings"]["detector"] == "blood-cells"
+    assert clf.info["applies_to"] == ["WBC"]
     plain = train_classifier(data, tmp_path / "plain", SMALL, **{**options, "detector": None})
     assert clf.info["training"]["data_hash"] != plain.info["training"]["data_hash"]
 
@@ -198,8 +213,32 @@ def test_from_scratch_as_in_the_paper():
     settings = ClassifierTrainSettings().resolved(3000)
     assert (settings.epochs, settings.batch, settings.learning_rate) == (20, 128, 1e-4)
     assert (settings.share, settings.keep_statistics, settings.cosine) == (1.0, False, False)
+    assert (settings.averaging, settings.head_factor, settings.label_smoothing) == (0, 1, 0)
     given = ClassifierTrainSettings(epochs=3, batch=7).resolved(3000)
     assert (given.epochs, given.batch, given.learning_rate) == (3, 7, 1e-4)
+
+
+def test_weights_of_the_backbone_have_a_schedule_of_their_own():
+    settings = ClassifierTrainSettings(weights="backbone.pth").resolved(1000)
+    assert (settings.epochs, settings.batch, settings.learning_rate) == (6, 32, 6e-4)
+    assert settings.head_factor == 5
+    assert settings.averaging == 0.97
+    assert settings.cosine
+    given = ClassifierTrainSettings(weights="backbone.pth", averaging=0.0).resolved(1000)
+    assert given.averaging == 0
+    everything = ("averaging", "head_factor", "label_smoothing", "weight_decay", "warm_up")
+    for start in ({}, {"weights": "b.pth"}, {"model": "a.safetensors"}):
+        for crops in (20, 5000):
+            resolved = ClassifierTrainSettings(**start).resolved(crops)
+            assert None not in [getattr(resolved, name) for name in everything]
+
+
+def test_crops_vary_as_laboratories_do():
+    jitter = ClassifierTrainSettings().stain_jitter()
+    assert (jitter.flare, jitter.hue, jitter.saturation) == (0.3, 0.25, (0.6, 2.0))
+    milder = ClassifierTrainSettings(jitter={"hue": 0.1, "dyes": 0.0}).stain_jitter()
+    assert (milder.flare, milder.hue, milder.dyes) == (0.3, 0.1, 0.0)
+    assert ClassifierTrainSettings(jitter=False).stain_jitter() is None
 
 
 def test_few_crops_are_gentle_to_a_parent():
@@ -269,7 +308,7 @@ def test_resuming_equals_never_having_stopped(whole, data, tmp_path):
             raise Cancelled
 
     with pytest.raises(Cancelled):
-        train_classifier(data, tmp_path, SMALL, progress=stop, **{**QUICK, "epochs": 3})
+        train_classifier(data, tmp_path, SMALL, progress=stop, **WHOLE)
     run = inspect_run(tmp_path)
     assert (run.state, run.epoch) == (RunState.STOPPED, 1)
     assert kinds(tmp_path)[-1] == "cancelled"
@@ -491,6 +530,121 @@ def test_jitter_leaves_padding_alone(tmp_path):
     assert all((crop == PADDING_GREY).all(2).sum() == 4 * 24 for crop in blurred)
     sharpness = [np.abs(np.diff(crop.astype(int), axis=0)).mean() for crop in blurred]
     assert max(sharpness) > 1.2 * min(sharpness)
+
+
+def cell_in_a_field(folder, side=120):
+    """A cell of 20 pixels in the middle of an image that has no other."""
+    image = np.full((side, side, 3), (220, 210, 225), np.uint8)
+    middle = slice(side // 2 - 10, side // 2 + 10)
+    image[middle, middle] = cell("dark", 1, 20)
+    image[middle, middle.start : middle.start + 8] = (250, 60, 60)
+    Image.fromarray(image).save(folder / "a.png")
+    return LabelledCrop(folder / "a.png", 0, (0.5, 0.5, 20 / side, 20 / side))
+
+
+def test_cells_are_turned_by_any_angle_with_what_is_around_them(tmp_path):
+    settings = ClassifierSettings(input_size=32, fill=0.6)
+    crops = TrainingCrops([cell_in_a_field(tmp_path)], settings)
+    varied = Augmentation(scale=0.2, shift=0.05, turn=True)
+    found = [crops.augmented(0, varied, (seed,)) for seed in range(30)]
+    assert not any((crop == PADDING_GREY).all(2).any() for crop in found), "the image goes on"
+    angles = []
+    for crop in found:
+        red = np.argwhere((crop[..., 0].astype(int) - crop[..., 1]) > 120)
+        angles.append(np.degrees(np.arctan2(*(red.mean(0) - 15.5))) % 90)
+    assert ((np.array(angles) > 20) & (np.array(angles) < 70)).sum() > 8
+    whole = TrainingCrops([LabelledCrop(tmp_path / "a.png", 0)], settings)
+    alone = whole.augmented(0, Augmentation(turn=True, border=1.0), (1,))
+    assert not (alone == PADDING_GREY).all(2).any(), "a file has nothing around it"
+
+
+def test_turning_moves_nothing():
+    pixels = cell("dark", 5, 60)
+    pixels[10:20, 30:50] = (250, 60, 60)
+    square = cut_square(pixels, 31.0, 28.0, 32.0, 32)
+    for turns in range(4):
+        turned = cut_turned(pixels, 31.0, 28.0, 32.0, 32, turns * math.pi / 2)
+        np.testing.assert_array_equal(turned, np.rot90(square, turns))
+    half = cut_turned(pixels, 31.0, 28.0, 32.0, 16, 0.0)
+    assert half[3, 8].mean() == pytest.approx(square[6:8, 16:18].mean(), abs=3)
+    outside = cut_turned(pixels, 2.0, 2.0, 32.0, 32, 0.3)
+    assert (outside == PADDING_GREY).all(2).mean() > 0.4
+
+
+def test_borders_of_images_cut_cells(tmp_path):
+    crops = TrainingCrops([cell_in_a_field(tmp_path)], ClassifierSettings(input_size=40))
+    edges = set()
+    for seed in range(30):
+        padding = (crops.augmented(0, Augmentation(border=1.0), (seed,)) == PADDING_GREY).all(2)
+        rows, columns = padding.all(1), padding.all(0)
+        assert rows.any() != columns.any()
+        assert 0.05 * 40 - 1 <= max(rows.sum(), columns.sum()) <= 0.4 * 40 + 1
+        edges.add((rows[0], rows[-1], columns[0], columns[-1]))
+        assert padding.sum() == 40 * max(rows.sum(), columns.sum())
+    assert len(edges) == 4
+    whole = crops.augmented(0, Augmentation(border=0.0), (0,))
+    assert not (whole == PADDING_GREY).all(2).any()
+
+
+class Recorder:
+    """Keeps the weights after every step."""
+
+    def __init__(self):
+        self.states = []
+
+    def on_batch_end(self, trainer):
+        self.states.append({k: v.clone() for k, v in trainer.network.state_dict().items()})
+
+    def on_epoch_end(self, trainer):
+        self.result = {k: v.clone() for k, v in trainer.averaged.state_dict().items()}
+
+
+def test_the_result_is_the_average_over_steps(data):
+    dataset = with_validation(read_crop_dataset(data), 0.25, 0)
+    check_crop_dataset(dataset, ("train", "val"))
+    settings = ClassifierTrainSettings(**{**QUICK, "averaging": 0.3}).resolved(12)
+    torch.manual_seed(0)
+    network = ClassificationNetwork(tiny_backbone(), 2, settings.network_settings)
+    start = {k: v.clone() for k, v in network.state_dict().items()}
+    recorder = Recorder()
+    trainer = ClassifierTrainer(
+        network, dataset, settings, Augmentation(), torch.device("cpu"), recorder
+    )
+    trainer.train()
+    expected = start
+    for step, state in enumerate(recorder.states):
+        kept = min(0.3, (2 + step) / (11 + step))
+        expected = {
+            k: kept * v + (1 - kept) * state[k] if v.is_floating_point() else state[k]
+            for k, v in expected.items()
+        }
+    for name, value in recorder.result.items():
+        torch.testing.assert_close(value, expected[name], msg=name)
+    last = recorder.states[-1]["backbone.0.weight"]
+    assert not torch.allclose(recorder.result["backbone.0.weight"], last)
+
+
+def test_the_head_learns_faster_and_only_kernels_decay():
+    settings = ClassifierTrainSettings(**TINY, weight_decay=0.1, head_factor=5.0)
+    network = ClassificationNetwork(SMALL, 2, settings.network_settings)
+    names = {id(value): name for name, value in network.named_parameters()}
+    seen = {}
+    for group in parameter_groups(network, settings):
+        for value in group["params"]:
+            seen[names[id(value)]] = group["factor"], group["weight_decay"]
+    assert set(seen) == set(names.values())
+    assert seen["backbone.fc.weight"] == (5.0, 0.1)
+    assert seen["backbone.fc.bias"] == (5.0, 0.0)
+    assert seen["backbone.conv1.0.weight"] == (1.0, 0.1)
+    assert seen["backbone.conv1.1.weight"] == (1.0, 0.0)
+    assert seen["mix.weight"] == seen["stain.raw_spectra"] == (1.0, 0.0)
+
+
+def test_a_later_average_is_kept_unless_it_is_clearly_worse():
+    assert within_error(0.9975, 1.0, 400)
+    assert not within_error(0.98, 1.0, 400)
+    assert not within_error(0.5, 1.0, 4)
+    assert within_error(0.48, 0.5, 100)
 
 
 @pytest.mark.parametrize("epoch", range(3))

@@ -148,6 +148,11 @@ def learned_spectra(path_or_name: str | os.PathLike[str]) -> npt.NDArray[np.floa
         return check_spectra(spectra, spectra.shape[-1] or 1)
 
 
+def has_spectra(info: Mapping[str, Any]) -> bool:
+    """Whether a model has learned spectra: all detectors have, and classifiers with BeerLaNet."""
+    return info.get("front_end", "beerlanet") == "beerlanet"
+
+
 def packaged_models(kind: str | None = None) -> list[str]:
     """Names of the models that come with the package, for `load_checkpoint`.
 

@@ -189,6 +189,7 @@ class ClassifierInfo(_SharedInfo):
     beside_rgb: bool = Field(description="true or false")
     denoise: bool = Field(description="true or false")
     standardize: bool = Field(description="true or false")
+    views: Annotated[int, Field(ge=1, le=8)] = Field(1, description="a whole number from 1 to 8")
     temperature: Annotated[float, Field(ge=0.01, le=100)] = Field(
         description="a number from 0.01 to 100"
     )

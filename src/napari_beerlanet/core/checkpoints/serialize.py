@@ -290,7 +290,9 @@ def _build_classifier(
     info: dict[str, Any], backbone: torch.nn.Module | None
 ) -> ClassificationNetwork:
     """A classifier's network as a checked `info` describes it; random numbers stay as they were."""
-    settings = ClassifierSettings(**{k: info[k] for k in ClassifierSettings.model_fields})
+    settings = ClassifierSettings(
+        **{k: info[k] for k in ClassifierSettings.model_fields if k in info}
+    )
     own = None if backbone is None else copy.deepcopy(backbone)
     with torch.random.fork_rng(devices=[]):
         network = ClassificationNetwork(own or info["backbone"], len(info["classes"]), settings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -269,18 +270,39 @@ class Classifier:
                 planes = np.ascontiguousarray(crops.transpose(0, 3, 1, 2))
                 mixed = network.apply_front_end(torch.from_numpy(planes).to(self.device) / 255)
             mixed = mixed.to(memory_format=torch.channels_last)
-            logits = network.forward_mixed(mixed.half() if half else mixed)
-        return np.asarray(logits.double().cpu().numpy())
+            mixed = mixed.half() if half else mixed
+            views = network.settings.views
+            if views == 1:
+                logits = network.forward_mixed(mixed).double()
+            else:
+                each = [network.forward_mixed(view).double() for view in turned_views(mixed, views)]
+                logits = torch.stack(each).log_softmax(2).logsumexp(0) - math.log(views)
+        return np.asarray(logits.cpu().numpy())
 
     def _domain_warnings(self, read: Callable[[slice], Pixels], count: int) -> list[str]:
         """As the detector's; stains of crops are compared with those of training crops."""
         seen = self.info.get("stain_seen")
-        if not seen or not count or not self.network.has_stain:
+        if not seen or not count:
             return []
         places = np.unique(np.linspace(0, count - 1, min(count, _SAMPLE_CROPS)).round().astype(int))
         crops = [read(slice(k, k + 1))[0] for k in places]
-        summaries = [summarize_stain(fit_stain(self.network, crop), crop) for crop in crops]
+        summaries = [summarize_stain(self.network.fit_crop(crop), crop) for crop in crops]
         return stain_warnings(seen, mean_stain(summaries))
+
+
+# (quarter turns, whether mirrored): any first few of them are as different as can be.
+_VIEWS = (
+    *((0, False), (1, True), (2, False), (3, True)),
+    *((1, False), (0, True), (3, False), (2, True)),
+)
+
+
+def turned_views(images: torch.Tensor, count: int) -> list[torch.Tensor]:
+    """Images (N, c, s, s) in the first `count` of eight views; the first is as they are."""
+    return [
+        (images.flip(3) if mirrored else images).rot90(turns, (2, 3))
+        for turns, mirrored in _VIEWS[:count]
+    ]
 
 
 def _as_list(images: Any) -> Sequence[Any]:

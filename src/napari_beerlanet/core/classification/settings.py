@@ -43,6 +43,11 @@ class ClassifierSettings(Settings):
     denoise: bool = Field(
         False, description="Median filter (11 pixels) and Gaussian blur (σ = 1) before all else."
     )
+    views: Annotated[int, Field(ge=1, le=8)] = Field(
+        1,
+        description="Turned and mirrored views of a crop whose probabilities are averaged; each "
+        "takes as much time as the first.",
+    )
     standardize: bool = Field(
         True, description="Scale the backbone's input to ImageNet's mean and deviation."
     )

@@ -12,6 +12,7 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
+from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.boxes.geometry import xyxy_to_cxcywh
 from napari_beerlanet.core.classification.classifier import Classification, Classifier
 from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
@@ -105,19 +106,38 @@ def locate_cells(
             f"The detector has no class {object_class!r}; it has {', '.join(detector.classes)}."
         )
     located = []
+    sizes: list[float] = []
     for number, item in enumerate(items):
         report_progress(report, number, len(items), "finding the cells in crops")
-        box = item.cxcywh or _middle_box(item, detector, object_class) or (0.5, 0.5, fill, fill)
-        located.append(replace(item, cxcywh=box))
+        box = item.cxcywh or _middle_box(item, detector, object_class, sizes)
+        located.append(replace(item, cxcywh=box or (0.5, 0.5, fill, fill)))
     return located
 
 
 def _middle_box(
-    item: LabelledCrop, detector: Detector, object_class: str | None
+    item: LabelledCrop, detector: Detector, object_class: str | None, sizes: list[float]
 ) -> tuple[float, float, float, float] | None:
+    """The box in the middle of a crop; `sizes` are object sizes of crops before, and this one's.
+
+    One crop shows few cells to tell their size by; others of the laboratory have it, too.
+    """
     image = read_image(item.image)
-    height, width = image.pixels.shape[:2]
-    found = detector.detect(image.pixels, pixel_size=image.pixel_size, densities=False)
+    usual = float(np.median(sizes)) if sizes else None
+    settings: dict[str, Any] = {"pixel_size": image.pixel_size, "densities": False}
+    found = detector.detect(image.pixels, size_hint=usual, **settings)
+    box = _covering_middle(found, image.pixels.shape[:2], object_class)
+    if box is None and usual is not None:
+        found = detector.detect(image.pixels, object_size=usual, **settings)
+        return _covering_middle(found, image.pixels.shape[:2], object_class)
+    if box is not None and found.report.get("object_size"):
+        sizes.append(float(found.report["object_size"]))
+    return box
+
+
+def _covering_middle(
+    found: Detections, shape: tuple[int, int], object_class: str | None
+) -> tuple[float, float, float, float] | None:
+    height, width = shape
     if object_class is not None:
         found = found[found.labels == found.names.index(object_class)]
     middle = np.array([width, height]) / 2

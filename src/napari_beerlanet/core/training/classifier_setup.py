@@ -30,7 +30,6 @@ from napari_beerlanet.core.common.progress import Report
 from napari_beerlanet.core.common.storage import DataError, FileError
 from napari_beerlanet.core.formats.class_folders import CropDataset, crop_dataset_hash
 from napari_beerlanet.core.stains.domain_shift import describe_stains
-from napari_beerlanet.core.stains.front_end import fit_stain
 from napari_beerlanet.core.training.monitor import TrainingMonitor, package_versions
 from napari_beerlanet.core.training.runs import RunFolder
 from napari_beerlanet.core.training.trainer.classification import (
@@ -75,6 +74,8 @@ def train_in_process(
             settings.scale_jitter,
             settings.shift_jitter,
             settings.blur_jitter,
+            settings.border_jitter,
+            settings.turn_jitter,
         ),
         device,
         monitor,
@@ -108,8 +109,7 @@ class ClassifierMonitor(TrainingMonitor):
         """The classifier after the epoch, calibrated."""
         network = trainer.averaged
         info = {**self.info, "temperature": round(trainer.temperature, 6)}
-        if network.has_stain:
-            info["stain_seen"] = describe_stains([fit_stain(network, c) for c in self.sample])
+        info["stain_seen"] = describe_stains([network.fit_crop(crop) for crop in self.sample])
         info["training"] = self.training_record(trainer, metrics)
         return Classifier(network, info, trainer.device)
 
@@ -212,11 +212,14 @@ def checkpoint_info(
 ) -> dict[str, Any]:
     """The checkpoint's `info`, without what an epoch adds to it."""
     known: dict[str, Any] = {"training": _training_record(dataset, settings)}
+    if settings.object_class is not None:
+        known["applies_to"] = [settings.object_class]
     if parent is not None:
         inherited = dict(zip(parent.classes, parent.info["colours"], strict=True))
         colours = assign_colours(dataset.names, {}, inherited)
         known["colours"] = [colours[name] for name in dataset.names]
         known["unknown"] = still_unknown(parent.info.get("unknown"), dataset.names)
+        known.setdefault("applies_to", list(parent.info.get("applies_to") or []))
     return describe_classifier(network, name, dataset.names, **known)
 
 

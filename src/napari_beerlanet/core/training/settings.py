@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, field_validator
 
@@ -41,6 +41,9 @@ _MIN_VALIDATIONS = 8  # of a run whose epochs are given, if it has as many
 
 class RunSettings(Settings):
     """What the settings in a run.json have in common."""
+
+    default_jitter: ClassVar[dict[str, Any]] = {}
+    """Settings of the `StainJitter` that differ from its own."""
 
     seed: int = Field(0, ge=0, description="Random seed: same seed and data, same model.")
     device: str = Field("auto", description="auto, cpu, cuda:0 or mps; 0,1 trains on two GPUs.")
@@ -82,7 +85,8 @@ class RunSettings(Settings):
         """The stain augmentation that is asked for."""
         if not self.jitter:
             return None
-        return _make_jitter(self.jitter if isinstance(self.jitter, dict) else {})
+        chosen = self.jitter if isinstance(self.jitter, dict) else {}
+        return _make_jitter({**self.default_jitter, **chosen})
 
 
 class TrainSettings(RunSettings):

@@ -26,7 +26,12 @@ from qtpy.QtWidgets import (
 )
 from superqt.utils import signals_blocked
 
-from napari_beerlanet.core.checkpoints.checkpoint import learned_spectra, packaged_models
+from napari_beerlanet.core.checkpoints.checkpoint import (
+    has_spectra,
+    learned_spectra,
+    packaged_models,
+    read_info,
+)
 from napari_beerlanet.core.images.tissue import NonTissue
 from napari_beerlanet.core.stains.decomposition import Decomposition
 from napari_beerlanet.core.stains.presets import BUILT_IN_PRESETS, read_start
@@ -291,7 +296,9 @@ class StartSpectraPicker(QComboBox):
         self._label = _FROM_IMAGE
         self._loaded: dict[str, _StartChoice] = {}
         self._presets: dict[str, _StartChoice] = {}
-        self._models = {f"Model “{name}”": name for name in packaged_models()}
+        self._models = {
+            f"Model “{name}”": name for name in packaged_models() if has_spectra(read_info(name))
+        }
         self._choice = _StartChoice(None)
         self.refresh_presets()
         self.activated.connect(self._activated)

@@ -59,6 +59,35 @@ def test_strength_of_two_doubles_the_optical_density():
     np.testing.assert_allclose(density[1][clear], 2 * density[0][clear], atol=0.06)
 
 
+def test_a_camera_turns_hues_and_leaves_grey(image):
+    grey = np.repeat(image[..., 1:2], 3, axis=2)
+    random.seed(2)
+    strong = {**NOTHING, "focus": 0.0, "hue": 1.0, "saturation": (0.5, 2.0)}
+    assert (
+        np.abs(changed(grey, **strong).astype(int) - changed(grey, **NOTHING, focus=0.0)).max() <= 1
+    )
+    plain = changed(image, **NOTHING, focus=0.0).astype(float)
+    turned = changed(image, **strong).astype(float)
+    luma = np.array([0.114, 0.587, 0.299])  # BGR
+    inside = ((turned > 0) & (turned < 255)).all(2)
+    np.testing.assert_allclose((turned @ luma)[inside], (plain @ luma)[inside], atol=1.5)
+    assert np.abs(turned - plain).max() > 10
+    double = changed(image, **{**strong, "hue": 0.0, "saturation": (2.0, 2.0)}).astype(float)
+    inside = ((double > 0) & (double < 255)).all(2)
+    colour = [i - (i @ luma)[..., None] for i in (plain, double)]
+    np.testing.assert_allclose(colour[1][inside], 2 * colour[0][inside], atol=3)
+
+
+def test_stray_light_makes_the_darkest_pale(image):
+    random.seed(1)
+    pale = changed(image, **NOTHING, focus=0.0, flare=0.5).astype(float)
+    plain = changed(image, **NOTHING, focus=0.0).astype(float)
+    part = (pale - plain) / np.maximum(255 - plain, 1)
+    clear = plain < 200
+    assert part[clear].std() < 0.02
+    assert 0.02 < part[clear].mean() < 0.5
+
+
 @pytest.mark.parametrize("name", ODD)
 def test_odd_images_come_through(name):
     random.seed(0)

@@ -27,7 +27,11 @@ from napari_beerlanet.core.classification.crops import (
     denoise_crop,
     to_rgb8,
 )
-from napari_beerlanet.core.classification.network import ClassificationNetwork
+from napari_beerlanet.core.classification.network import (
+    OWN_BACKBONE,
+    ClassificationNetwork,
+    backbone_shapes,
+)
 from napari_beerlanet.core.classification.settings import ClassifierSettings
 from napari_beerlanet.core.common.threads import run_parallel
 from napari_beerlanet.core.detection.ultralytics_api import cv2
@@ -37,33 +41,41 @@ from napari_beerlanet.core.images.files import read_image
 from napari_beerlanet.core.images.rgb import PADDING_GREY
 from napari_beerlanet.core.training.trainer.data import StainJitter
 
-_CONTEXT = 1.4  # sides of a crop that are kept around a box, so that crops may move and shrink
+_CONTEXT = 1.9  # sides of a crop that are kept around a box, so that crops may move and turn
 _OVERSAMPLING = 1.25  # pixels that are kept for each of the crop's
 _MAX_KEPT_BYTES = 1 << 31  # of all crops together; beyond, files are read again and again
 _SAMPLE_ROWS = 0.25  # of the crop's side: rows of an image's pixels below a crop, for the stain fit
 _MIN_BLUR = 0.2  # pixels, below which nothing changes
+_BORDER = (0.05, 0.4)  # of the crop's side, that may lie beyond the image
 _TEMPERATURES = (0.05, 20.0)
 _TIE = 1e-3  # of the validation loss, in the choice among epochs of equal balanced accuracy
 
 
 class Augmentation(NamedTuple):
     """How training crops vary: stain `jitter`, ln of the `scale`, and as parts of the crop's side
-    its `shift` and the largest `blur` (a standard deviation)."""
+    its `shift` and the largest `blur` (a standard deviation).
+
+    `border` is the part of the cells that a border of the image cuts, `turn` whether they are
+    turned by any angle; crops that are files of their own have neither.
+    """
 
     jitter: StainJitter | None = None
     scale: float = 0.0
     shift: float = 0.0
     blur: float = 0.0
+    border: float = 0.0
+    turn: bool = False
 
 
 class _Patch(NamedTuple):
-    """What is kept of a crop: pixels around it, its centre (x, y) and side therein, and a sample
-    (m, 3) of its image's pixels where stains are fitted to the image."""
+    """What is kept of a crop: pixels around it, its centre (x, y) and side therein, a sample
+    (m, 3) of its image's pixels where stains are fitted to the image, whether it is of a box."""
 
     pixels: Pixels
     centre: tuple[float, float]
     side: float
     sample: Pixels | None
+    boxed: bool
 
 
 class TrainingCrops:
@@ -95,9 +107,13 @@ class TrainingCrops:
         source = random.Random(repr(tuple(numbers)))
         side = patch.side * math.exp(source.uniform(-1, 1) * augmentation.scale)
         x, y = (c + source.uniform(-1, 1) * augmentation.shift * side for c in patch.centre)
-        crop = cut_square(patch.pixels, x, y, side, size)
-        crop = np.rot90(crop, source.randrange(4))
+        if augmentation.turn and patch.boxed:
+            crop = cut_turned(patch.pixels, x, y, side, size, source.uniform(0, 2 * math.pi))
+        else:
+            crop = np.rot90(cut_square(patch.pixels, x, y, side, size), source.randrange(4))
         crop = crop[:, ::-1] if source.random() < 0.5 else crop
+        if patch.boxed and source.random() < augmentation.border:
+            crop = _cut_by_border(crop, source.randrange(4), source.uniform(*_BORDER))
         crop = _blurred(crop, source.random() * augmentation.blur * size)
         rows = [crop] if patch.sample is None else [crop, patch.sample.reshape(-1, size, 3)]
         image = np.concatenate(rows)
@@ -132,6 +148,7 @@ class TrainingCrops:
             (length / 2, length / 2),
             length / context,
             self._sample(pixels, k) if item.cxcywh is not None else None,
+            item.cxcywh is not None,
         )
         if self._kept_bytes + patch.pixels.nbytes <= _MAX_KEPT_BYTES:
             self._kept_bytes += patch.pixels.nbytes
@@ -146,6 +163,26 @@ class TrainingCrops:
         count = max(round(_SAMPLE_ROWS * size), 1) * size
         flat = pixels.reshape(-1, 3)
         return flat[np.random.default_rng([self.seed, k]).integers(0, len(flat), count)]
+
+
+def cut_turned(pixels: Pixels, x: float, y: float, side: float, size: int, angle: float) -> Pixels:
+    """As `cut_square`, of a square that is turned about its centre by so many radians."""
+    scale = side / size
+    c, s = scale * math.cos(angle), scale * math.sin(angle)
+    middle = (size - 1) / 2  # pixel centres are whole numbers here
+    shift_x, shift_y = x - 0.5 - (c - s) * middle, y - 0.5 - (s + c) * middle
+    matrix = np.array([[c, -s, shift_x], [s, c, shift_y]])
+    flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+    return np.asarray(
+        cv2.warpAffine(pixels, matrix, (size, size), flags=flags, borderValue=(PADDING_GREY,) * 3)
+    )
+
+
+def _cut_by_border(crop: Pixels, edge: int, part: float) -> Pixels:
+    """The crop of a cell at a border of its image: beyond it is padding."""
+    turned = np.rot90(crop, edge).copy()
+    turned[: round(part * len(turned))] = PADDING_GREY
+    return np.rot90(turned, -edge)
 
 
 def _blurred(crop: Pixels, sigma: float) -> Pixels:
@@ -199,6 +236,40 @@ def fit_temperature(scores: npt.NDArray[Any], true: npt.NDArray[np.int64]) -> fl
     return math.exp(float(optimize.minimize_scalar(loss, bounds=bounds, method="bounded").x))
 
 
+def parameter_groups(network: ClassificationNetwork, settings: Any) -> list[dict[str, Any]]:
+    """Parameters for an optimizer: the head has its own learning rate, `factor` of the others'.
+
+    Kernels decay; biases, normalisation and the stain front end do not. Of a backbone that is the
+    caller's own nobody knows the head.
+    """
+    if not settings.weight_decay and settings.head_factor == 1:
+        return [{"params": list(network.parameters()), "factor": 1.0, "weight_decay": 0.0}]
+    head: set[str] = set()
+    if network.backbone_name != OWN_BACKBONE:
+        one, two = (backbone_shapes(network.backbone_name, k) for k in (1, 2))
+        head = {f"backbone.{name}" for name in one if one[name] != two[name]}
+    groups: dict[tuple[bool, bool], dict[str, Any]] = {}
+    for name, value in network.named_parameters():
+        kind = name in head, name.startswith("backbone.") and value.ndim > 1
+        fresh = {
+            "params": [],
+            "factor": settings.head_factor if kind[0] else 1.0,
+            "weight_decay": settings.weight_decay if kind[1] else 0.0,
+        }
+        groups.setdefault(kind, fresh)["params"].append(value)
+    return list(groups.values())
+
+
+def within_error(score: float, highest: float, count: int) -> bool:
+    """Whether a share of `count` crops is below the highest one by a standard error at most.
+
+    It is that of the difference of two shares. As with `fit_temperature`, a perfect result on few
+    crops is not certain.
+    """
+    likely = (highest * count + 1) / (count + 2)
+    return score >= highest - math.sqrt(2 * likely * (1 - likely) / max(count, 1))
+
+
 class ClassifierCallback(Protocol):
     """What a training tells while it runs."""
 
@@ -232,13 +303,17 @@ class ClassifierTrainer:
         parent: Mapping[str, Tensor] | None = None,
         state: Mapping[str, Any] | None = None,
     ) -> None:
-        self.network, self.dataset, self.settings = network.to(device), dataset, settings
+        self.network = network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.dataset, self.settings = dataset, settings
         self.augmentation, self.device, self.callback = augmentation, device, callback
         self.parent = None if parent is None else {k: v.clone() for k, v in parent.items()}
         self.data = TrainingCrops(dataset.splits["train"], network.settings, settings.seed)
         self.validation = TrainingCrops(dataset.splits["val"], network.settings)
         self._plain_validation: list[Pixels] = []
-        self.optimizer = torch.optim.Adam(self.network.parameters(), lr=settings.learning_rate)
+        self.optimizer = torch.optim.AdamW(
+            parameter_groups(self.network, settings), lr=settings.learning_rate
+        )
+        self.average = copy.deepcopy(self.network) if settings.averaging else None
         self.epochs = self.total_epochs = settings.epochs
         self.epoch, self.batch_number, self.validate_every = 0, 0, 1
         self.batches = -(-len(self._order(0)) // settings.batch)
@@ -248,11 +323,15 @@ class ClassifierTrainer:
         self.epoch_metrics: dict[str, float] = {}
         self.temperature, self.learning_rate = 1.0, float(settings.learning_rate)
         self.fitness, self.best_fitness, self.stop = -math.inf, -math.inf, False
+        self.highest = -math.inf  # balanced accuracy of the epochs so far
         self.averaged = self.network
         if state is not None:
             self.network.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
             self.epoch, self.best_fitness = state["epoch"] + 1, state["best_fitness"]
+            self.highest = state.get("highest", -math.inf)
+            if self.average is not None:
+                self.average.load_state_dict(state["average"])
 
     @property
     def finished_epochs(self) -> int:
@@ -268,6 +347,8 @@ class ClassifierTrainer:
             "model": self.network.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "best_fitness": self.best_fitness,
+            "highest": self.highest,
+            "average": None if self.average is None else self.average.state_dict(),
         }
 
     def train(self) -> None:
@@ -309,7 +390,21 @@ class ClassifierTrainer:
         loss = functional.cross_entropy(logits, labels, label_smoothing=smoothing)
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
+        if self.average is not None:
+            self._update_average(self.epoch * self.batches + number)
         return float(loss.detach())
+
+    def _update_average(self, step: int) -> None:
+        # The first steps count less: they are the farthest from where training ends.
+        momentum = min(self.settings.averaging, (2 + step) / (11 + step))
+        assert self.average is not None
+        now = self.network.state_dict()
+        with torch.no_grad():
+            for name, value in self.average.state_dict().items():
+                if value.is_floating_point():
+                    value.lerp_(now[name], 1 - momentum)
+                else:
+                    value.copy_(now[name])
 
     def _batch(self, part: npt.NDArray[np.int64], number: int) -> tuple[Tensor, Tensor | None]:
         """Images (n, 3, h, w) in [0, 1], and weights (n, h, w) where stains are those of images."""
@@ -331,11 +426,13 @@ class ClassifierTrainer:
 
     def _set_learning_rate(self, number: int) -> None:
         rate = self.settings.learning_rate
+        step = self.epoch * self.batches + number
         if self.settings.cosine:
-            done = (self.epoch * self.batches + number) / (self.epochs * self.batches)
+            done = step / (self.epochs * self.batches)
             rate *= 0.05 + 0.95 * (1 + math.cos(math.pi * done)) / 2
+        rate *= min((step + 1) / (self.settings.warm_up + 1), 1)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group["factor"]
         self.learning_rate = rate
 
     def _validate(self) -> None:
@@ -363,12 +460,25 @@ class ClassifierTrainer:
             "metrics/balanced_accuracy": metrics["balanced_accuracy"],
             "lr/all": self.learning_rate,
         }
-        self.fitness = metrics["balanced_accuracy"] - _TIE * min(loss, 100.0)
-        self.best_fitness = max(self.best_fitness, self.fitness)
+        self._rate(metrics["balanced_accuracy"], loss)
+
+    def _rate(self, score: float, loss: float) -> None:
+        """Decide whether the epoch is the best one: `best_fitness` equals its `fitness` then.
+
+        An average of weights gets better with every step, which crops of the same laboratory need
+        not show, so a later one is kept unless it is worse by more than the standard error.
+        """
+        self.fitness = score - _TIE * min(loss, 100.0)
+        self.highest = max(self.highest, score)
+        later = self.average is not None
+        if later and within_error(score, self.highest, len(self.validation)):
+            self.best_fitness = self.fitness
+        else:
+            self.best_fitness = max(self.best_fitness, self.fitness)
 
     def _averaged_network(self) -> ClassificationNetwork:
-        """The network, a share of the way from its parent."""
-        network = copy.deepcopy(self.network).eval()
+        """The network, averaged over steps if so asked, and a share of the way from its parent."""
+        network = copy.deepcopy(self.network if self.average is None else self.average).eval()
         share = self.settings.share
         if self.parent is None or share >= 1:
             return network

@@ -3,7 +3,8 @@
 `StainJitter` renders other laboratories from one. By Beer and Lambert I = exp(x₀ − S D). With S
 three known dyes, D is S⁻¹ (x₀ − ln I), and the same cells under other dyes S', other strengths a
 and another background x₀' are I' = exp(x₀' − S' (a ⊙ D)). That is one 3 × 3 matrix on optical
-densities, and boxes stay where they are.
+densities, and boxes stay where they are. What a camera makes of the light follows: stray light,
+and a 3 × 3 matrix on intensities.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from napari_beerlanet.core.stains.solver.spectra import default_spectra
 
 _SAMPLE_STRIDE = 7  # every seventh pixel shows the background
 _LOG_TABLE = np.log(np.maximum(np.arange(256), 1) / 255).astype(np.float32)
+_YIQ = np.array([[0.299, 0.587, 0.114], [0.596, -0.274, -0.322], [0.211, -0.523, 0.312]])  # of RGB
 
 
 @dataclass
@@ -45,6 +47,12 @@ class StainJitter:
         Standard deviation of ln of the background's intensity per channel.
     focus
         Largest blur (standard deviation in pixels); as often, edges are sharpened.
+    flare
+        Largest part of the light that has not passed the specimen: it makes nuclei pale.
+    saturation
+        (lowest, highest) factor of the camera's saturation.
+    hue
+        Standard deviation of a turn of the camera's hues about grey, in radians.
     share
         How many images are changed at all.
 
@@ -56,6 +64,9 @@ class StainJitter:
     light: tuple[float, float] = (0.5, 1.0)
     cast: float = 0.12
     focus: float = 1.0
+    flare: float = 0.0
+    saturation: tuple[float, float] = (1.0, 1.0)
+    hue: float = 0.0
     share: float = 0.9
     source: random.Random | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -92,6 +103,11 @@ class StainJitter:
         M, x1 = self._matrix(), self._illumination()
         np.subtract(x0, X, out=X)
         lit = np.exp(x1 - np.asarray(cv2.transform(X, M.astype(np.float32))))
+        if self.flare:
+            stray = self._random.uniform(0, self.flare)
+            lit = stray + (1 - stray) * lit
+        if self.hue or self.saturation != (1.0, 1.0):
+            lit = np.asarray(cv2.transform(lit, self._camera()))
         return np.asarray(np.rint(np.clip(lit * 255, 0, 255)), dtype=np.uint8)
 
     def _matrix(self) -> npt.NDArray[np.float64]:
@@ -102,6 +118,15 @@ class StainJitter:
         common = self._random.gauss(0, self.strength)
         a = np.exp([common + self._random.gauss(0, self.strength / 2) for _ in range(3)])
         return np.asarray((other * a) @ np.linalg.inv(S))
+
+    def _camera(self) -> npt.NDArray[np.float32]:
+        """The colour matrix of another camera (3, 3) in BGR: grey stays grey."""
+        low, high = self.saturation
+        s = math.exp(self._random.uniform(math.log(low), math.log(high)))
+        turn = self._random.gauss(0, self.hue)
+        c, n = s * math.cos(turn), s * math.sin(turn)
+        matrix = np.linalg.inv(_YIQ) @ [[1, 0, 0], [0, c, -n], [0, n, c]] @ _YIQ
+        return np.asarray(matrix[::-1, ::-1], dtype=np.float32).copy()
 
     def _illumination(self) -> npt.NDArray[np.float32]:
         level = math.log(self._random.uniform(*self.light))

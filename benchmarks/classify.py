@@ -1,0 +1,215 @@
+"""Classifiers across laboratories: trained on one, tested on others, with and without BeerLaNet.
+
+    python benchmarks/classify.py --out classify --results classify.jsonl [--only ROW ...]
+    python benchmarks/classify.py --results classify.jsonl --table
+
+White-cell types are trained on `wbc-types/pbc` and tested on `bccd` and `cellavision`; tumour
+patches are trained on `turin` and tested on `lc25000`. Everything is what a user gets:
+`nb.train_classifier` and `nb.evaluate`. White cells are found by the packaged detector, once, so
+that all laboratories show them at the same size. A run whose result is in the file is not repeated,
+and one that was killed is resumed. The table has balanced accuracy, as mean ± standard deviation
+over the seeds.
+
+Of ResNet-18 no ImageNet weights are in ../shared: it starts at random, and has more epochs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import napari_beerlanet as nb
+from napari_beerlanet.core.evaluation.classification import locate_cells
+from napari_beerlanet.core.formats.class_folders import read_crop_dataset
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+HELD_OUT = 40  # of each type, to validate on; probably of the same patients
+PER_TYPE = 200  # of each type to train on
+TYPES = ("neutrophil", "lymphocyte", "monocyte", "eosinophil", "basophil")
+TASKS = {"white cells": ("bccd", "cellavision"), "tumour": ("lc25000",)}
+
+NO_JITTER = {"jitter": False, "blur_jitter": 0.0}
+ROWS = {
+    "none": {"front_end": "none", **NO_JITTER},
+    "none + stain jitter": {"front_end": "none"},
+    "BeerLaNet": {"front_end": "beerlanet", **NO_JITTER},
+    "BeerLaNet + stain jitter": {"front_end": "beerlanet"},
+    "grey": {"front_end": "grey", **NO_JITTER},
+}
+"""The differences between the rows; all that is not named is the same."""
+
+BACKBONES = {
+    "mobilenet_v2": {"epochs": 5},
+    "resnet18": {
+        **{"epochs": 12, "batch": 32, "learning_rate": 1e-3, "cosine": True, "warm_up": 15},
+        **{"averaging": 0.97, "label_smoothing": 0.1},
+    },
+}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("classify"))
+    parser.add_argument("--results", type=Path, default=Path("classify.jsonl"))
+    parser.add_argument("--table", action="store_true", help="only print the table")
+    parser.add_argument("--only", nargs="*", help="rows, by their names; by default all")
+    parser.add_argument("--backbones", nargs="*", default=list(BACKBONES))
+    parser.add_argument("--tasks", nargs="*", default=list(TASKS))
+    parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
+    parser.add_argument("--size", type=int, default=96)
+    parser.add_argument("--fill", type=float, default=0.8)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--shared", type=Path, default=SHARED)
+    options = parser.parse_args()
+    if not options.table:
+        torch.set_num_threads(options.threads)
+        run_all(options)
+    print_table(read_results(options.results))
+
+
+def run_all(options):
+    done = {key_of(found) for found in read_results(options.results)}
+    for task in options.tasks:
+        labs = None
+        for backbone in options.backbones:
+            for seed in options.seeds:
+                for row in options.only or ROWS:
+                    if (task, backbone, row, seed) in done:
+                        continue
+                    labs = labs or LABORATORIES[task](options.shared, options.out / "data")
+                    found = run(options, labs, task, backbone, row, seed)
+                    with options.results.open("a") as file:
+                        file.write(json.dumps(found) + "\n")
+                    print(
+                        json.dumps({k: v for k, v in found.items() if k != "confusion"}), flush=True
+                    )
+
+
+def run(options, labs, task, backbone, row, seed):
+    """Train on the first laboratory, test on the others."""
+    home, *others = labs
+    folder = options.out / "runs" / f"{task}-{backbone}-{row}-{seed}".replace(" ", "_")
+    settings = {"input_size": options.size, "seed": seed, **BACKBONES[backbone], **ROWS[row]}
+    if task == "white cells":
+        settings["fill"] = options.fill
+    if backbone == "mobilenet_v2":
+        settings["weights"] = options.shared / "weights" / "mobilenet_v2.pt"
+    started = time.monotonic()
+    resume = (folder / "state.pt").exists()
+    if folder.exists() and not resume:
+        shutil.rmtree(folder)
+    clf = nb.train_classifier(labs[home], folder, backbone, resume=resume, **settings)
+    trained = time.monotonic() - started
+    measured = {lab: nb.evaluate(clf, labs[lab]) for lab in others}
+    measured[home] = clf.info["training"]["metrics"]
+    shutil.rmtree(folder)
+    return {
+        **{"task": task, "backbone": backbone, "row": row, "seed": seed},
+        "balanced_accuracy": {lab: round(m["balanced_accuracy"], 4) for lab, m in measured.items()},
+        "confusion": {lab: measured[lab]["confusion"] for lab in others},
+        "seconds": [round(trained), round(time.monotonic() - started)],
+        **{"size": options.size, "epochs": settings["epochs"]},
+    }
+
+
+def key_of(found):
+    return tuple(found[key] for key in ("task", "backbone", "row", "seed"))
+
+
+def read_results(path):
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+# --- data ----------------------------------------------------------------------------------------
+
+
+def write_white_cells(shared, folder):
+    """The laboratories' data.yaml, by name; cells found by the packaged detector."""
+    detector = None
+    labs = {lab: folder / lab / "data.yaml" for lab in ("pbc", "bccd", "cellavision")}
+    for lab, path in labs.items():
+        if not path.exists():
+            detector = detector or nb.load_checkpoint("blood-cells")
+            write_lab(shared / "data" / "wbc-types" / lab, path.parent, detector, lab == "pbc")
+    return labs
+
+
+def write_lab(source, folder, detector, home):
+    """Boxes of the white cells in the middle of a laboratory's crops, in YOLO's layout.
+
+    data.yaml of the laboratory to train on has `PER_TYPE` crops of a type, all.yaml all.
+    """
+    dataset = read_crop_dataset(source)
+    items = next(iter(dataset.splits.values()))
+    splits = split_home(items) if home else {"val": items}
+    for split, some in splits.items():
+        for kind in ("images", "labels"):
+            (folder / kind / split).mkdir(parents=True, exist_ok=True)
+        for item in locate_cells(some, detector, 0.8, "WBC"):
+            name = f"{dataset.names[item.label]}-{item.image.name}"
+            shutil.copy(item.image, folder / "images" / split / name)
+            text = " ".join(f"{v:.6f}" for v in item.cxcywh)
+            label = folder / "labels" / split / Path(name).with_suffix(".txt")
+            label.write_text(f"{item.label} {text}\n")
+    small = ["images/train"] if home else ["images/val"]
+    for name, train in (
+        ("all.yaml", [*small, *(["images/more"] if home else [])]),
+        ("data.yaml", small),
+    ):
+        lines = [f"train: {train}", "val: images/val", f"names: {dataset.names}"]
+        (folder / name).write_text("\n".join(lines) + "\n")
+
+
+def split_home(items):
+    """Items to validate on, to train on and more to train on; the same in every run."""
+    splits = {"val": [], "train": [], "more": []}
+    for label in sorted({item.label for item in items}):
+        mine = [item for item in items if item.label == label]
+        mine = [mine[k] for k in np.random.default_rng(7).permutation(len(mine))]
+        splits["val"] += mine[:HELD_OUT]
+        splits["train"] += mine[HELD_OUT : HELD_OUT + PER_TYPE]
+        splits["more"] += mine[HELD_OUT + PER_TYPE :]
+    return splits
+
+
+def find_tumours(shared, folder):
+    """The laboratories' folders; patches have no cell in their middle and stay as they are."""
+    return {lab: shared / "data" / "tumour-patches" / lab for lab in ("turin", "lc25000")}
+
+
+LABORATORIES = {"white cells": write_white_cells, "tumour": find_tumours}
+
+
+# --- the table -----------------------------------------------------------------------------------
+
+
+def print_table(results):
+    """Mean ± standard deviation over the seeds, and the mean of the test laboratories."""
+    for task, others in TASKS.items():
+        mine = [found for found in results if found["task"] == task]
+        if not mine:
+            continue
+        print(f"\n| {task} | | {' | '.join(others)} | mean | seeds |")
+        print("|---" * (len(others) + 4) + "|")
+        for backbone in BACKBONES:
+            rows = dict.fromkeys(f["row"] for f in mine if f["backbone"] == backbone)
+            for row in rows:
+                group = [f for f in mine if (f["backbone"], f["row"]) == (backbone, row)]
+                scores = np.array([[f["balanced_accuracy"][lab] for lab in others] for f in group])
+                cells = [spread(column) for column in scores.T] + [spread(scores.mean(1))]
+                print(f"| {row} | {backbone} | {' | '.join(cells)} | {len(group)} |")
+
+
+def spread(values):
+    sd = f" ± {values.std(ddof=1):.2f}" if len(values) > 1 else ""
+    return f"{values.mean():.2f}{sd}"
+
+
+if __name__ == "__main__":
+    main()
