@@ -150,7 +150,7 @@ def learned_spectra(path_or_name: str | os.PathLike[str]) -> npt.NDArray[np.floa
 
 def has_spectra(info: Mapping[str, Any]) -> bool:
     """Whether a model has learned spectra: all detectors have, and classifiers with BeerLaNet."""
-    return info.get("front_end", "beerlanet") == "beerlanet"
+    return bool(info.get("front_end", "beerlanet") == "beerlanet")
 
 
 def packaged_models(kind: str | None = None) -> list[str]:

@@ -251,7 +251,7 @@ def parameter_groups(network: ClassificationNetwork, settings: Any) -> list[dict
     groups: dict[tuple[bool, bool], dict[str, Any]] = {}
     for name, value in network.named_parameters():
         kind = name in head, name.startswith("backbone.") and value.ndim > 1
-        fresh = {
+        fresh: dict[str, Any] = {
             "params": [],
             "factor": settings.head_factor if kind[0] else 1.0,
             "weight_decay": settings.weight_decay if kind[1] else 0.0,
@@ -303,6 +303,7 @@ class ClassifierTrainer:
         parent: Mapping[str, Tensor] | None = None,
         state: Mapping[str, Any] | None = None,
     ) -> None:
+        self.network: ClassificationNetwork
         self.network = network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.dataset, self.settings = dataset, settings
         self.augmentation, self.device, self.callback = augmentation, device, callback
