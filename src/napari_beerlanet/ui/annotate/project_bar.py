@@ -29,7 +29,6 @@ from napari_beerlanet.ui.common.controls import (
     hint,
     not_none,
     row,
-    set_muted,
 )
 from napari_beerlanet.ui.common.notifications import notify_error
 from napari_beerlanet.ui.common.panel import Panel
@@ -191,7 +190,7 @@ class ProjectBar(QWidget):
     def _set_status(self, text: str, problem: bool = False) -> None:
         """Show a status, muted unless there is a problem."""
         self.status.setText(text)
-        set_muted(self.status, not problem)
+        self.status.set_kind("hint" if not problem else "")
 
 
 class ProjectImages(CollapsibleGroup):

@@ -34,7 +34,6 @@ from napari_beerlanet.ui.common.controls import (
     heading,
     hint,
     row,
-    set_muted,
     wrapping_label,
 )
 from napari_beerlanet.ui.common.panel import Panel
@@ -309,7 +308,7 @@ class AnnotateWidget(Panel):
     def _show_saved(self, text: str = "") -> None:
         """Muted unless saving fails."""
         self.saved.setText(self.store.autosave.message)
-        set_muted(self.saved, not self.store.autosave.failing)
+        self.saved.set_kind("hint" if not self.store.autosave.failing else "")
 
     def _show_coverage(self, event: Any = None) -> None:
         self.coverage.setText(self._coverage())

@@ -44,7 +44,7 @@ from qtpy.QtWidgets import (
 from superqt.utils import signals_blocked
 
 from napari_beerlanet.core.common.settings import FieldSpec, Settings
-from napari_beerlanet.ui.common.panel import open_panel
+from napari_beerlanet.ui.common.panel import ThemedLabel, open_panel
 
 if TYPE_CHECKING:
     from napari.layers import Layer
@@ -241,15 +241,12 @@ def heading(text: str) -> QLabel:
     return label
 
 
-def hint(text: str = "") -> QLabel:
+def hint(text: str = "") -> ThemedLabel:
     """A muted explanatory text that wraps."""
-    label = QLabel(text)
-    label.setWordWrap(True)
-    label.setProperty("hint", True)  # see `DockedWidget`
-    return label
+    return ThemedLabel(text, "hint")
 
 
-class DisabledReason(QLabel):
+class DisabledReason(ThemedLabel):
     """A line near a button that says why it is disabled; the line's space is always kept.
 
     `updated` is emitted when the button may have been enabled or disabled.
@@ -258,9 +255,7 @@ class DisabledReason(QLabel):
     updated = Signal()
 
     def __init__(self, push: QPushButton) -> None:
-        super().__init__()
-        self.setWordWrap(True)
-        self.setProperty("hint", True)
+        super().__init__(kind="hint")
         self._button, self._tooltip = push, push.toolTip()
 
     def update_button(self, reason: str) -> None:
@@ -276,14 +271,6 @@ class DisabledReason(QLabel):
         """The theme's font is known by now."""
         self.setMinimumHeight(self.fontMetrics().lineSpacing())
         super().showEvent(event)
-
-
-def set_muted(label: QLabel, muted: bool) -> None:
-    """Show a text as a hint, or as one that matters."""
-    label.setProperty("hint", muted)
-    style = not_none(label.style())
-    style.unpolish(label)
-    style.polish(label)
 
 
 def separator() -> QFrame:

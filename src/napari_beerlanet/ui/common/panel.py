@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeGuard
 
 import numpy as np
 from napari.utils.theme import get_theme
@@ -16,6 +16,7 @@ from qtpy.QtWidgets import (
     QComboBox,
     QDockWidget,
     QFrame,
+    QLabel,
     QScrollArea,
     QScrollBar,
     QShortcut,
@@ -34,6 +35,8 @@ _PREFERRED_WIDTH_PX = 370
 _WHEELED = (QComboBox, QAbstractSpinBox, QAbstractSlider)  # controls that the wheel changes
 _LAYOUT_MS = 30  # until a part with new content has its height
 _HINT_STRENGTH = 0.8  # of the text's colour in that of hints; the rest is background
+LabelKind = Literal["", "hint", "warning"]
+_LABEL_STYLE = "label_style"  # the property of a `DockedWidget` with its labels' style sheet
 _WARNING_ON_DARK, _WARNING_ON_LIGHT = "#e8a33d", "#7a4a00"
 
 
@@ -75,24 +78,19 @@ class DockedWidget(QWidget):
         connections = self._connections
         on_destroyed(self, lambda: _disconnect_all(connections))
         route_opened_files(self.viewer)
+        self._style_labels()
         self.connect_event(self.viewer.events.theme, self._style_labels)
 
     def _style_labels(self, event: Any = None) -> None:
-        """Give hints and warnings colours that can be read in the viewer's theme.
-
-        In a tab those of the workspace hold: Qt takes long to style a widget a second time.
-        """
+        """Give hints and warnings colours that can be read in the viewer's theme."""
         muted, warning = label_colours(self.viewer.theme)
         style = (
             f'QLabel[hint="true"] {{ color: {muted}; }} '
             f'QLabel[warning="true"] {{ color: {warning}; }}'
         )
-        around = self.parentWidget()
-        while around is not None and not isinstance(around, DockedWidget):
-            around = around.parentWidget()
-        style = style if around is None else ""
-        if style != self.styleSheet():
-            self.setStyleSheet(style)
+        self.setProperty(_LABEL_STYLE, style)
+        for label in self.findChildren(ThemedLabel):
+            label.apply_style()
 
     def task(self) -> Task:
         """A new task that is closed with the panel."""
@@ -143,7 +141,6 @@ class DockedWidget(QWidget):
         if event is not None and event.type() == QEvent.Type.ParentChange:
             if self.parent() is not None:
                 self._docked = True
-                self._style_labels()
             elif self._docked:
                 self.on_undocked()
         return super().event(event)
@@ -301,6 +298,43 @@ def _disconnect_all(connections: list[tuple[Emitter, weakref.WeakMethod[Any]]]) 
         if method is not None:
             emitter.disconnect(method)
     connections.clear()
+
+
+class ThemedLabel(QLabel):
+    """A text that wraps: plain, or a hint or warning in a colour that can be read in any theme.
+
+    Its style sheet is that of the `DockedWidget` around it. One sheet there for all labels would
+    make Qt style every other control again.
+    """
+
+    def __init__(self, text: str = "", kind: LabelKind = "") -> None:
+        super().__init__(text)
+        self.setWordWrap(True)
+        self.set_kind(kind)
+
+    def set_kind(self, kind: LabelKind) -> None:
+        """Show it as a hint, as a warning, or as plain text."""
+        for name in ("hint", "warning"):
+            self.setProperty(name, name == kind)
+        self.apply_style()
+        style = self.style()
+        if style is not None:
+            style.unpolish(self)
+            style.polish(self)
+
+    def apply_style(self) -> None:
+        """Take the style sheet of what is around it, as soon as there is something."""
+        around = self.parentWidget()
+        while around is not None and around.property(_LABEL_STYLE) is None:
+            around = around.parentWidget()
+        style = None if around is None else around.property(_LABEL_STYLE)
+        if style is not None and style != self.styleSheet():
+            self.setStyleSheet(style)
+
+    def showEvent(self, event: QShowEvent | None) -> None:
+        """Nothing is around it when it is made."""
+        self.apply_style()
+        super().showEvent(event)
 
 
 def label_colours(theme_id: str) -> tuple[str, str]:

@@ -11,14 +11,14 @@ import numpy.typing as npt
 from napari.layers import Image
 from psygnal import SignalInstance
 from qtpy.QtCore import QObject, Qt
-from qtpy.QtWidgets import QLabel, QPushButton, QVBoxLayout, QWidget
+from qtpy.QtWidgets import QPushButton, QVBoxLayout, QWidget
 from superqt.utils import QSignalDebouncer
 
 from napari_beerlanet.core.boxes.classes import ClassCounts
 from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.boxes.geometry import centre_inside
 from napari_beerlanet.ui.common.controls import button, copy_text, heading, row
-from napari_beerlanet.ui.common.panel import Panel
+from napari_beerlanet.ui.common.panel import Panel, ThemedLabel
 from napari_beerlanet.ui.common.session import Session
 from napari_beerlanet.ui.detect.form import AREA_NAMES
 from napari_beerlanet.ui.detect.job import DetectResult
@@ -290,8 +290,8 @@ class CountsPanel(QWidget):
             "interval of a count of this size (Wilson)."
         )
         self.note = _label("How the boxes were found, and how many of them are drawn.")
-        self.note.setProperty("hint", True)
-        self.warnings.setProperty("warning", True)
+        self.note.set_kind("hint")
+        self.warnings.set_kind("warning")
         self.copy = button(
             "Copy table", "Copy the counts as a table for a spreadsheet.", self.copy_table
         )
@@ -303,7 +303,7 @@ class CountsPanel(QWidget):
         )
         self.covered = _label("The boxes are drawn over an image that they do not belong to.")
         self.covered.setTextInteractionFlags(Qt.TextInteractionFlag.LinksAccessibleByMouse)
-        self.covered.setProperty("warning", True)
+        self.covered.set_kind("warning")
         self.searched = _label("Which part of the image the last run has searched.")
         self.undo_run = QPushButton()
         layout = QVBoxLayout(self)
@@ -400,9 +400,8 @@ class CountsPanel(QWidget):
             copy_text(self.class_counts.text())
 
 
-def _label(tooltip: str) -> QLabel:
-    label = QLabel()
-    label.setWordWrap(True)
+def _label(tooltip: str) -> ThemedLabel:
+    label = ThemedLabel()
     label.setTextFormat(Qt.TextFormat.RichText)
     label.setToolTip(tooltip)
     label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
