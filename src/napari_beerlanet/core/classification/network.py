@@ -264,10 +264,9 @@ def rebuild_head(
         network.stain.reference_pixels = source.stain.reference_pixels
         network.stain.padding = source.stain.padding
     old, new = source.state_dict(), network.state_dict()
-    one, two = (backbone_shapes(source.backbone_name, k) for k in (1, 2))
+    heads = head_keys(source)
     for key, value in old.items():
-        bare = key.removeprefix("backbone.")
-        if not key.startswith("backbone.") or one[bare] == two[bare]:
+        if key not in heads:
             new[key] = value
             continue
         for row, name in enumerate(names):
@@ -275,6 +274,14 @@ def rebuild_head(
                 new[key][row] = value[list(before).index(name)]
     network.load_state_dict(new)
     return network
+
+
+def head_keys(network: ClassificationNetwork) -> set[str]:
+    """Names of the weights that have a row per class; none of a backbone that is the caller's."""
+    if network.backbone_name == OWN_BACKBONE:
+        return set()
+    one, two = (backbone_shapes(network.backbone_name, k) for k in (1, 2))
+    return {f"backbone.{key}" for key in one if one[key] != two[key]}
 
 
 def _match_weights(

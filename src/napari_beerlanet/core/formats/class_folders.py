@@ -1,16 +1,20 @@
-"""Datasets of crops with one label each: a folder per class, or the boxes of a YOLO dataset.
+"""Datasets of crops with one label each: a folder per class, or the boxes of images.
 
     smears/neutrophil/a.png            a folder per class
     smears/train/neutrophil/a.png      the layout of Ultralytics' classification: train, val, test
-    smears/data.yaml                   crops of the boxes of images, see `dataset`; also a project
+    smears/data.yaml                   crops of the boxes of images, see `dataset`
+    project/cells.csv                  a project's cells that have a type: image, box, type, split
 
 Nothing is ever fetched or written.
 """
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import math
 import os
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -38,15 +42,21 @@ _SPLIT_FOLDERS = {"train": "train", "val": "val", "valid": "val", "validation": 
 _SPLIT_FOLDERS |= {"test": "test"}
 WHOLE = "all"
 """The split of a dataset that has none."""
+CELLS_FILE, CELLS_DIR = "cells.csv", "cells"
+"""A project's table of cells that have a type, and the folder of the images that they are in."""
 
 
 @dataclass(frozen=True)
 class LabelledCrop:
-    """A crop of a class: an image file, or the box (cxcywh, relative to the image) in one."""
+    """A crop of a class: an image file, or the box (cxcywh, relative to the image) in one.
+
+    `source` names the image that the file was cut from, "" where it is the image itself.
+    """
 
     image: Path
     label: int
     cxcywh: tuple[float, float, float, float] | None = None
+    source: str = ""
 
     def box(self, shape: tuple[int, int]) -> npt.NDArray[np.float64] | None:
         """The box (4,) xyxy in pixels of an image of `shape` (H, W); None for the whole image."""
@@ -58,7 +68,8 @@ class CropDataset:
     """Class names and, for each split, its crops, sorted by path.
 
     Without splits, `splits` has "all" alone. `notes` are sentences about what is odd;
-    `inspections` are of the images that were read.
+    `inspections` are of the images that were read. `annotated`: crops are what somebody has given
+    a type so far, and so there may be types without any.
     """
 
     path: Path
@@ -66,6 +77,11 @@ class CropDataset:
     splits: dict[str, list[LabelledCrop]]
     notes: list[str] = field(default_factory=list)
     inspections: dict[Path, ImageInspection] = field(default_factory=dict, repr=False)
+    annotated: bool = False
+
+    def sources(self, split: str) -> int:
+        """How many images the crops of a split are from."""
+        return len({item.source or str(item.image) for item in self.splits.get(split, ())})
 
     def counts(self, split: str) -> dict[str, int]:
         """Crops of each class, in the order of the names."""
@@ -74,8 +90,14 @@ class CropDataset:
 
 
 def read_crop_dataset(path: str | os.PathLike[str]) -> CropDataset:
-    """Find the crops of a folder, a data.yaml or a project; no image is read yet."""
+    """Find the crops of a folder, a data.yaml or a project; no image is read yet.
+
+    Of a project these are the cells that have a type or, where none has one, all boxes by their
+    class; its data.yaml stands for the latter.
+    """
     folder = Path(path)
+    if (folder / CELLS_FILE).is_file():
+        return _typed_cells(folder)
     if folder.suffix.lower() in (".yaml", ".yml") or (folder / "data.yaml").is_file():
         return _crops_of_boxes(read_dataset(folder))
     if not folder.is_dir():
@@ -144,6 +166,68 @@ def _crops_of_boxes(dataset: Dataset) -> CropDataset:
         raise DataError(f"{dataset.path}: there are no boxes, so there is nothing to classify.")
     notes = [f"There are no boxes of {', '.join(absent)}, left out."] if absent else []
     return CropDataset(dataset.path, names, splits, notes)
+
+
+def _typed_cells(folder: Path) -> CropDataset:
+    """The cells of a project that have a type, in the order of their images."""
+    table = folder / CELLS_FILE
+    cells: list[tuple[str, str, LabelledCrop]] = []
+    try:
+        with table.open(newline="", encoding="utf-8") as file:
+            for line in csv.DictReader(file):
+                cells.append((line["split"], line["type"], _cell_of_line(line, folder)))
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+        raise DataError(
+            f"{table}: damaged, or no table of cells; add the images to the project again."
+        ) from error
+    names = sorted({name for _, name, _ in cells})
+    if not names:
+        raise DataError(f"{folder}: no cell has a type yet, so there is nothing to classify.")
+    splits: dict[str, list[LabelledCrop]] = {}
+    for split, name, cell in sorted(cells, key=lambda cell: str(cell[2].image)):
+        splits.setdefault(split, []).append(replace(cell, label=names.index(name)))
+    return CropDataset(folder, names, splits, annotated=True)
+
+
+def _cell_of_line(line: dict[str, str], folder: Path) -> LabelledCrop:
+    """A cell without its label; a `ValueError` for what cannot be a box of an image of ours."""
+    if not re.fullmatch(r"[^/\\.][^/\\]*", line["file"]) or line["split"] not in SPLITS:
+        raise ValueError("not a file and a split of a project")
+    values = [float(line[key]) for key in ("x1", "y1", "x2", "y2", "width", "height")]
+    x1, y1, x2, y2, width, height = values
+    if not (all(map(math.isfinite, values)) and x1 < x2 and y1 < y2 and min(width, height) >= 1):
+        raise ValueError("not a box")
+    if not line["type"]:
+        raise ValueError("no type")
+    box = ((x1 + x2) / 2 / width, (y1 + y2) / 2 / height, (x2 - x1) / width, (y2 - y1) / height)
+    return LabelledCrop(folder / CELLS_DIR / f"{line['file']}.png", 0, box, line["source"])
+
+
+def with_classes(dataset: CropDataset, known: Sequence[str]) -> CropDataset:
+    """Annotated crops with all classes that a model knows, in its order, and then the new ones.
+
+    A class without training crops that the model does not know cannot be learned: its crops are
+    left out, with a note.
+    """
+    counts = dataset.counts("train" if "train" in dataset.splits else WHOLE)
+    new = [name for name, count in counts.items() if count and name not in known]
+    names = [*known, *new]
+    left_out = [name for name in dataset.names if name not in names]
+    splits = {
+        split: [
+            replace(item, label=names.index(dataset.names[item.label]))
+            for item in items
+            if dataset.names[item.label] in names
+        ]
+        for split, items in dataset.splits.items()
+    }
+    splits = {split: items for split, items in splits.items() if items}
+    notes = [
+        f"All cells of type {name} are in images that validate, so it is left out; add an image "
+        "with some that trains."
+        for name in left_out
+    ]
+    return replace(dataset, names=names, splits=splits, notes=[*dataset.notes, *notes])
 
 
 def with_validation(dataset: CropDataset, fraction: float, seed: int) -> CropDataset:

@@ -1,4 +1,8 @@
-"""Add or remove an image's training crops; re-assigns train/val splits in one transaction."""
+"""Add or remove an image's training crops; re-assigns train/val splits in one transaction.
+
+Cells that have a type are stored beside the crops, each in the image's own pixels and with so much
+around it that a classifier's crop can be cut from it as from the whole image.
+"""
 
 from __future__ import annotations
 
@@ -18,23 +22,30 @@ from napari_beerlanet.core.boxes.regions import group_touching
 from napari_beerlanet.core.common.messages import count_of
 from napari_beerlanet.core.common.progress import Report, report_progress
 from napari_beerlanet.core.common.rectangle import Rectangle
+from napari_beerlanet.core.formats.class_folders import CELLS_DIR, CELLS_FILE
 from napari_beerlanet.core.formats.yolo import format_yolo_lines
 from napari_beerlanet.core.project.crops import Crop, PlannedCrop, cut_crop
 from napari_beerlanet.core.project.files import (
     CROPS_FILE,
     DATA_FILE,
     PROJECT_FILE,
+    CellRecord,
     CropRecord,
     ImageSource,
     ProjectManifest,
-    encode_crop_records,
     encode_data_yaml,
     encode_manifest,
+    encode_records,
 )
 from napari_beerlanet.core.project.folder import Transaction
-from napari_beerlanet.core.project.split import TRAIN, split_images, split_single_image
+from napari_beerlanet.core.project.split import TRAIN, VAL, split_images, split_single_image
+
+CELL_CONTEXT = 2.0
+"""Longer sides of a cell's box that are stored on each side of its centre."""
 
 _PNG_COMPRESS_LEVEL = 4  # half the time of the usual 6 for hardly larger files
+_CELL_TILE = 1024  # pixels: cells whose centres share a tile of the image share a file
+_MIN_CELL_CONTEXT = 16  # pixels: of a tiny box, too, there is a picture
 
 
 @dataclass(frozen=True)
@@ -42,7 +53,7 @@ class AddedImage:
     """What adding an image did: its id, its split ("train", "val"), and sentences for people.
 
     `used` boxes of the annotations are learned from; `unused` says how many others there are, by
-    the words that complete "12 boxes …".
+    the words that complete "12 boxes …". `types` counts the cells that have a type.
     """
 
     id: str
@@ -52,6 +63,7 @@ class AddedImage:
     notes: list[str] = field(default_factory=list)
     used: int = 0
     unused: dict[str, int] = field(default_factory=dict)
+    types: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -68,11 +80,12 @@ class StagedCrop:
 
 @dataclass(frozen=True)
 class CropUpdate:
-    """What project.json and crops.csv will say, and sentences on images that change their split."""
+    """What project.json, crops.csv and cells.csv will say; sentences on changes of the split."""
 
     manifest: ProjectManifest
     records: list[CropRecord]
     notes: list[str]
+    cells: list[CellRecord] = field(default_factory=list)
 
 
 def stage_crops(
@@ -100,7 +113,7 @@ def stage_crops(
         if crop.empty:
             continue
         ids = frozenset(crop.ids.tolist())
-        image, label = _encode_png(crop), _encode_label(crop)
+        image, label = _encode_png(crop.pixels), _encode_label(crop)
         record = _crop_record(name, source, plan, crop, crop_size, image, label)
         old = existing.get(record.file)
         if old is not None and all((change.root / p).exists() for p in (old.image(), old.label())):
@@ -117,11 +130,13 @@ def stage_update(
     others: Sequence[CropRecord],
     old: Sequence[CropRecord],
     new: Sequence[StagedCrop],
+    cells: Sequence[CellRecord] = (),
+    old_cells: Sequence[CellRecord] = (),
 ) -> CropUpdate:
     """Put the `new` crops of an image in place of its `old` ones, beside the `others`.
 
     Labels come before their image and go after it: at no moment is there an image that seems to
-    have no objects.
+    have no objects. `cells` are those of all images from now on, `old_cells` those before.
     """
     update = assign_splits(manifest, [*others, *(crop.record for crop in new)])
     splits = {record.file: record.split for record in update.records}
@@ -138,10 +153,93 @@ def stage_update(
         if record.file not in splits:
             change.remove(record.image())
             change.remove(record.label())
-    change.write(CROPS_FILE, encode_crop_records(update.records))
+    change.write(CROPS_FILE, encode_records(CropRecord, update.records))
     change.write(PROJECT_FILE, encode_manifest(update.manifest))
     change.write(DATA_FILE, encode_data_yaml(update.manifest))
+    update = replace(update, cells=split_cells(cells, update))
+    stage_cell_table(change, update.cells, old_cells)
     return update
+
+
+def stage_cell_table(
+    change: Transaction, cells: Sequence[CellRecord], old: Sequence[CellRecord]
+) -> None:
+    """Write cells.csv, and remove what no longer belongs to any cell."""
+    if cells:
+        change.write(CELLS_FILE, encode_records(CellRecord, cells))
+    elif old:
+        change.remove(CELLS_FILE)
+    for image in {cell.image() for cell in old} - {cell.image() for cell in cells}:
+        change.remove(image)
+
+
+def stage_cells(
+    change: Transaction, name: str, rgb: Any, typed: Annotations, report: Report | None = None
+) -> list[CellRecord]:
+    """Cut out the cells of an image that have a type and write them, except for what is there.
+
+    Boxes stay as they were drawn, also beyond the image's border: as `classify` gets them.
+    """
+    centres = (typed.xyxy[:, :2] + typed.xyxy[:, 2:]) / 2
+    reach = CELL_CONTEXT * (typed.xyxy[:, 2:] - typed.xyxy[:, :2]).max(1, initial=0)
+    reach = np.maximum(reach, _MIN_CELL_CONTEXT)[:, None]
+    limit = np.array([rgb.shape[1], rgb.shape[0]])
+    low = np.clip(np.floor(centres - reach), 0, limit).astype(np.int64)
+    high = np.clip(np.ceil(centres + reach), 0, limit).astype(np.int64)
+    tiles, of_cell = np.unique(
+        np.floor(centres / _CELL_TILE).astype(np.int64), axis=0, return_inverse=True
+    )
+    of_cell = of_cell.reshape(-1)  # of a version of numpy that gives (n, 1)
+    records = []
+    for number in range(len(tiles)):
+        report_progress(report, number, len(tiles), "cutting cells")
+        mine = np.flatnonzero(of_cell == number)
+        (x, y), (right, bottom) = low[mine].min(0).tolist(), high[mine].max(0).tolist()
+        file = _stage_window(change, name, rgb, Rectangle(x, y, right - x, bottom - y))
+        for k in mine:
+            x1, y1, x2, y2 = (typed.xyxy[k] - (x, y, x, y)).tolist()
+            records.append(
+                CellRecord(
+                    *(file, TRAIN, name, typed.types[k]),
+                    *(x1, y1, x2, y2),
+                    *(x, y, right - x, bottom - y),
+                )
+            )
+    return records
+
+
+def _stage_window(change: Transaction, name: str, rgb: Any, window: Rectangle) -> str:
+    """Write a window of an image, lossless, unless it is there; returns its name."""
+    from napari_beerlanet.core.classification.crops import to_rgb8  # numba comes with it
+
+    x, y = window.x, window.y
+    pixels = to_rgb8(np.asarray(rgb[y : y + window.height, x : x + window.width]))
+    mark = hashlib.sha256(repr(pixels.shape).encode() + pixels.tobytes()).hexdigest()[:10]
+    file = f"{name}_x{x}_y{y}_{mark}"
+    if not (change.root / CELLS_DIR / f"{file}.png").exists():
+        change.write(f"{CELLS_DIR}/{file}.png", _encode_png(pixels))
+    return file
+
+
+def split_cells(cells: Sequence[CellRecord], update: CropUpdate) -> list[CellRecord]:
+    """The cells with the split of their image; of a single image, that of the crop around them.
+
+    Where a single image cannot be split, all train: `train_classifier` then holds some of each type
+    out.
+    """
+    splits = dict(update.manifest.split)
+    if update.manifest.one:
+        splits = dict.fromkeys(splits, TRAIN)
+    validating = [r for r in update.records if update.manifest.one and r.split == VAL]
+    placed = []
+    for cell in cells:
+        split = splits.get(cell.source, TRAIN)
+        cx, cy = cell.x + (cell.x1 + cell.x2) / 2, cell.y + (cell.y1 + cell.y2) / 2
+        for record in validating:
+            inside = 0 <= cx - record.x < record.width and 0 <= cy - record.y < record.height
+            split = VAL if inside and record.source == cell.source else split
+        placed.append(replace(cell, split=split))
+    return sorted(placed, key=lambda cell: (cell.source, cell.file))
 
 
 def assign_splits(manifest: ProjectManifest, records: Sequence[CropRecord]) -> CropUpdate:
@@ -214,9 +312,9 @@ def _move_to_split(change: Transaction, record: CropRecord, split: str) -> None:
     change.remove(record.label())
 
 
-def _encode_png(crop: Crop) -> bytes:
+def _encode_png(pixels: npt.NDArray[np.uint8]) -> bytes:
     content = io.BytesIO()
-    Image.fromarray(crop.pixels).save(content, "PNG", compress_level=_PNG_COMPRESS_LEVEL)
+    Image.fromarray(pixels).save(content, "PNG", compress_level=_PNG_COMPRESS_LEVEL)
     return content.getvalue()
 
 

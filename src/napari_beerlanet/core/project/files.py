@@ -5,6 +5,7 @@ data.yaml            for Ultralytics, and for `fine_tune`
 images/train, val    crops of annotated regions, PNG
 labels/train, val    their boxes, YOLO text
 crops.csv            where each crop comes from
+cells/, cells.csv    cells that have a type, in the image's own pixels, for `train_classifier`
 annotations/         a JSON file for each image, as it was last saved
 runs/, models/       training runs, and the models saved from them
 """
@@ -23,7 +24,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path, PurePath
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, TypeAdapter, ValidationError
 
@@ -32,6 +33,7 @@ from napari_beerlanet.core.boxes.annotations import Annotations
 from napari_beerlanet.core.boxes.classes import parse_colour
 from napari_beerlanet.core.common.messages import first_problem, slug, system_reason
 from napari_beerlanet.core.common.storage import FileError, pixel_digest
+from napari_beerlanet.core.formats.class_folders import CELLS_DIR, CELLS_FILE
 from napari_beerlanet.core.formats.yolo import format_data_yaml
 from napari_beerlanet.core.project.split import TRAIN, VAL
 
@@ -71,6 +73,7 @@ def _plain_name(name: str) -> str:
     return name
 
 
+_Record = TypeVar("_Record")
 _SplitName = Annotated[str, AfterValidator(_split_name)]
 _PlainName = Annotated[str, AfterValidator(_plain_name)]
 
@@ -138,7 +141,7 @@ _SOURCE_ADAPTER = TypeAdapter(ImageSource)
 class ProjectManifest:
     """What project.json holds; `one` says how a single image is split, see `describe_split`.
 
-    `colours` are "#rrggbb" by class; of a class without one, any.
+    `colours` are "#rrggbb" by class or type; of one without, any. `types` are the cell types.
     """
 
     classes: list[str]
@@ -150,6 +153,7 @@ class ProjectManifest:
     colours: dict[str, str] = field(default_factory=dict)
     format: int = FORMAT_VERSION
     program: str = __version__
+    types: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -185,8 +189,33 @@ class CropRecord:
         return f"labels/{split or self.split}/{self.file}.txt"
 
 
+@dataclass
+class CellRecord:
+    """A cell that has a type: its box in pixels of a file in `cells`, and where that comes from.
+
+    The file is a window of the image `source`, at x, y, and `width` × `height` pixels large.
+    """
+
+    file: _PlainName
+    split: _SplitName
+    source: _PlainName
+    type: str
+    x1: float
+    y1: float
+    x2: float
+    y2: float
+    x: int
+    y: int
+    width: int
+    height: int
+
+    def image(self) -> str:
+        """Its place in the project."""
+        return f"{CELLS_DIR}/{self.file}.png"
+
+
 _MANIFEST = TypeAdapter(ProjectManifest)
-_CROP_RECORD = TypeAdapter(CropRecord)
+_CROP_RECORD, _CELL_RECORD = TypeAdapter(CropRecord), TypeAdapter(CellRecord)
 
 
 @contextmanager
@@ -250,8 +279,10 @@ def _has_colour(entry: tuple[str, Any]) -> bool:
 
 
 def encode_manifest(manifest: ProjectManifest) -> bytes:
-    """As project.json."""
+    """As project.json; without types as earlier versions have written it."""
     content = {**asdict(manifest), "format": FORMAT_VERSION, "program": __version__}
+    if not manifest.types:
+        del content["types"]
     return (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode("utf-8", "replace")
 
 
@@ -265,35 +296,48 @@ def encode_data_yaml(manifest: ProjectManifest) -> bytes:
 
 def clean_class_names(names: Sequence[str]) -> list[str]:
     """Class names with single blanks; none, empty ones and duplicates are refused."""
-    clean = [" ".join(str(name).split()) for name in names]
-    if not clean or not all(clean):
+    if not names or not all(str(name).split() for name in names):
         raise ProjectError("A project needs at least one class, and each a name.")
+    return clean_names(names, "class")
+
+
+def clean_names(names: Sequence[str], noun: str) -> list[str]:
+    """Names of classes or types with single blanks; empty ones and duplicates are refused."""
+    clean = [" ".join(str(name).split()) for name in names]
+    if not all(clean):
+        raise ProjectError(f"Each {noun} needs a name.")
     folded = [name.casefold() for name in clean]
     duplicates = [name for name in clean if folded.count(name.casefold()) > 1]
     if duplicates:
-        raise ProjectError(f"The class {duplicates[0]} is there twice; rename one of them.")
+        raise ProjectError(f"The {noun} {duplicates[0]} is there twice; rename one of them.")
     return clean
 
 
 def read_crop_records(root: Path) -> list[CropRecord]:
     """crops.csv."""
-    path = root / CROPS_FILE
+    return _read_table(root / CROPS_FILE, _CROP_RECORD, "it says where each crop comes from")
+
+
+def read_cell_records(root: Path) -> list[CellRecord]:
+    """cells.csv."""
+    return _read_table(root / CELLS_FILE, _CELL_RECORD, "it has the cells with a type")
+
+
+def _read_table(path: Path, adapter: TypeAdapter[_Record], what: str) -> list[_Record]:
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            return [_CROP_RECORD.validate_python(entry) for entry in csv.DictReader(file)]
+            return [adapter.validate_python(entry) for entry in csv.DictReader(file)]
     except FileNotFoundError:
         return []
     except (ValueError, csv.Error) as error:
         why = first_problem(error) if isinstance(error, ValidationError) else error
-        raise ProjectError(
-            f"{path}: damaged ({why}); it says where each crop comes from."
-        ) from error
+        raise ProjectError(f"{path}: damaged ({why}); {what}.") from error
 
 
-def encode_crop_records(records: Sequence[CropRecord]) -> bytes:
-    """As crops.csv."""
+def encode_records(kind: type[CropRecord] | type[CellRecord], records: Sequence[Any]) -> bytes:
+    """As crops.csv or cells.csv."""
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, [part.name for part in fields(CropRecord)], lineterminator="\n")
+    writer = csv.DictWriter(text, [part.name for part in fields(kind)], lineterminator="\n")
     writer.writeheader()
     writer.writerows(asdict(record) for record in records)
     return text.getvalue().encode("utf-8", "replace")
@@ -346,6 +390,15 @@ def encode_with_renamed_classes(path: Path, renamed: Mapping[str, str]) -> bytes
     for entry in content["objects"]:
         entry["class"] = renamed.get(entry["class"], entry["class"])
     return _to_json_bytes(content)
+
+
+def encode_with_renamed_types(path: Path, renamed: Mapping[str, str]) -> bytes | None:
+    """An annotation file with other names for its types; None where it has none of them."""
+    content = read_annotation_file(path)
+    affected = [entry for entry in content["objects"] if entry.get("type") in renamed]
+    for entry in affected:
+        entry["type"] = renamed[entry["type"]]
+    return _to_json_bytes(content) if affected else None
 
 
 def _to_json_bytes(content: dict[str, Any]) -> bytes:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +36,8 @@ from napari_beerlanet.core.project.crop_files import (
     describe_unused_boxes,
     split_group,
     split_group_of_crop,
+    stage_cell_table,
+    stage_cells,
     stage_crops,
     stage_update,
 )
@@ -43,16 +46,20 @@ from napari_beerlanet.core.project.files import (
     ANNOTATIONS_DIR,
     DATA_FILE,
     PROJECT_FILE,
+    CellRecord,
     CropRecord,
     ImageSource,
     ProjectError,
     clean_class_names,
+    clean_names,
     encode_annotations,
     encode_data_yaml,
     encode_manifest,
     encode_with_renamed_classes,
+    encode_with_renamed_types,
     explain_disk_errors,
     read_annotations,
+    read_cell_records,
     read_crop_records,
     read_image_source,
     read_manifest,
@@ -115,6 +122,7 @@ class Project:
         with explain_disk_errors(self.path, "read the project"):
             self._manifest = read_manifest(self.path)
             self._crops = read_crop_records(self.path)
+            self._cells = read_cell_records(self.path)
             self._sources: dict[str, ImageSource] = {}
             self.notes = []
             for file in sorted((self.path / ANNOTATIONS_DIR).glob("[!.]*.json")):
@@ -144,8 +152,18 @@ class Project:
         return list(self._manifest.classes)
 
     @property
+    def types(self) -> list[str]:
+        """Names of the cell types, in the order of their keys."""
+        return list(self._manifest.types)
+
+    @property
+    def cells(self) -> list[CellRecord]:
+        """The cells of added images that have a type: what a classifier learns from."""
+        return list(self._cells)
+
+    @property
     def colours(self) -> dict[str, str]:
-        """ "#rrggbb" by class, of those that have one."""
+        """ "#rrggbb" by class or type, of those that have one."""
         return dict(self._manifest.colours)
 
     @property
@@ -226,12 +244,16 @@ class Project:
                     counts[self.classes[int(label)]] += int(count)
             images = {crop.source for crop in crops}
             splits[split] = {"images": len(images), "crops": len(crops), "boxes": counts}
+            typed = Counter(cell.type for cell in self._cells if cell.split == split)
+            splits[split]["types"] = {name: typed[name] for name in self.types}
         total = len({crop.source for crop in self._crops})
         boxes = sum(sum(part["boxes"].values()) for part in splits.values())
         sentence = (
             f"{count_of(total, 'image')} in {count_of(len(self._crops), 'crop')} with "
             f"{count_of(boxes, 'box', 'boxes')}; {len(self._sources)} annotated."
         )
+        if self._cells:
+            sentence += f" {count_of(len(self._cells), 'cell has', 'cells have')} a type."
         return {"images": total, "annotated": len(self._sources), **splits, "sentence": sentence}
 
     def split_notes(self) -> list[str]:
@@ -298,8 +320,40 @@ class Project:
         names = clean_class_names([new if name == old else name for name in self.classes])
         self._write_classes(names, {old: " ".join(new.split())})
 
+    def add_types(self, names: Sequence[str]) -> list[str]:
+        """Add the cell types that are new, behind the others; returns all."""
+        wanted = clean_names([*self.types, *(n for n in names if n not in self.types)], "type")
+        if wanted != self.types:
+            self._prepare_change("add a type")
+            self._write_types(wanted, {})
+        return self.types
+
+    def rename_type(self, old: str, new: str) -> None:
+        """Give a cell type another name, in saved annotations, too."""
+        self._prepare_change("rename a type")
+        if old not in self.types:
+            raise ProjectError(f"There is no type {old}; there are {', '.join(self.types)}.")
+        names = clean_names([new if name == old else name for name in self.types], "type")
+        self._write_types(names, {old: " ".join(new.split())})
+
+    def _write_types(self, names: list[str], renamed: dict[str, str]) -> None:
+        with self._change_lock:
+            colours = {renamed.get(name, name): c for name, c in self.colours.items()}
+            colours |= {name: c for name, c in self.colours.items() if name in self.classes}
+            manifest = replace(self._manifest, types=names, colours=colours)
+            cells = [replace(c, type=renamed.get(c.type, c.type)) for c in self._cells]
+            doing = "write the types"
+            with explain_disk_errors(self.path, doing), transaction(self.path) as change:
+                for name in list(self._sources) if renamed else ():
+                    content = encode_with_renamed_types(self._annotation_path(name), renamed)
+                    if content is not None:
+                        change.write(f"{ANNOTATIONS_DIR}/{name}.json", content)
+                stage_cell_table(change, cells, self._cells)
+                change.write(PROJECT_FILE, encode_manifest(manifest))
+            self._manifest, self._cells = manifest, cells
+
     def set_colours(self, colours: Mapping[str, str]) -> None:
-        """Store the colours "#rrggbb" of classes, so that they stay in every viewer and model."""
+        """Store the colours "#rrggbb" of classes and types: the same in every viewer and model."""
         for colour in colours.values():
             parse_colour(colour)
         merged = {**self.colours, **colours}
@@ -346,6 +400,8 @@ class Project:
         by default. `reviewed_only` hides boxes that were copied and not reviewed: they are neither
         objects nor background. An image that was added before is brought up to date. Whatever
         happens meanwhile, the project has either the crops it had or the new ones.
+
+        Cells that have a type are stored for `train_classifier`, in regions or not.
         """
         self.save_annotations(source, annotations)
         doing = "add the image"
@@ -359,6 +415,7 @@ class Project:
             used = self._with_project_classes(used)
             hidden = used[~used.reviewed].xyxy if reviewed_only else np.empty((0, 4))
             used = used[used.reviewed] if reviewed_only else used
+            typed = annotations[np.isin(annotations.object_ids, used.object_ids)].typed()
             name = self.id_of(source)
             old, others = self._crops_of(name)
             crop_size = crop_size or training_size
@@ -383,14 +440,18 @@ class Project:
                     grey=grey,
                     existing={crop.file: crop for crop in old},
                     hidden=hidden,
-                    report=subprogress(report, 0.0, 0.95),
+                    report=subprogress(report, 0.0, 0.8),
                 )
                 if not new:
                     raise ProjectError(
                         f"{source.name}: nothing is visible in its annotated regions."
                     )
-                manifest = replace(self._manifest, training_size=training_size)
-                update = stage_update(change, manifest, others, old, new)
+                cells = stage_cells(change, name, rgb, typed, subprogress(report, 0.8, 0.95))
+                new_types = [n for n in typed.type_counts() if n not in self.types]
+                types = clean_names([*self.types, *new_types], "type")
+                manifest = replace(self._manifest, training_size=training_size, types=types)
+                cells += [cell for cell in self._cells if cell.source != name]
+                update = stage_update(change, manifest, others, old, new, cells, self._cells)
             self._apply(update)
         report_progress(report, 1, 1, "done")
         outside = count_unused_boxes(used, new)
@@ -404,6 +465,7 @@ class Project:
             [*notes, *describe_unused_boxes(outside), *update.notes, *self.split_notes()],
             len(used) - outside,
             {reason: count for reason, count in unused.items() if count},
+            typed.type_counts(),
         )
 
     def remove_image(self, name: str) -> None:
@@ -413,7 +475,8 @@ class Project:
             self._prepare_change(doing)
             old, others = self._crops_of(name)
             with explain_disk_errors(self.path, doing), transaction(self.path) as change:
-                update = stage_update(change, self._manifest, others, old, [])
+                cells = [cell for cell in self._cells if cell.source != name]
+                update = stage_update(change, self._manifest, others, old, [], cells, self._cells)
             self._apply(update)
 
     def _crops_of(self, name: str) -> tuple[list[CropRecord], list[CropRecord]]:
@@ -429,6 +492,7 @@ class Project:
 
     def _apply(self, update: CropUpdate) -> None:
         self._manifest, self._crops = update.manifest, update.records
+        self._cells = update.cells
 
     # --- before a change ---
 

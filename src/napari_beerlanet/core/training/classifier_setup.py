@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from napari_beerlanet.core.classification.crops import Pixels, denoise_crop
 from napari_beerlanet.core.classification.network import (
     OWN_BACKBONE,
     ClassificationNetwork,
+    head_keys,
     load_backbone_weights,
     rebuild_head,
 )
@@ -79,7 +81,7 @@ def train_in_process(
         ),
         device,
         monitor,
-        parent=_shared_weights(parent, network),
+        parent=_shared_weights(parent, network, dataset.names),
         state=state,
     )
     counts = info["training"]["images"]
@@ -190,17 +192,24 @@ def _start_from_weights(network: ClassificationNetwork, settings: Any, classes: 
 
 
 def _shared_weights(
-    parent: Classifier | None, network: ClassificationNetwork
+    parent: Classifier | None, network: ClassificationNetwork, names: Sequence[str]
 ) -> dict[str, Tensor] | None:
-    """Weights of the parent that have the same meaning in the network."""
+    """Weights of the parent that have the same meaning in the network; NaN in rows that are new."""
     if parent is None:
         return None
     own = network.state_dict()
-    return {
+    shared = {
         name: value
         for name, value in parent.network.state_dict().items()
-        if torch.equal(own[name], value)  # rows of a new head have no way back
+        if torch.equal(own[name], value)
     }
+    # Rows of a head that is larger now go by their classes; new ones have no way back.
+    known = torch.tensor([name in parent.classes for name in names])
+    for name in head_keys(network) - shared.keys():
+        start = own[name].clone()
+        start[~known] = math.nan
+        shared[name] = start
+    return shared
 
 
 def checkpoint_info(
@@ -232,6 +241,7 @@ def _training_record(dataset: CropDataset, settings: Any) -> dict[str, Any]:
         "data": data,
         "images": {split: len(dataset.splits[split]) for split in ("train", "val")},
         "crops": {split: dataset.counts(split) for split in ("train", "val")},
+        "sources": {split: dataset.sources(split) for split in ("train", "val")},
         "settings": {**settings.model_dump(), "data": data, **files},
         "seed": settings.seed,
         "versions": package_versions(),

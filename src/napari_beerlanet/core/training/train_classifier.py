@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from napari_beerlanet.core.boxes.annotations import MIN_CLASS_BOXES
 from napari_beerlanet.core.classification.settings import ClassifierSettings, FrontEnd
 from napari_beerlanet.core.common.events import EventCallback, run_process
 from napari_beerlanet.core.common.progress import Report, subprogress
@@ -25,6 +26,7 @@ from napari_beerlanet.core.formats.class_folders import (
     CropDataset,
     check_crop_dataset,
     read_crop_dataset,
+    with_classes,
     with_validation,
 )
 from napari_beerlanet.core.training.fine_tune import (
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 DEFAULT_BACKBONE = "resnet18"
 _OWN = "own"  # as `OWN_BACKBONE`, known without torch
 _DATA_CHECK_FRACTION = 0.05  # of the reported progress, for checking the data
+_MIN_PROJECT_FILL = 0.5  # with room for jitter in what a project stores around a cell
 _FEW_CROPS = 400  # below which a parent's batch statistics are kept, and half of its weights
 _PLAIN: dict[str, Any] = {"keep_statistics": False, "share": 1.0, "cosine": False, "warm_up": 0}
 _PLAIN |= {"head_factor": 1.0, "weight_decay": 0.0, "averaging": 0.0, "label_smoothing": 0.0}
@@ -77,7 +80,8 @@ class ClassifierTrainSettings(ClassifierSettings, RunSettings):
 
     task: Literal["classify"] = Field("classify", description="What is trained.")
     data: str | None = Field(
-        None, description="A folder per class, train and val folders of these, or a data.yaml."
+        None,
+        description="A folder per class, train and val folders of these, a project or a data.yaml.",
     )
     model: str | None = Field(None, description="A classifier to start from.")
     backbone: str = Field(
@@ -197,8 +201,9 @@ def train_classifier(
     Parameters
     ----------
     data
-        A folder per class; folders train and val (or test) of these, as Ultralytics has them; or
-        a data.yaml or project, of whose boxes crops are cut.
+        A folder per class; folders train and val (or test) of these, as Ultralytics has them; a
+        project, whose cells that have a type are learned from, split as its images are (all boxes
+        by their class where no cell has a type); or a data.yaml, whose boxes are.
     output
         Folder of the run, see `core.training.runs`; its best.safetensors is what is returned.
     backbone
@@ -211,7 +216,8 @@ def train_classifier(
         starts from `weights`, 6 epochs of 32 at 6e-4 with averaged weights; where training
         starts from a classifier, what the number of crops asks for.
     model
-        A classifier to start from. Backbone, front end and crop size are its own.
+        A classifier to start from. Backbone, front end and crop size are its own. With a project
+        it keeps the types that it knows, also those without crops, and gets the new ones.
     weights
         A file (.pt, .pth, .safetensors) with weights of the backbone, in torchvision's format;
         nothing in it is executed. Without one the backbone starts at random.
@@ -274,12 +280,19 @@ class _ClassifierRun(TrainingRun):
                 f"{self.folder.path}: this run trains a backbone of your own; give it as backbone=…"
             )
         state = self.folder.read_state()
-        whole = read_crop_dataset(settings.data)
+        whole = _with_parents_classes(read_crop_dataset(settings.data), settings)
         _check_classes(whole)
         dataset = with_validation(whole, settings.validation, settings.seed)
         checking = subprogress(self.report, 0.0, _DATA_CHECK_FRACTION)
-        notes = check_crop_dataset(dataset, ("train", "val"), checking)
+        least = 0 if dataset.annotated else 1
+        notes = check_crop_dataset(dataset, ("train", "val"), checking, least)
+        notes = [*few_crops_notes(dataset), *notes]
         settings = self._resolve(settings, dataset)
+        if dataset.annotated and settings.fill < _MIN_PROJECT_FILL:
+            raise ValueError(
+                f"fill is {settings.fill:g}, and a project stores only so much around each cell "
+                f"that {_MIN_PROJECT_FILL:g} is possible; use a larger fill."
+            )
         dataset = self._locate(settings, dataset)
         if state is not None:
             self.restore_records(state, state["epoch"] + 1)
@@ -321,18 +334,50 @@ class _ClassifierRun(TrainingRun):
         return settings
 
 
-def _as_parent(settings: ClassifierTrainSettings) -> ClassifierTrainSettings:
-    """With the backbone and front end of the model that training starts from, which stay."""
+def _with_parents_classes(dataset: CropDataset, settings: ClassifierTrainSettings) -> CropDataset:
+    """A project's crops with the types of the model that training starts from, which stay."""
+    if not dataset.annotated:
+        return dataset
+    known = () if settings.model is None else _parents_info(settings.model)["classes"]
+    return with_classes(dataset, known)
+
+
+def _parents_info(model: str) -> dict[str, Any]:
+    """The header of the classifier that training starts from."""
     from napari_beerlanet.core.checkpoints.checkpoint import (
         CheckpointError,
         model_kind,
         read_info,
     )
 
-    assert settings.model is not None
-    info = read_info(settings.model)
+    info = read_info(model)
     if model_kind(info) != "classifier":
-        raise CheckpointError(f"{settings.model}: a detector, where a classifier is needed.")
+        raise CheckpointError(f"{model}: a detector, where a classifier is needed.")
+    return info
+
+
+def few_crops_notes(dataset: CropDataset) -> list[str]:
+    """A sentence on types with too few training crops to learn them, and on those without any."""
+    counts = dataset.counts("train")
+    few = {name: count for name, count in counts.items() if 0 < count < MIN_CLASS_BOXES}
+    absent = [name for name, count in counts.items() if not count]
+    notes = []
+    if few:
+        listed = ", ".join(f"{count} of {name}" for name, count in few.items())
+        crops = "crop" if next(iter(few.values())) == 1 else "crops"
+        notes.append(
+            f"Only {listed.replace(' of ', f' {crops} of ', 1)}: about {MIN_CLASS_BOXES} crops of "
+            "a type are needed to learn it; annotate more, or expect little of it."
+        )
+    if absent:
+        notes.append(f"No training crops of {', '.join(absent)}: kept as the model knows them.")
+    return notes
+
+
+def _as_parent(settings: ClassifierTrainSettings) -> ClassifierTrainSettings:
+    """With the backbone and front end of the model that training starts from, which stay."""
+    assert settings.model is not None
+    info = _parents_info(settings.model)
     names = ("backbone", *ClassifierSettings.model_fields)
     own = {name: info[name] for name in names if name in info}
     for name, value in own.items():
@@ -347,22 +392,27 @@ def _as_parent(settings: ClassifierTrainSettings) -> ClassifierTrainSettings:
 
 def _check_classes(dataset: CropDataset) -> None:
     """Refuse what nothing can be learned from before any image is read."""
-    if len(dataset.names) < 2:
+    what = "type" if dataset.annotated else "class"
+    if len(dataset.names) == 1:
         raise DataError(
-            f"{dataset.path}: only one class ({dataset.names[0]}); at least two are needed."
+            f"{dataset.path}: only one {what} ({dataset.names[0]}); at least two are needed."
         )
     split = "train" if "train" in dataset.splits else WHOLE
     if split not in dataset.splits:
-        raise DataError(f"{dataset.path}: there is no folder `train` in it.")
+        raise DataError(
+            f"{dataset.path}: no cell with a type is in an image that trains; add such an image."
+            if dataset.annotated
+            else f"{dataset.path}: there is no folder `train` in it."
+        )
     counts = dataset.counts(split)
     empty = [name for name, count in counts.items() if not count]
-    if empty:
+    if empty and not dataset.annotated:
         raise DataError(
             f"{dataset.path}: there are no images of {', '.join(empty)}; add some, or remove the "
             "class."
         )
     alone = [name for name, count in counts.items() if count == 1]
-    if alone and not {"val", "test"} & dataset.splits.keys():
+    if alone and not {"val", "test"} & dataset.splits.keys() and not dataset.annotated:
         raise DataError(
             f"{dataset.path}: there is one image only of {', '.join(alone)}; two are needed at "
             "least, to train on one and validate on the other."

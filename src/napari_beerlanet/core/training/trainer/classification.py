@@ -27,11 +27,7 @@ from napari_beerlanet.core.classification.crops import (
     denoise_crop,
     to_rgb8,
 )
-from napari_beerlanet.core.classification.network import (
-    OWN_BACKBONE,
-    ClassificationNetwork,
-    backbone_shapes,
-)
+from napari_beerlanet.core.classification.network import ClassificationNetwork, head_keys
 from napari_beerlanet.core.classification.settings import ClassifierSettings
 from napari_beerlanet.core.common.threads import run_parallel
 from napari_beerlanet.core.detection.ultralytics_api import cv2
@@ -244,10 +240,7 @@ def parameter_groups(network: ClassificationNetwork, settings: Any) -> list[dict
     """
     if not settings.weight_decay and settings.head_factor == 1:
         return [{"params": list(network.parameters()), "factor": 1.0, "weight_decay": 0.0}]
-    head: set[str] = set()
-    if network.backbone_name != OWN_BACKBONE:
-        one, two = (backbone_shapes(network.backbone_name, k) for k in (1, 2))
-        head = {f"backbone.{name}" for name in one if one[name] != two[name]}
+    head = head_keys(network)
     groups: dict[tuple[bool, bool], dict[str, Any]] = {}
     for name, value in network.named_parameters():
         kind = name in head, name.startswith("backbone.") and value.ndim > 1
@@ -288,7 +281,8 @@ class ClassifierTrainer:
     settings
         A `ClassifierTrainSettings` with all defaults filled in.
     parent
-        Weights that a share of the way is kept to; None: all the way.
+        Weights that a share of the way is kept to (NaN: none); None: all the way. Rows of its head
+        for classes without training crops stay as they are.
     """
 
     def __init__(
@@ -315,6 +309,13 @@ class ClassifierTrainer:
             parameter_groups(self.network, settings), lr=settings.learning_rate
         )
         self.average = copy.deepcopy(self.network) if settings.averaging else None
+        absent = sorted(set(range(len(dataset.names))) - set(self.data.labels.tolist()))
+        heads = head_keys(network) if parent is not None and absent else set()
+        self._fixed_rows = [
+            (p, absent, p.detach()[absent].clone())
+            for name, p in self.network.named_parameters()
+            if name in heads
+        ]
         self.epochs = self.total_epochs = settings.epochs
         self.epoch, self.batch_number, self.validate_every = 0, 0, 1
         self.batches = -(-len(self._order(0)) // settings.batch)
@@ -391,6 +392,9 @@ class ClassifierTrainer:
         loss = functional.cross_entropy(logits, labels, label_smoothing=smoothing)
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
+        with torch.no_grad():
+            for head, rows, values in self._fixed_rows:
+                head[rows] = values
         if self.average is not None:
             self._update_average(self.epoch * self.batches + number)
         return float(loss.detach())
@@ -486,6 +490,7 @@ class ClassifierTrainer:
         state = network.state_dict()
         for name, value in self.parent.items():
             if value.is_floating_point() and state[name].shape == value.shape:
-                state[name] = torch.lerp(value.to(self.device), state[name], share)
+                between = torch.lerp(value.to(self.device), state[name], share)
+                state[name] = torch.where(between.isnan(), state[name], between)
         network.load_state_dict(state)
         return network

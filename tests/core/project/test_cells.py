@@ -1,0 +1,273 @@
+"""Cells that have a type: stored with an image, split as its images, cut as `classify` cuts."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import napari_beerlanet as nb
+from napari_beerlanet.core.boxes.annotations import COPIED, Annotations
+from napari_beerlanet.core.boxes.regions import Region
+from napari_beerlanet.core.checkpoints.checkpoint import load_classifier, save_checkpoint
+from napari_beerlanet.core.classification.crops import cut_crops, to_rgb8
+from napari_beerlanet.core.classification.network import head_keys
+from napari_beerlanet.core.classification.settings import ClassifierSettings
+from napari_beerlanet.core.common.storage import DataError
+from napari_beerlanet.core.formats.class_folders import read_crop_dataset
+from napari_beerlanet.core.project.files import ImageSource, ProjectError
+from napari_beerlanet.core.project.project import Project
+from napari_beerlanet.core.training.trainer.classification import TrainingCrops
+from projects import smear, tree
+from tinyclasses import SMALL, cell, tiny_classifier
+
+QUICK = {"input_size": 24, "components": 3, "iterations": 3, "batch": 6, "device": "cpu"}
+QUICK |= {"epochs": 1, "learning_rate": 1e-3}
+
+
+def field(seed: int, kinds=("dark", "pale"), count: int = 6, side: int = 26):
+    """Source, pixels and annotations of a field with a row of cells of each of the kinds."""
+    image = np.random.default_rng(seed).integers(215, 235, (40 * len(kinds), 40 * count, 3))
+    image, boxes, types = image.astype(np.uint8), [], []
+    for row, kind in enumerate(kinds):
+        for k in range(count):
+            look = "pale" if kind not in ("dark", "pale") else kind
+            x, y = 40 * k + 7, 40 * row + 7
+            image[y : y + side, x : x + side] = cell(look, 100 * seed + k, side)
+            boxes.append((x, y, x + side, y + side))
+            types.append(kind)
+    shape = image.shape[:2]
+    annotations = Annotations(
+        np.array(boxes, float),
+        np.zeros(len(boxes), np.int64),
+        ["WBC"],
+        regions=(Region.whole_image(shape),),
+        image_shape=shape,
+        types=types,
+    )
+    return ImageSource.from_image(image, f"field {seed}.png"), image, annotations
+
+
+@pytest.fixture(scope="module")
+def typed(tmp_path_factory):
+    """A project of four fields of dark and pale cells, closed."""
+    folder = tmp_path_factory.mktemp("typed") / "project"
+    with Project.create(folder, ["WBC"]) as project:
+        for seed in range(4):
+            project.add_image(*field(seed), 128)
+    return folder
+
+
+# --- on the disk ---------------------------------------------------------------------------------
+
+
+def test_a_project_without_types_has_nothing_new_on_the_disk(tmp_path):
+    with Project.create(tmp_path, ["RBC", "WBC", "Platelets"]) as project:
+        project.add_image(*smear(0), 128)
+        assert project.types == []
+    assert not any(name.startswith("cells") for name in tree(tmp_path))
+    assert "types" not in json.loads((tmp_path / "project.json").read_text())
+
+
+def test_types_and_their_colours_stay_with_the_project(typed):
+    with Project.open(typed, read_only=True) as project:
+        assert project.types == ["dark", "pale"]
+        assert len(project.cells) == 48
+        assert "48 cells have a type" in project.summary()["sentence"]
+        splits = {cell.source: cell.split for cell in project.cells}
+        assert splits == {crop.source: crop.split for crop in project.crops}
+        assert set(splits.values()) == {"train", "val"}
+        counted = sum(sum(project.summary()[s]["types"].values()) for s in ("train", "val"))
+        assert counted == 48
+
+
+def test_a_renamed_type_is_renamed_everywhere(tmp_path):
+    source, image, annotations = field(1)
+    with Project.create(tmp_path, ["WBC"]) as project:
+        project.add_image(source, image, annotations, 128)
+        project.set_colours({"dark": "#102030"})
+        project.rename_type("dark", "lympho")
+        assert project.types == ["lympho", "pale"]
+        assert project.colours["lympho"] == "#102030"
+        assert set(project.load_annotations(source).types) == {"lympho", "pale"}
+        with pytest.raises(ProjectError, match="pale is there twice"):
+            project.rename_type("lympho", "pale")
+        with pytest.raises(ProjectError, match="no type dark"):
+            project.rename_type("dark", "x")
+        assert project.add_types(["pale", "band"]) == ["lympho", "pale", "band"]
+    assert read_crop_dataset(tmp_path).names == ["lympho", "pale"]
+
+
+def test_adding_again_replaces_and_removing_removes(tmp_path):
+    source, image, annotations = field(1)
+    with Project.create(tmp_path, ["WBC"]) as project:
+        project.add_image(source, image, annotations, 128)
+        files = set(tree(tmp_path / "cells"))
+        fewer = replace(annotations, types=["dark", *[""] * 11])
+        added = project.add_image(source, image, fewer, 128)
+        assert added.types == {"dark": 1}
+        assert [cell.type for cell in project.cells] == ["dark"]
+        assert not files & set(tree(tmp_path / "cells"))
+        project.remove_image(added.id)
+        assert project.cells == []
+        assert not (tmp_path / "cells.csv").exists()
+        assert tree(tmp_path / "cells") == {}
+        assert set(project.load_annotations(source).types) == {"dark", ""}
+
+
+def test_copies_that_nobody_has_reviewed_are_left_out_on_request(tmp_path):
+    source, image, annotations = field(1)
+    copied = replace(annotations, status=[COPIED] * 5 + ["drawn"] * 7)
+    with Project.create(tmp_path, ["WBC"]) as project:
+        assert project.add_image(source, image, copied, 128, reviewed_only=True).types == {
+            "dark": 1,
+            "pale": 6,
+        }
+        assert project.add_image(source, image, copied, 128).types == {"dark": 6, "pale": 6}
+
+
+def test_one_image_validates_where_its_crops_do(tmp_path):
+    source, image, annotations = field(2, count=16)
+    with Project.create(tmp_path, ["WBC"]) as project:
+        project.add_image(source, image, annotations, 96, crop_size=96)
+        assert {crop.split for crop in project.crops} == {"train", "val"}
+        for one in project.cells:
+            x, y = one.x + (one.x1 + one.x2) / 2, one.y + (one.y1 + one.y2) / 2
+            inside = any(
+                crop.split == "val"
+                and crop.x <= x < crop.x + crop.width
+                and crop.y <= y < crop.y + crop.height
+                for crop in project.crops
+            )
+            assert one.split == ("val" if inside else "train")
+        assert {one.split for one in project.cells} == {"train", "val"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("x1", "no number"), ("file", "../../etc/passwd"), ("split", "elsewhere"), ("type", "")],
+)
+def test_a_damaged_table_is_one_sentence(typed, tmp_path, old, new):
+    lines = (typed / "cells.csv").read_text().splitlines()
+    place = lines[0].split(",").index(old)
+    row = lines[1].split(",")
+    row[place] = new
+    (tmp_path / "cells.csv").write_text("\n".join([lines[0], ",".join(row)]) + "\n")
+    with pytest.raises(DataError, match="damaged, or no table of cells"):
+        read_crop_dataset(tmp_path)
+
+
+# --- crops ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_crops_are_cut_as_classify_cuts_them(tmp_path, dtype):
+    """Also at the border, of large and of tiny boxes, and of boxes that reach beyond the image."""
+    random = np.random.default_rng(0)
+    image = random.integers(0, np.iinfo(dtype).max, (300, 400, 3)).astype(dtype)
+    x1, y1 = random.uniform(-6, 380, 40), random.uniform(-6, 280, 40)
+    sides = random.uniform(7, 60, (40, 2))
+    boxes = np.stack([x1, y1, x1 + sides[:, 0], y1 + sides[:, 1]], 1)
+    names = [f"t{k % 3}" for k in range(40)]
+    annotations = Annotations(
+        boxes,
+        np.zeros(40, np.int64),
+        ["WBC"],
+        regions=(Region.whole_image((300, 400)),),
+        image_shape=(300, 400),
+        types=names,
+    )
+    usable, _ = annotations.trainable()
+    with Project.create(tmp_path, ["WBC"]) as project:
+        project.add_image(ImageSource.from_image(image, "a.png"), image, annotations, 128)
+    dataset = read_crop_dataset(tmp_path)
+    items = [item for split in dataset.splits.values() for item in split]
+    assert len(items) == len(usable)
+    settings = ClassifierSettings(input_size=40)
+    crops = TrainingCrops(items, settings)
+    expected = {
+        (names[k], crop.tobytes())
+        for k, crop in zip(
+            usable.object_ids,
+            cut_crops(to_rgb8(image), boxes[usable.object_ids], 40, settings.fill),
+            strict=True,
+        )
+    }
+    found = {(dataset.names[item.label], crops.plain(k).tobytes()) for k, item in enumerate(items)}
+    assert found == expected
+
+
+# --- training ------------------------------------------------------------------------------------
+
+
+def test_a_classifier_learns_the_types_of_a_project(typed, tmp_path):
+    clf = nb.train_classifier(typed, tmp_path / "run", SMALL, **QUICK)
+    assert clf.classes == ["dark", "pale"]
+    record = clf.info["training"]
+    with Project.open(typed, read_only=True) as project:
+        trained = [one for one in project.cells if one.split == "train"]
+    assert record["images"] == {"train": len(trained), "val": 48 - len(trained)}
+    assert record["sources"] == {"train": len(trained) // 12, "val": 4 - len(trained) // 12}
+    assert nb.evaluate(clf, typed)["crops"] == 48 - len(trained)
+    by_class = nb.train_classifier  # the boxes' classes are still there, in the data.yaml
+    with pytest.raises(DataError, match="only one class"):
+        by_class(typed / "data.yaml", tmp_path / "classes", SMALL, **QUICK)
+
+
+def test_a_new_type_is_added_and_types_without_crops_stay_as_they_were(tmp_path):
+    names = ["basophil", "dark", "pale"]
+    parent = tiny_classifier(SMALL, names, seed=4)
+    save_checkpoint(parent, tmp_path / "parent.safetensors")
+    with Project.create(tmp_path / "project", ["WBC"]) as project:
+        for seed in range(3):
+            project.add_image(*field(seed, ("dark", "pale", "band")), 128)
+    heard = []
+    options = {**QUICK, "epochs": 2, "learning_rate": 1e-2, "components": 4, "iterations": 10}
+    for key in ("input_size", "components", "iterations"):
+        options.pop(key)
+    clf = nb.train_classifier(
+        tmp_path / "project",
+        tmp_path / "run",
+        model=tmp_path / "parent.safetensors",
+        progress=heard.append,
+        **options,
+    )
+    assert clf.classes == [*names, "band"]
+    assert any("No training crops of basophil: kept" in str(e.get("message")) for e in heard)
+    before = load_classifier(tmp_path / "parent.safetensors", "cpu").network.state_dict()
+    after = clf.network.state_dict()
+    for key in head_keys(clf.network):
+        assert (after[key][0] == before[key][0]).all(), "no crop has said anything about basophils"
+        assert (after[key][1] != before[key][1]).any()
+        assert np.isfinite(after[key].numpy()).all()
+
+
+def test_few_crops_of_a_type_and_types_that_only_validate_are_said(tmp_path):
+    with Project.create(tmp_path / "project", ["WBC"]) as project:
+        for seed in range(2):
+            project.add_image(*field(seed, count=4), 128)
+        validating = next(one.source for one in project.cells if one.split == "val")
+        source = project.sources()[validating]
+        seed = int(source.name.split()[1].split(".")[0])
+        _, image, annotations = field(seed, count=4)
+        rare = replace(annotations, types=["eosinophil", *annotations.types[1:]])
+        project.add_image(source, image, rare, 128)
+    heard = []
+    clf = nb.train_classifier(
+        tmp_path / "project", tmp_path / "run", SMALL, progress=heard.append, **QUICK
+    )
+    told = " ".join(str(e.get("message")) for e in heard if e["event"] == "warning")
+    assert "Only 4 crops of dark, 4 of pale: about 10 crops of a type" in told
+    assert "All cells of type eosinophil are in images that validate" in told
+    assert clf.classes == ["dark", "pale"]
+
+
+def test_what_a_project_cannot_teach(tmp_path):
+    with Project.create(tmp_path / "a", ["WBC"]) as project:
+        project.add_image(*field(0, ("dark",)), 128)
+    with pytest.raises(DataError, match=r"only one type \(dark\)"):
+        nb.train_classifier(tmp_path / "a", tmp_path / "run", SMALL, **QUICK)
+    with Project.create(tmp_path / "b", ["WBC"]) as project:
+        project.add_image(*field(0), 128)
+    with pytest.raises(ValueError, match=r"fill is 0.2, and a project stores"):
+        nb.train_classifier(tmp_path / "b", tmp_path / "run", SMALL, fill=0.2, **QUICK)
