@@ -85,10 +85,10 @@ def test_a_renamed_type_is_renamed_everywhere(tmp_path):
     source, image, annotations = field(1)
     with Project.create(tmp_path, ["WBC"]) as project:
         project.add_image(source, image, annotations, 128)
-        project.set_colours({"dark": "#102030"})
+        project.set_type_colours({"dark": "#102030"})
         project.rename_type("dark", "lympho")
         assert project.types == ["lympho", "pale"]
-        assert project.colours["lympho"] == "#102030"
+        assert project.type_colours["lympho"] == "#102030"
         assert set(project.load_annotations(source).types) == {"lympho", "pale"}
         with pytest.raises(ProjectError, match="pale is there twice"):
             project.rename_type("lympho", "pale")

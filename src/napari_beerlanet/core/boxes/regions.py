@@ -96,6 +96,16 @@ class Region:
                 np.add.at(toggles, (crossed, column), 1)
         return np.asarray(np.cumsum(toggles, axis=1, dtype=np.int32)[:, :-1] % 2 == 1)
 
+    def contains(self, points: npt.NDArray[Any]) -> Mask:
+        """(n,) which of the points (n, 2) x, y lie in it."""
+        px, py = np.asarray(points, np.float64).reshape(-1, 2).T
+        crossings = np.zeros(len(px), np.int64)
+        for (xa, ya), (xb, yb) in zip(np.roll(self.points, 1, 0), self.points, strict=True):
+            level = (py >= min(ya, yb)) & (py < max(ya, yb))
+            with np.errstate(divide="ignore", invalid="ignore"):
+                crossings += level & (px < xa + (py - ya) * ((xb - xa) / (yb - ya)))
+        return np.asarray(crossings % 2 == 1)
+
     def to_json(self) -> dict[str, Any]:
         """As JSON has it."""
         return {"kind": self.kind, "points": self.points.tolist()}

@@ -141,7 +141,8 @@ _SOURCE_ADAPTER = TypeAdapter(ImageSource)
 class ProjectManifest:
     """What project.json holds; `one` says how a single image is split, see `describe_split`.
 
-    `colours` are "#rrggbb" by class or type; of one without, any. `types` are the cell types.
+    `colours` are "#rrggbb" by class; of a class without one, any. `types` are the cell types, and
+    `type_colours` theirs.
     """
 
     classes: list[str]
@@ -154,6 +155,7 @@ class ProjectManifest:
     format: int = FORMAT_VERSION
     program: str = __version__
     types: list[str] = field(default_factory=list)
+    type_colours: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -266,6 +268,7 @@ def read_manifest(root: Path) -> ProjectManifest:
             f"{path}: damaged, or not a project of napari-beerlanet ({first_problem(error)})."
         ) from error
     manifest.colours = dict(filter(_has_colour, manifest.colours.items()))
+    manifest.type_colours = dict(filter(_has_colour, manifest.type_colours.items()))
     return manifest
 
 
@@ -282,7 +285,7 @@ def encode_manifest(manifest: ProjectManifest) -> bytes:
     """As project.json; without types as earlier versions have written it."""
     content = {**asdict(manifest), "format": FORMAT_VERSION, "program": __version__}
     if not manifest.types:
-        del content["types"]
+        del content["types"], content["type_colours"]
     return (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode("utf-8", "replace")
 
 

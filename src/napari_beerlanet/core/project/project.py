@@ -163,8 +163,13 @@ class Project:
 
     @property
     def colours(self) -> dict[str, str]:
-        """ "#rrggbb" by class or type, of those that have one."""
+        """ "#rrggbb" by class, of those that have one."""
         return dict(self._manifest.colours)
+
+    @property
+    def type_colours(self) -> dict[str, str]:
+        """ "#rrggbb" by cell type, of those that have one."""
+        return dict(self._manifest.type_colours)
 
     @property
     def data(self) -> Path:
@@ -338,9 +343,8 @@ class Project:
 
     def _write_types(self, names: list[str], renamed: dict[str, str]) -> None:
         with self._change_lock:
-            colours = {renamed.get(name, name): c for name, c in self.colours.items()}
-            colours |= {name: c for name, c in self.colours.items() if name in self.classes}
-            manifest = replace(self._manifest, types=names, colours=colours)
+            colours = {renamed.get(name, name): c for name, c in self.type_colours.items()}
+            manifest = replace(self._manifest, types=names, type_colours=colours)
             cells = [replace(c, type=renamed.get(c.type, c.type)) for c in self._cells]
             doing = "write the types"
             with explain_disk_errors(self.path, doing), transaction(self.path) as change:
@@ -353,15 +357,23 @@ class Project:
             self._manifest, self._cells = manifest, cells
 
     def set_colours(self, colours: Mapping[str, str]) -> None:
-        """Store the colours "#rrggbb" of classes and types: the same in every viewer and model."""
+        """Store the colours "#rrggbb" of classes, so that they stay in every viewer and model."""
+        self._write_colours("colours", colours)
+
+    def set_type_colours(self, colours: Mapping[str, str]) -> None:
+        """Store the colours "#rrggbb" of cell types."""
+        self._write_colours("type_colours", colours)
+
+    def _write_colours(self, field: str, colours: Mapping[str, str]) -> None:
         for colour in colours.values():
             parse_colour(colour)
-        merged = {**self.colours, **colours}
-        if merged == self.colours:
+        before = getattr(self._manifest, field)
+        merged = {**before, **colours}
+        if merged == before:
             return
         self._prepare_change("change a colour")
         with self._change_lock:
-            manifest = replace(self._manifest, colours=merged)
+            manifest = replace(self._manifest, **{field: merged})
             doing = "write the colours"
             with explain_disk_errors(self.path, doing), transaction(self.path) as change:
                 change.write(PROJECT_FILE, encode_manifest(manifest))

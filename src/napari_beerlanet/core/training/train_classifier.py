@@ -286,7 +286,7 @@ class _ClassifierRun(TrainingRun):
         checking = subprogress(self.report, 0.0, _DATA_CHECK_FRACTION)
         least = 0 if dataset.annotated else 1
         notes = check_crop_dataset(dataset, ("train", "val"), checking, least)
-        notes = [*few_crops_notes(dataset), *notes]
+        notes = [*(few_crops_notes(dataset) if dataset.annotated else ()), *notes]
         settings = self._resolve(settings, dataset)
         if dataset.annotated and settings.fill < _MIN_PROJECT_FILL:
             raise ValueError(

@@ -7,12 +7,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from napari.layers import Image, Layer
-from qtpy.QtCore import QObject, Signal
+from napari.layers import Image, Layer, Shapes
+from qtpy.QtCore import QObject, QTimer, Signal
 
 from napari_beerlanet.core.boxes.annotations import CONFIRMED, Annotations
 from napari_beerlanet.core.boxes.detections import Detections
@@ -51,6 +52,8 @@ from napari_beerlanet.ui.detections.image_detections import (
     hide_detections,
     visible_detections,
 )
+from napari_beerlanet.ui.viewer.box_shapes import plane_index_of_shape, read_shape_regions
+from napari_beerlanet.ui.viewer.layers import transform_kwargs
 from napari_beerlanet.ui.viewer.planes import PlaneIndex, current_plane
 
 DEFAULT_TRAINING_SIZE = 640
@@ -58,6 +61,7 @@ DEFAULT_TRAINING_SIZE = 640
 
 _SAME_BOX_IOU = 0.5  # from which a new box counts as annotated already
 _MAX_NOTES = 6  # of an import
+_LASSO_COLOUR = "#00c8c8"  # that of regions; it is there for a moment
 
 Unreviewed = Literal["ask", "use", "hide"]
 """What to do with boxes that were copied from detections and not reviewed."""
@@ -252,6 +256,41 @@ class AnnotationActions(QObject):
 
     # --- boxes ------------------------------------------------------------------------------------
 
+    def select_in_region(self) -> None:
+        """Let the user draw around boxes, which are selected then."""
+        annotated = self.annotated
+        if annotated is None or self.image is None:
+            return
+        layer = Shapes(
+            ndim=self.image.ndim,
+            name="select in region",
+            edge_color=_LASSO_COLOUR,
+            edge_width=annotated.boxes.width,
+            face_color="transparent",
+            **transform_kwargs(self.image),
+        )
+        if annotated.boxes.layer not in self.viewer.layers:
+            self.viewer.add_layer(annotated.boxes.layer)
+        self.viewer.add_layer(layer)
+        layer.mode = "add_polygon_lasso"
+        layer.current_edge_width = annotated.boxes.width
+        layer.events.data.connect(partial(self._region_drawn, annotated, layer))
+        self.message.emit("Draw around the boxes to select; then press the key of their type.")
+
+    def _region_drawn(self, annotated: AnnotatedImage, layer: Shapes, event: Any) -> None:
+        if str(getattr(event, "action", "")) == "added":  # a turn later: napari still draws it
+            QTimer.singleShot(0, partial(self._select_drawn, annotated, layer))
+
+    def _select_drawn(self, annotated: AnnotatedImage, layer: Shapes) -> None:
+        if layer not in self.viewer.layers or not layer.nshapes or layer._is_creating:
+            return
+        plane = plane_index_of_shape(layer.data[-1])
+        regions, _ = read_shape_regions(layer.data[-1:], layer.shape_type[-1:], plane)
+        self.viewer.layers.remove(layer)
+        self.viewer.layers.selection.active = annotated.boxes.layer
+        count = annotated.boxes.select_inside(regions[0], plane) if regions else 0
+        self.message.emit(f"{count_of(count, 'box', 'boxes')} selected.")
+
     def copy_detections(self, confidence: float) -> None:
         """Copy the image's visible detections, with the user's edits, to the annotations."""
         annotated = self.annotated
@@ -324,7 +363,7 @@ class AnnotationActions(QObject):
         from napari_beerlanet.core.boxes.matching import match_boxes  # numba comes with it
 
         boxes = annotated.boxes
-        classes = list(boxes.classes.names)
+        classes, types = list(boxes.classes.names), list(boxes.types.names)
         duplicate = match_boxes(new.xyxy, boxes.of_plane(plane).xyxy, _SAME_BOX_IOU) >= 0
         count = boxes.append(new[~duplicate], plane, what)
         sentences = [f"{count_of(count, 'box', 'boxes')} added."]
@@ -333,6 +372,9 @@ class AnnotationActions(QObject):
         new_classes = [name for name in boxes.classes.names if name not in classes]
         if new_classes:
             sentences.append(f"New classes: {', '.join(new_classes)}.")
+        new_types = [name for name in boxes.types.names if name not in types]
+        if new_types:
+            sentences.append(f"New types: {', '.join(new_types)}.")
         self.message.emit(" ".join([*sentences, *notes]))
 
     # --- project ----------------------------------------------------------------------------------
@@ -415,6 +457,7 @@ class AnnotationActions(QObject):
             return
         if self.importing:
             self.store.classes.place_first(project.classes)
+            self.store.types.place_first(project.types)
             self.store.compare_with_project()
         self.store.projects.notify_updated()
 
@@ -464,6 +507,9 @@ class ProjectAddition:
         unused = ", ".join(f"{count} {reason}" for reason, count in added.unused.items())
         rest = f"; not used: {unused}" if unused else ""
         sentences = [f"Added for {split}: {boxes} in {crops} of up to {size}{rest}."]
+        if added.types:
+            types = ", ".join(f"{count} {name}" for name, count in added.types.items())
+            sentences.append(f"Cells with a type: {types}.")
         if self.new_classes:
             sentences.append(f"New in the project: {', '.join(self.new_classes)}.")
         said = ("left out", "not used for training")

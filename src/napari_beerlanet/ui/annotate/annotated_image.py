@@ -16,7 +16,7 @@ from napari_beerlanet.core.boxes.annotations import Annotations
 from napari_beerlanet.core.boxes.regions import Region
 from napari_beerlanet.core.project.files import ImageSource
 from napari_beerlanet.ui.annotate.annotation_layer import AnnotationLayer, empty_features
-from napari_beerlanet.ui.annotate.classes import ClassList
+from napari_beerlanet.ui.annotate.classes import ClassList, TypeList
 from napari_beerlanet.ui.viewer.box_shapes import (
     plane_index_of_shape,
     read_shape_regions,
@@ -60,7 +60,12 @@ class AnnotatedImage:
     changed = Signal()
 
     def __init__(
-        self, image: Image, viewer: Viewer, classes: ClassList, select: bool = True
+        self,
+        image: Image,
+        viewer: Viewer,
+        classes: ClassList,
+        select: bool = True,
+        types: TypeList | None = None,
     ) -> None:
         """`select` makes the layer of boxes the active one."""
         guard_software_opengl(viewer)
@@ -89,7 +94,7 @@ class AnnotatedImage:
         self.regions = RegionLayer(regions, width)
         layer.current_edge_width = width
         layer.current_face_color = "transparent"
-        self.boxes = AnnotationLayer(layer, classes, self.shape, width)
+        self.boxes = AnnotationLayer(layer, classes, self.shape, width, types)
         self.changed.connect(self._mark_changed)
         self.boxes.changed.connect(self._boxes_changed)
         self.regions.changed.connect(self._emit_changed)

@@ -1,4 +1,4 @@
-"""Annotated boxes as a napari Shapes layer, with class, status and id in its features, and undo.
+"""Annotated boxes as a napari Shapes layer: class, type, status, id in its features, and undo.
 
 The layer is the single source of truth. Each change, by napari's own tools or by our keys and
 buttons, is detected, tidied, coloured and recorded in the undo history.
@@ -26,7 +26,8 @@ from napari_beerlanet.core.boxes.annotations import (
 )
 from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.boxes.history import History, ObjectState, objects_by_id
-from napari_beerlanet.ui.annotate.classes import ClassList
+from napari_beerlanet.core.boxes.regions import Region
+from napari_beerlanet.ui.annotate.classes import ClassList, TypeList
 from napari_beerlanet.ui.viewer.box_shapes import ShapeBoxes, corners_from_boxes, read_shape_boxes
 from napari_beerlanet.ui.viewer.layers import UpdateGuard
 from napari_beerlanet.ui.viewer.planes import PlaneIndex
@@ -36,6 +37,7 @@ NEW_BOX_ID = -1
 
 _UNREVIEWED_OPACITY = 0.18  # of the face of copied boxes that nobody has reviewed
 _MIN_DRAWN_PX = 5  # on the screen; a box that is smaller both ways was not drawn on purpose
+_LABEL_SIZE, _LABEL_COLOUR = 9, "#101010"  # of a type's name at its box; slides are bright
 _EDIT_NAMES = {"added": "draw", "changed": "move", "removed": "delete"}
 
 ShapeGeometry = tuple[npt.NDArray[Any], str]
@@ -45,16 +47,22 @@ ShapeGeometry = tuple[npt.NDArray[Any], str]
 class AnnotationLayer:
     """The boxes of one image (H, W, …), all planes of a stack; `width` is that of their edges.
 
-    `changed` is emitted when there is something to save. `notes` are sentences on shapes that are
+    While `types` are active, boxes are coloured and labelled by their type. `changed` is emitted when there is something to save. `notes` are sentences on shapes that are
     not boxes. The constructor connects to the layer and the classes until `close`.
     """
 
     changed = Signal()
 
     def __init__(
-        self, layer: Shapes, classes: ClassList, shape: Sequence[int], width: float
+        self,
+        layer: Shapes,
+        classes: ClassList,
+        shape: Sequence[int],
+        width: float,
+        types: TypeList | None = None,
     ) -> None:
         self.layer, self.classes, self.width = layer, classes, width
+        self.types = TypeList() if types is None else types
         self.shape = int(shape[0]), int(shape[1])
         self.history = History()
         self.notes: list[str] = []
@@ -69,6 +77,11 @@ class AnnotationLayer:
         classes.renamed.connect(self._rename)
         classes.changed.connect(self._paint)
         classes.current_changed.connect(self._set_defaults)
+        self.types.renamed.connect(self._rename_type)
+        self.types.changed.connect(self._paint)
+        self.types.current_changed.connect(self._set_defaults)
+        self.types.active_changed.connect(self._show_types)
+        self._show_types()
 
     def close(self) -> None:
         """Disconnect from the layer and the classes."""
@@ -77,6 +90,10 @@ class AnnotationLayer:
         self.classes.renamed.disconnect(self._rename)
         self.classes.changed.disconnect(self._paint)
         self.classes.current_changed.disconnect(self._set_defaults)
+        self.types.renamed.disconnect(self._rename_type)
+        self.types.changed.disconnect(self._paint)
+        self.types.current_changed.disconnect(self._set_defaults)
+        self.types.active_changed.disconnect(self._show_types)
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -103,6 +120,10 @@ class AnnotationLayer:
         """How many boxes there are of each class, as of the last change."""
         return self._last.counts()
 
+    def type_counts(self) -> dict[str, int]:
+        """How many boxes there are of each type, as of the last change."""
+        return self._last.type_counts()
+
     def unreviewed(self) -> int:
         """How many boxes are copies that nobody has reviewed, as of the last change."""
         return int((~self._last.reviewed).sum())
@@ -111,16 +132,36 @@ class AnnotationLayer:
 
     def set_class(self, name: str) -> None:
         """Give the selected boxes a class; one that has it already is thereby confirmed."""
+        if name in self.classes.names:
+            self._set_feature("class", name, "change the class")
+
+    def set_type(self, name: str) -> None:
+        """Give the selected boxes a type, "" for none; one that has it is thereby confirmed."""
+        if name in self.types.names or not name:
+            self._set_feature("type", name, "change the type")
+
+    def _set_feature(self, column: str, name: str, what: str) -> None:
         selected = self._selected()
-        if selected and name in self.classes.names:
-            table = self.layer.features.copy()
-            same = (table["class"] == name).to_numpy()[selected]
-            old = table["status"].to_numpy()[selected]
-            new = np.where(same, CONFIRMED, CORRECTED)
-            table.loc[selected, "status"] = np.where(old == DRAWN, DRAWN, new)
-            table.loc[selected, "class"] = name
-            self._set_features(table)
-            self._commit("change the class", correct=False)
+        if not selected:
+            return
+        table = self.layer.features.copy()
+        same = (table[column] == name).to_numpy()[selected]
+        old = table["status"].to_numpy()[selected]
+        new = np.where(same, CONFIRMED, CORRECTED)
+        table.loc[selected, "status"] = np.where(old == DRAWN, DRAWN, new)
+        table.loc[selected, column] = name
+        self._set_features(table)
+        self._commit(what, correct=False)
+
+    def select_inside(self, region: Region, plane: PlaneIndex) -> int:
+        """Select the boxes of a plane whose centres lie in a region; returns how many."""
+        boxes = read_shape_boxes(self.layer.data, self.layer.shape_type)
+        centres = (boxes.xyxy[:, :2] + boxes.xyxy[:, 2:]) / 2
+        here = (boxes.planes == np.array(plane, np.int64)).all(axis=1)
+        inside = here & region.contains(centres)
+        self.layer.mode = "select"
+        self.layer.selected_data = {int(k) for k in boxes.which[inside]}
+        return int(inside.sum())
 
     def confirm(self) -> None:
         """Mark the selected boxes as confirmed."""
@@ -139,11 +180,13 @@ class AnnotationLayer:
     def add(self, new: Annotations, plane: PlaneIndex, what: str = "") -> int:
         """Add boxes to a plane and keep their ids; `what` is the label of the undo step."""
         self.classes.add([new.names[k] for k in np.unique(new.labels)])
+        self.types.add(new.type_counts())
         self._append(
             [(corners, "rectangle") for corners in corners_from_boxes(new.xyxy, plane)],
             [new.names[k] for k in new.labels],
             list(new.status),
             new.object_ids.tolist(),
+            list(new.types),
         )
         self._commit(what, record=bool(what), correct=False)
         return len(new)
@@ -179,29 +222,36 @@ class AnnotationLayer:
             table["id"].to_numpy()[which].astype(np.int64),
             table["status"].to_numpy()[which].tolist(),
             image_shape=self.shape,
+            types=table["type"].to_numpy()[which].tolist(),
         )
         return annotations, boxes
 
     # --- writing to the layer ---------------------------------------------------------------------
 
     def _append(
-        self, shapes: Sequence[ShapeGeometry], names: list[str], status: list[str], ids: list[int]
+        self,
+        shapes: Sequence[ShapeGeometry],
+        names: list[str],
+        status: list[str],
+        ids: list[int],
+        types: list[str],
     ) -> None:
         if not shapes:
             return
+        edges, faces = self._colours(names, types, status)
         first = self.layer.nshapes
         with self._updating:
             self.layer.add(
                 [corners for corners, _ in shapes],
                 shape_type=[kind for _, kind in shapes],
                 edge_width=self.width,
-                edge_color=self.classes.rgba(names),
-                face_color=face_colours(self.classes, names, status),
+                edge_color=edges,
+                face_color=faces,
             )
         table = self.layer.features.copy()
         rows = range(first, first + len(shapes))
         table.loc[rows, "class"], table.loc[rows, "status"] = names, status
-        table.loc[rows, "id"] = ids
+        table.loc[rows, "id"], table.loc[rows, "type"] = ids, types
         self._set_features(table)
 
     def _set_features(self, table: Any) -> None:
@@ -213,25 +263,62 @@ class AnnotationLayer:
     def _set_defaults(self) -> None:
         """Set the features and colour of the next box that is drawn."""
         with self._updating:
-            ours, others = default_features(self.classes), self.layer.feature_defaults.iloc[0]
+            ours = default_features(self.classes, self.types)
+            others = self.layer.feature_defaults.iloc[0]
             columns = self.layer.features.columns
             self.layer.feature_defaults = {c: ours.get(c, others.get(c)) for c in columns}
             if not self.layer.selected_data and self.classes.current:
-                self.layer.current_edge_color = self.classes.rgba([self.classes.current])[0]
+                edges, _ = self._colours([ours["class"]], [ours["type"]], [DRAWN])
+                self.layer.current_edge_color = edges[0]
+
+    def _colours(
+        self, names: Sequence[str], types: Sequence[str], status: Sequence[str]
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        """(n, 4) colours of edges and of faces: by type while types are active, else by class.
+
+        Faces are faint of copies that nobody has reviewed, else transparent.
+        """
+        edges = self.types.rgba(types) if self.types.active else self.classes.rgba(names)
+        faces = edges.copy()
+        faces[:, 3] = np.where(np.array(status, object) == COPIED, _UNREVIEWED_OPACITY, 0)
+        return edges, faces
 
     def _paint(self) -> None:
-        """Update the colours of boxes that do not match their class and status."""
+        """Update the colours of boxes that do not match their class, type and status."""
         table = self.layer.features
-        names, status = table["class"].tolist(), table["status"].tolist()
-        edges, faces = self.classes.rgba(names), face_colours(self.classes, names, status)
+        columns = (table[name].tolist() for name in ("class", "type", "status"))
+        edges, faces = self._colours(*columns)
         with self._updating:
             _recolour(self.layer, "edge", edges)
             _recolour(self.layer, "face", faces)
+
+    def _show_types(self) -> None:
+        """Label the boxes with their types while keys set them, and colour them so."""
+        if self.types.active:
+            with self._updating:
+                self.layer.text = {
+                    "string": "{type}",
+                    "size": _LABEL_SIZE,
+                    "color": _LABEL_COLOUR,
+                    "anchor": "upper_left",
+                }
+        elif self.layer.text.visible:
+            self.layer.text.visible = False
+        self._set_defaults()
+        self._paint()
 
     def _rename(self, old: str, new: str) -> None:
         """A class was renamed; the undo history goes, as it holds the old name."""
         table = self.layer.features.copy()
         table.loc[table["class"] == old, "class"] = new
+        self._set_features(table)
+        self.history.clear()
+        self._commit("", record=False, correct=False)
+
+    def _rename_type(self, old: str, new: str) -> None:
+        """A type was renamed; the undo history goes, as it holds the old name."""
+        table = self.layer.features.copy()
+        table.loc[table["type"] == old, "type"] = new
         self._set_features(table)
         self.history.clear()
         self._commit("", record=False, correct=False)
@@ -243,6 +330,7 @@ class AnnotationLayer:
         """Change what differs; shapes are restored as they were drawn, ellipses as ellipses."""
         now, then = objects_by_id(self.all()), objects_by_id(wanted)
         self.classes.add(wanted.names)
+        self.types.add(wanted.type_counts())
         redrawn = {i for i in now if i not in then or now[i][0] != then[i][0]}
         numbers = self.layer.features["id"].to_numpy()
         with self._updating:
@@ -250,9 +338,10 @@ class AnnotationLayer:
             self.layer.remove([k for k, i in enumerate(numbers) if int(i) in redrawn])
         new = [i for i in then if i not in now or i in redrawn]
         shapes = [self._drawn_shapes[i, then[i][0]] for i in new]
-        self._append(shapes, [then[i][1] for i in new], [then[i][2] for i in new], new)
+        names, status, types = ([then[i][place] for i in new] for place in (1, 2, 3))
+        self._append(shapes, names, status, new, types)
         table = self.layer.features.copy()
-        for place, name in ((1, "class"), (2, "status")):
+        for place, name in ((1, "class"), (2, "status"), (3, "type")):
             pairs = zip(table["id"].tolist(), table[name].tolist(), strict=True)
             values = [then[i][place] if i in then else value for i, value in pairs]
             table[name] = np.array(values, dtype=object)
@@ -285,7 +374,9 @@ class AnnotationLayer:
     def _commit(self, what: str, record: bool = True, correct: bool = True) -> None:
         """Tidy the features, compare with the last state, record the change and emit `changed`."""
         count = self.layer.nshapes
-        self._set_features(tidy_features(self.layer.features, count, self.classes, self._last_id))
+        self._set_features(
+            tidy_features(self.layer.features, count, self.classes, self._last_id, self.types)
+        )
         now, boxes = self._read()
         old, new = objects_by_id(self._last), objects_by_id(now)
         if correct and self._mark_corrected(old, new):
@@ -331,22 +422,37 @@ def copy_of_detections(
 def empty_features() -> dict[str, npt.NDArray[Any]]:
     """The feature columns of a layer without shapes."""
     nothing = np.array([], dtype=object)
-    return {"class": nothing, "status": nothing.copy(), "id": np.array([], np.int64)}
+    return {
+        "class": nothing,
+        "status": nothing.copy(),
+        "id": np.array([], np.int64),
+        "type": nothing.copy(),
+    }
 
 
-def default_features(classes: ClassList) -> dict[str, Any]:
-    """The features of the next box that is drawn."""
-    return {"class": classes.current or "", "status": DRAWN, "id": NEW_BOX_ID}
+def default_features(classes: ClassList, types: TypeList) -> dict[str, Any]:
+    """The features of the next box that is drawn; it has a type only while keys set types."""
+    of_type = types.current if types.active else None
+    return {
+        "class": classes.current or "",
+        "status": DRAWN,
+        "id": NEW_BOX_ID,
+        "type": of_type or "",
+    }
 
 
-def tidy_features(table: Any, count: int, classes: ClassList, last: int) -> pd.DataFrame:
-    """The features with a class, a valid status and a unique id in each of `count` rows.
+def tidy_features(
+    table: Any, count: int, classes: ClassList, last: int, types: TypeList
+) -> pd.DataFrame:
+    """The features with a class, a valid status, a unique id and a type in each of `count` rows.
 
     Users, pasting and other plugins may leave anything there. New ids continue after `last`; of
-    duplicate ids the first stays. A new class is added to the classes.
+    duplicate ids the first stays. A new class is added to the classes, a new type to the types.
     """
     tidy = pd.DataFrame(table).reset_index(drop=True).reindex(range(count))
-    defaults = default_features(classes)
+    defaults = default_features(classes, types)
+    if "type" not in tidy:  # a layer of an earlier version
+        tidy["type"] = pd.Series([""] * count, dtype=object)
     for name, value in defaults.items():
         if name not in tidy:
             tidy[name] = pd.Series([value] * count, dtype=np.int64 if name == "id" else object)
@@ -356,16 +462,10 @@ def tidy_features(table: Any, count: int, classes: ClassList, last: int) -> pd.D
     statuses = [value if value in STATUSES else DRAWN for value in tidy["status"]]
     tidy["status"] = pd.Series(statuses, dtype=object)
     tidy["id"] = _unique_ids(tidy["id"].tolist(), last)
+    of_boxes = [" ".join(value.split()) if isinstance(value, str) else "" for value in tidy["type"]]
+    types.add(of_boxes)
+    tidy["type"] = pd.Series(of_boxes, dtype=object)
     return tidy
-
-
-def face_colours(
-    classes: ClassList, names: Sequence[str], status: Sequence[str]
-) -> npt.NDArray[np.float32]:
-    """(n, 4) face colours: faint for copied boxes that nobody has reviewed, else transparent."""
-    colours = classes.rgba(names)
-    colours[:, 3] = np.where(np.array(status, object) == COPIED, _UNREVIEWED_OPACITY, 0)
-    return colours
 
 
 def same_features(a: Any, b: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Annotation classes: names, colours, the class of new boxes, and the table to edit them."""
+"""Annotation classes and cell types: names, colours, that of new boxes, tables to edit them."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ class ClassList:
     changed = Signal()
     renamed = Signal(str, str)
     current_changed = Signal()
+    noun, plural = "class", "classes"
 
     def __init__(self, palette: ClassPalette | None = None) -> None:
         """`palette`: the viewer's, where there is one."""
@@ -98,9 +99,9 @@ class ClassList:
         """A new name for a class, with white space normalised, or a ValueError."""
         name = " ".join(new.split())
         if not name:
-            raise ValueError("A class needs a name.")
+            raise ValueError(f"A {self.noun} needs a name.")
         if name != old and name in self.names:
-            raise ValueError(f"There is a class {name} already; names must differ.")
+            raise ValueError(f"There is a {self.noun} {name} already; names must differ.")
         return name
 
     def rename(self, old: str, new: str) -> None:
@@ -134,6 +135,36 @@ class ClassList:
         return np.array(values, np.float32).reshape(-1, 4) / np.float32(255)
 
 
+class TypeList(ClassList):
+    """Cell types. While they are `active`, number keys set the type of boxes, not the class.
+
+    `active_changed` is emitted when that changes.
+    """
+
+    active_changed = Signal()
+    noun, plural = "type", "types"
+
+    def __init__(self, palette: ClassPalette | None = None) -> None:
+        super().__init__(palette)
+        self.active = False
+
+    def activate(self, active: bool) -> None:
+        """Let number keys set the type, or the class."""
+        if active != self.active:
+            self.active = active
+            self.active_changed.emit()
+
+    def rgba(self, names: Sequence[str]) -> npt.NDArray[np.float32]:
+        """(n, 4) from 0 to 1, of each name; grey where there is none."""
+        colours = np.tile(np.array(_UNTYPED_RGBA, np.float32), (len(names), 1))
+        typed = [k for k, name in enumerate(names) if name]
+        colours[typed] = super().rgba([names[k] for k in typed])
+        return colours
+
+
+_UNTYPED_RGBA = (0.6, 0.6, 0.6, 1)
+
+
 def model_classes(model: Detector | None) -> tuple[list[str], dict[str, str]]:
     """Classes of a loaded model, and their colours if it has any."""
     if model is None:
@@ -147,7 +178,7 @@ _MAX_VISIBLE_ROWS = 6  # without scrolling
 
 
 class ClassTable(QWidget):
-    """Choose, add, rename, recolour and remove classes.
+    """Choose, add, rename, recolour and remove classes, or cell types.
 
     `counts` returns the number of boxes by class; `rename` renames a class everywhere.
     """
@@ -167,22 +198,23 @@ class ClassTable(QWidget):
         self.refresh()
 
     def _build(self) -> None:
-        self.table = _new_table()
+        noun, plural = self.classes.noun, self.classes.plural
+        self.table = _new_table(noun)
         self.table.itemSelectionChanged.connect(self._selection_changed)
         self.table.itemChanged.connect(self._edited)
         self.table.cellDoubleClicked.connect(self._double_clicked)
         self.entry = QLineEdit()
-        self.entry.setPlaceholderText("Name of a class …")
-        self.entry.setToolTip(
-            "Type the name of a class and press Enter; separate several by commas."
-        )
+        self.entry.setPlaceholderText(f"Name of a {noun} …")
+        self.entry.setToolTip(f"Enter the name of a {noun}; separate several by commas.")
         self.entry.returnPressed.connect(self.add_typed)
-        self.add_button = button("Add", "Add the typed classes to the list.", self.add_typed)
+        self.add_button = button("Add", f"Add these {plural} to the list.", self.add_typed)
         self.colour_button = button(
-            "Colour …", "Change the colour of the selected class.", self.choose_colour
+            "Colour …", f"Change the colour of the selected {noun}.", self.choose_colour
         )
         self.remove_button = button(
-            "Remove", "Remove the selected class; only possible while it has no boxes.", self.remove
+            "Remove",
+            f"Remove the selected {noun}; only possible while it has no boxes.",
+            self.remove,
         )
         layout = QVBoxLayout(self)
         layout.setContentsMargins(0, 0, 0, 0)
@@ -266,7 +298,8 @@ class ClassTable(QWidget):
         count = self._counts().get(name, 0)
         if count:
             boxes = count_of(count, "box", "boxes")
-            notify_error(f"{name} has {boxes}; change their class or delete them first.")
+            noun = self.classes.noun
+            notify_error(f"{name} has {boxes}; change their {noun} or delete them first.")
         else:
             self.classes.remove(name)
 
@@ -285,12 +318,12 @@ class ClassTable(QWidget):
         self.refresh()
 
 
-def _new_table() -> QTableWidget:
+def _new_table(noun: str) -> QTableWidget:
     table = QTableWidget(0, 3)
-    table.setHorizontalHeaderLabels(["Key", "Class", "Boxes"])
+    table.setHorizontalHeaderLabels(["Key", noun.capitalize(), "Boxes"])
     table.setToolTip(
-        "New boxes get the highlighted class. Double-click a name to rename it. While the layer of "
-        "boxes is active, the keys 1 to 9 choose a class."
+        f"New boxes get the highlighted {noun}. Double-click a name to rename it. While the layer "
+        f"of boxes is active, the keys 1 to 9 choose a {noun}."
     )
     table.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
     table.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)

@@ -1,4 +1,4 @@
-"""Key bindings of an annotation layer: classes by number, next and previous box, confirm, undo.
+"""Key bindings of an annotation layer: classes or types by number, next box, confirm, undo.
 
 Bound to the layer itself, so they take precedence over napari's bindings of all Shapes layers: the
 numbers 1 to 7, which select tools there, have letters beside them (R, E, P, S, D, Z, …), which
@@ -31,6 +31,7 @@ KEY_HELP = (
     "1–9 class of new and selected boxes · Tab next box · Shift-Tab previous · C confirm · "
     "Del delete · Ctrl-Z undo · R draw · S select"
 )
+TYPE_KEY_HELP = KEY_HELP.replace("class of new and selected boxes", "type of boxes · 0 no type")
 
 
 def bind_keys(viewer: Viewer, boxes: AnnotationLayer) -> None:
@@ -47,6 +48,7 @@ def bind_keys(viewer: Viewer, boxes: AnnotationLayer) -> None:
 
     for index in range(NUMBER_KEYS):
         bind(str(index + 1), partial(choose_class, index=index))
+    bind("0", remove_type)
     bind("C", lambda boxes: boxes.confirm())
     bind("Control-Z", lambda boxes: _show_status(weak_viewer(), "Undone", boxes.undo()))
     bind("Control-Shift-Z", lambda boxes: _show_status(weak_viewer(), "Redone", boxes.redo()))
@@ -54,11 +56,23 @@ def bind_keys(viewer: Viewer, boxes: AnnotationLayer) -> None:
 
 
 def choose_class(boxes: AnnotationLayer, index: int) -> None:
-    """Set the class of new boxes and of the selected ones."""
-    if not boxes.classes.choose(index):
+    """Set the class of new boxes and of the selected ones or, while those are active, the type."""
+    types = boxes.types
+    if types.active:
+        if not types.choose(index):
+            show_info(f"There is no type {index + 1}; add one in the tab “Annotate”.")
+        elif types.current:
+            boxes.set_type(types.current)
+    elif not boxes.classes.choose(index):
         show_info(f"There is no class {index + 1}; add one in the tab “Annotate”.")
     elif boxes.classes.current:
         boxes.set_class(boxes.classes.current)
+
+
+def remove_type(boxes: AnnotationLayer) -> None:
+    """Take the type from the selected boxes, while keys set types."""
+    if boxes.types.active:
+        boxes.set_type("")
 
 
 def select_next_box(viewer: Viewer, boxes: AnnotationLayer, forward: bool = True) -> int | None:

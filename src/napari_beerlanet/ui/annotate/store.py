@@ -32,7 +32,7 @@ from napari_beerlanet.ui.annotate.autosave import (
     find_saved,
     planes_with_annotations,
 )
-from napari_beerlanet.ui.annotate.classes import ClassList
+from napari_beerlanet.ui.annotate.classes import ClassList, TypeList
 from napari_beerlanet.ui.annotate.key_bindings import bind_keys
 from napari_beerlanet.ui.common.notifications import notify_error
 from napari_beerlanet.ui.common.panel import connect_until_destroyed, unwrap_viewer
@@ -86,6 +86,8 @@ class AnnotationStore(QObject):
         super().__init__(window)
         self._viewer = weakref.ref(viewer)
         self.classes = ClassList(get_session(viewer).palette)
+        session = get_session(viewer)
+        self.types = TypeList(getattr(session, "type_palette", session.palette))
         self.projects = get_project_store(viewer)
         self.images: list[AnnotatedImage] = []
         self.conflicts: list[Conflict] = []
@@ -103,6 +105,7 @@ class AnnotationStore(QObject):
             (self.projects.about_to_change, self.autosave.flush),
             (self.projects.changed, self._project_changed),
             (self.classes.changed, self._save_colours),
+            (self.types.changed, self._save_colours),
             (viewer.layers.events.removed, self._layer_removed),
             (viewer.layers.events.inserted, self._show_saved_soon),
         )
@@ -147,7 +150,9 @@ class AnnotationStore(QObject):
         `only_show`: nothing is selected, and a draft goes nowhere until the user works on it.
         """
         assert self.viewer is not None
-        annotated = AnnotatedImage(image, self.viewer, self.classes, select=not only_show)
+        annotated = AnnotatedImage(
+            image, self.viewer, self.classes, select=not only_show, types=self.types
+        )
         for index, one in saved.items():
             self.classes.add(one.annotations.names)
             annotated.put(one.annotations, index)
@@ -298,18 +303,28 @@ class AnnotationStore(QObject):
     def _project_changed(self, project: Project | None) -> None:
         if project is not None:
             self.classes.place_first(project.classes)
+            for name, colour in project.type_colours.items():
+                self.types.recolour(name, colour)
+            self.types.place_first(project.types)
         self._look_up_again()
         self.compare_with_project()
 
     def _save_colours(self) -> None:
-        """The project keeps the colours of its classes."""
+        """The project keeps the colours of its classes and types."""
         project = self.project
         if project is None:
             return
-        names = project.classes
-        colours = {name: self.classes.colour(name) for name in names if name in self.classes.names}
-        if any(project.colours.get(name) != colour for name, colour in colours.items()):
-            self._colours_task.start(lambda report: project.set_colours(colours))
+        colours = _colours_in_use(self.classes, project.classes)
+        type_colours = _colours_in_use(self.types, project.types)
+        changed = colours.items() - project.colours.items()
+        changed |= type_colours.items() - project.type_colours.items()
+
+        def work(report: Any) -> None:
+            project.set_colours(colours)
+            project.set_type_colours(type_colours)
+
+        if changed:
+            self._colours_task.start(work)
 
     def _compare(self, conflict: Conflict) -> None:
         image, theirs = conflict.image, conflict.theirs
@@ -468,6 +483,10 @@ def describe_saved(saved: dict[PlaneIndex, SavedAnnotations], project: Project |
         return f"{boxes} of this image, from a draft{when}{goes}."
     name = project.path.name if project is not None else "the project"
     return f"{boxes} of this image, from {name}{when}."
+
+
+def _colours_in_use(classes: ClassList, names: Iterable[str]) -> dict[str, str]:
+    return {name: classes.colour(name) for name in names if name in classes.names}
 
 
 def _has_content(annotations: Annotations) -> bool:

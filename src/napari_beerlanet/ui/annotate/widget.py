@@ -7,14 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 from napari.layers import Image
 from qtpy.QtWidgets import (
+    QButtonGroup,
     QDoubleSpinBox,
     QFileDialog,
     QFrame,
+    QLabel,
     QMenu,
     QPushButton,
+    QRadioButton,
     QVBoxLayout,
     QWidget,
 )
+
+from superqt.utils import signals_blocked
 
 from napari_beerlanet.core.common.messages import count_of
 from napari_beerlanet.ui.annotate.actions import AnnotationActions, unreviewed_answer
@@ -24,10 +29,11 @@ from napari_beerlanet.ui.annotate.annotated_image import (
     AnnotatedImage,
 )
 from napari_beerlanet.ui.annotate.classes import ClassTable
-from napari_beerlanet.ui.annotate.key_bindings import KEY_HELP
+from napari_beerlanet.ui.annotate.key_bindings import KEY_HELP, TYPE_KEY_HELP
 from napari_beerlanet.ui.annotate.project_bar import ProjectBar, ProjectImages
 from napari_beerlanet.ui.annotate.store import Conflict
 from napari_beerlanet.ui.common.controls import (
+    CollapsibleGroup,
     DisabledReason,
     button,
     form,
@@ -85,7 +91,12 @@ class AnnotateWidget(Panel):
         self.image_section = QWidget()
         layout = QVBoxLayout(self.image_section)
         layout.setContentsMargins(0, 0, 0, 0)
-        for widget in (*self._class_widgets(), *self._box_widgets(), *self._region_widgets()):
+        for widget in (
+            *self._class_widgets(),
+            self._type_widgets(),
+            *self._box_widgets(),
+            *self._region_widgets(),
+        ):
             layout.addWidget(widget)
         self.body.addWidget(self.image_section)
         for widget in self._project_widgets():
@@ -101,6 +112,37 @@ class AnnotateWidget(Panel):
         )
         return [heading("Classes"), self.classes, row(self.model_classes)]
 
+    def _type_widgets(self) -> QWidget:
+        self.type_section = CollapsibleGroup("Cell types")
+        self.types = ClassTable(self, self.store.types, self._type_counts, self._rename_type)
+        self.keys_set = QButtonGroup(self)
+        buttons = []
+        for name in ("class", "type"):
+            choice = QRadioButton(name)
+            choice.setToolTip(f"The keys 1 to 9 set the {name} of boxes, which have its colours.")
+            self.keys_set.addButton(choice)
+            buttons.append(choice)
+        self.keys_set_class, self.keys_set_type = buttons
+        self.keys_set_type.toggled.connect(self.store.types.activate)
+        self.select_in_region = button(
+            "Select in region",
+            "Draw around boxes to select them; then a key gives all of them a type.",
+            self.annotation_actions.select_in_region,
+        )
+        self.type_section.body.addWidget(row(QLabel("Keys set:"), *buttons))
+        self.type_section.body.addWidget(self.types)
+        self.type_section.body.addWidget(row(self.select_in_region))
+        self.type_section.header.setChecked(bool(self.store.types.names))
+        self._show_keys_set()
+        return self.type_section
+
+    def _show_keys_set(self) -> None:
+        active = self.store.types.active
+        with signals_blocked(self.keys_set_type):
+            (self.keys_set_type if active else self.keys_set_class).setChecked(True)
+        if hasattr(self, "help"):
+            self.help.setText(TYPE_KEY_HELP if active else KEY_HELP)
+
     def _box_widgets(self) -> list[QWidget]:
         self.annotate = button(
             "Annotate",
@@ -108,7 +150,7 @@ class AnnotateWidget(Panel):
             self.annotation_actions.start,
         )
         self.shown_from = wrapping_label()
-        self.help = hint(KEY_HELP)
+        self.help = hint(TYPE_KEY_HELP if self.store.types.active else KEY_HELP)
         self.question = QuestionFrame()
         self.confidence = QDoubleSpinBox()
         self.confidence.setRange(0, 1)
@@ -210,6 +252,8 @@ class AnnotateWidget(Panel):
         self.connect_event(self.viewer.layers.events.inserted, self.refresh)
         self.connect_event(self.viewer.layers.events.removed, self.refresh)
         self.connect_event(self.viewer.dims.events.current_step, self._show_coverage)
+        self.connect_event(self.store.types.active_changed, self._show_keys_set)
+        self.connect_event(self.store.types.changed, self._show_types)
 
     # --- state ------------------------------------------------------------------------------------
 
@@ -237,6 +281,7 @@ class AnnotateWidget(Panel):
             self.import_boxes,
             self.whole_image,
             self.draw_regions,
+            self.select_in_region,
         ):
             widget.setEnabled(annotated is not None)
         first = "" if annotated is not None else "Press “Annotate” first."
@@ -252,6 +297,7 @@ class AnnotateWidget(Panel):
         self._show_project_images()
         self._show_saved()
         self.classes.refresh()
+        self.types.refresh()
 
     def _show_origin(self) -> None:
         """Where annotations come from that are shown, but nobody works on yet."""
@@ -396,6 +442,24 @@ class AnnotateWidget(Panel):
     def _counts(self) -> dict[str, int]:
         annotated = self.annotation_actions.annotated
         return annotated.boxes.counts() if annotated is not None else {}
+
+    def _type_counts(self) -> dict[str, int]:
+        annotated = self.annotation_actions.annotated
+        return annotated.boxes.type_counts() if annotated is not None else {}
+
+    def _show_types(self) -> None:
+        """Open the section when there are types for the first time."""
+        number = len(self.store.types.names)
+        if number and self.type_section.header.text() == "Cell types":
+            self.type_section.header.setChecked(True)
+        self.type_section.header.setText(f"Cell types ({number})" if number else "Cell types")
+
+    def _rename_type(self, old: str, new: str) -> None:
+        project, types = self.store.project, self.store.types
+        name = types.valid_name(new, old)
+        if project is not None and old in project.types:
+            project.rename_type(old, name)
+        types.rename(old, name)
 
     def _initial_classes(self) -> list[str]:
         if not self.store.classes.names:
