@@ -5,6 +5,7 @@ import pytest
 from napari.layers import Shapes
 
 from napari_beerlanet.core.boxes.detections import Detections
+from napari_beerlanet.core.boxes.regions import Region
 from napari_beerlanet.ui.annotate.annotation_layer import (
     AnnotationLayer,
     copy_of_detections,
@@ -238,3 +239,95 @@ def test_many_boxes_are_changed_without_a_long_pause(boxes):
 
 def test_points_are_x_y():
     assert points_from_shape(np.array([[7, 1.5, 2.5]])).tolist() == [[3.0, 2.0]]
+
+
+# --- types ---
+
+
+def typed(boxes: AnnotationLayer, *names: str) -> AnnotationLayer:
+    boxes.types.add(["neutrophil", "lymphocyte"])
+    for k, name in enumerate(names):
+        boxes.layer.add(BOX + 40 * k)
+        boxes.layer.selected_data = {k}
+        boxes.set_type(name)
+    return boxes
+
+
+def test_a_type_is_given_to_many_and_taken_back_in_one_step(boxes):
+    typed(boxes, "neutrophil", "", "")
+    boxes.layer.selected_data = {1, 2}
+    boxes.set_type("lymphocyte")
+    assert column(boxes, "type") == ["neutrophil", "lymphocyte", "lymphocyte"]
+    assert boxes.type_counts() == {"neutrophil": 1, "lymphocyte": 2}
+    assert column(boxes, "class") == ["RBC"] * 3
+    boxes.set_type("no such type")
+    assert boxes.undo() == "change the type"
+    assert column(boxes, "type") == ["neutrophil", "", ""]
+    boxes.redo()
+    assert boxes.all().types == ("neutrophil", "lymphocyte", "lymphocyte")
+    boxes.layer.selected_data = {0}
+    boxes.set_type("")
+    assert boxes.type_counts() == {"lymphocyte": 2}
+
+
+def test_a_deleted_box_comes_back_with_its_type(boxes):
+    typed(boxes, "neutrophil", "lymphocyte")
+    boxes.layer.selected_data = {1}
+    boxes.layer.remove_selected()
+    boxes.undo()
+    assert sorted(column(boxes, "type")) == ["lymphocyte", "neutrophil"]
+
+
+def test_boxes_have_the_colour_and_the_name_of_their_type_while_keys_set_types(boxes):
+    typed(boxes, "neutrophil", "")
+    by_class = boxes.layer.edge_color.copy()
+    boxes.types.activate(True)
+    assert np.allclose(boxes.layer.edge_color, boxes.types.rgba(["neutrophil", ""]))
+    assert list(boxes.layer.text.values) == ["neutrophil", ""]
+    boxes.layer.selected_data = set()
+    boxes.types.choose(1)
+    boxes.layer.add(BOX + 80)
+    assert column(boxes, "type") == ["neutrophil", "", "lymphocyte"]
+    assert list(boxes.layer.text.values)[2] == "lymphocyte"
+    boxes.types.activate(False)
+    assert np.allclose(boxes.layer.edge_color[:2], by_class)
+    assert not boxes.layer.text.visible
+    boxes.layer.add(BOX + 20)
+    assert column(boxes, "type")[3] == ""
+
+
+def test_copied_detections_bring_their_types_and_a_key_reviews_them(boxes):
+    types = np.array(["monocyte", "", "monocyte"], object)
+    detections = Detections(
+        found().xyxy, found().labels, found().scores, found().names, {"type": types}
+    )
+    copy_detections(boxes, detections, (), "copy detections")
+    assert boxes.type_counts() == {"monocyte": 2}
+    assert boxes.types.names == ["monocyte"]
+    boxes.types.add(["basophil"])
+    boxes.layer.selected_data = {0}
+    boxes.set_type("monocyte")
+    boxes.layer.selected_data = {2}
+    boxes.set_type("basophil")
+    assert column(boxes, "status") == ["confirmed", "copied", "corrected"]
+
+
+def test_a_renamed_type_and_what_users_write_into_the_table(boxes):
+    typed(boxes, "neutrophil", "lymphocyte")
+    boxes.types.rename("neutrophil", "band")
+    assert column(boxes, "type") == ["band", "lymphocyte"]
+    table = boxes.layer.features.copy()
+    table["type"] = [None, " plasma   cell "]
+    boxes.layer.features = table
+    assert column(boxes, "type") == ["", "plasma cell"]
+    assert "plasma cell" in boxes.types.names
+    boxes.layer.features = table.drop(columns="type")
+    assert column(boxes, "type") == ["", ""]
+
+
+def test_boxes_with_their_centre_in_a_region_are_selected(boxes):
+    boxes.layer.add([BOX, BOX + 30, BOX + 60])
+    triangle = Region("polygon", np.array([[0, 0], [75, 0], [0, 75]]))
+    assert boxes.select_inside(triangle, ()) == 1
+    assert set(boxes.layer.selected_data) == {0}
+    assert boxes.select_inside(Region.rectangle(0, 0, 70, 70), ()) == 2

@@ -601,3 +601,52 @@ def test_everything_has_a_tool_tip(drawing):
 
 def test_the_store_is_the_viewer_s(drawing):
     assert annotation_store(drawing.viewer) is drawing.store
+
+
+# --- cell types ---
+
+
+def test_types_are_given_by_keys_in_a_region_and_stay_in_the_project(drawing, until, tmp_path):
+    layer = boxes(drawing).layer
+    layer.add([BOX, BOX + 40, BOX + 100])
+    drawing.types.entry.setText("neutrophil, lymphocyte")
+    drawing.types.add_typed()
+    assert drawing.type_section.header.isChecked()
+    assert drawing.type_section.header.text() == "Cell types (2)"
+    drawing.keys_set_type.click()
+    assert "0 no type" in drawing.help.text()
+
+    drawing.select_in_region.click()
+    lasso = drawing.viewer.layers.selection.active
+    assert lasso.mode == "add_polygon_lasso"
+    lasso.add(np.array([[0, 0], [0, 90], [90, 90], [90, 0]]), shape_type="polygon")
+    until(lambda: lasso not in drawing.viewer.layers)
+    assert drawing.message.text() == "2 boxes selected."
+    assert drawing.viewer.layers.selection.active is layer
+    key(drawing, Qt.Key.Key_2)
+    assert column(drawing, "type") == ["lymphocyte", "lymphocyte", ""]
+    assert column(drawing, "class") == ["RBC"] * 3
+    assert [drawing.types.table.item(row, 2).text() for row in (0, 1)] == ["0", "2"]
+    layer.selected_data = {1}
+    key(drawing, Qt.Key.Key_0)
+    assert column(drawing, "type") == ["lymphocyte", "", ""]
+    key(drawing, Qt.Key.Key_Z, Qt.KeyboardModifier.ControlModifier)
+    assert column(drawing, "type") == ["lymphocyte", "lymphocyte", ""]
+
+    drawing.project.create_project(tmp_path / "project")
+    until(lambda: drawing.store.project is not None)
+    drawing.annotation_actions.add_to_project()
+    until(lambda: "Cells with a type: 2 lymphocyte." in drawing.message.text())
+    project = drawing.store.project
+    assert project.types == ["lymphocyte"]
+    until(lambda: project.type_colours.get("lymphocyte") is not None)
+    assert project.type_colours["lymphocyte"] == drawing.store.types.colour("lymphocyte")
+    drawing._rename_type("lymphocyte", "lympho")
+    assert project.types == ["lympho"]
+    assert column(drawing, "type") == ["lympho", "lympho", ""]
+    (source,) = project.sources().values()
+    assert project.load_annotations(source).types == ("lympho", "lympho", "")
+    drawing.keys_set_class.click()
+    layer.selected_data = {2}
+    key(drawing, Qt.Key.Key_2)
+    assert column(drawing, "class") == ["RBC", "RBC", "WBC"]

@@ -196,7 +196,7 @@ def stage_cells(
         mine = np.flatnonzero(of_cell == number)
         (x, y), (right, bottom) = low[mine].min(0).tolist(), high[mine].max(0).tolist()
         file = _stage_window(change, name, rgb, Rectangle(x, y, right - x, bottom - y))
-        for k in mine:
+        for k in mine.tolist():
             x1, y1, x2, y2 = (typed.xyxy[k] - (x, y, x, y)).tolist()
             records.append(
                 CellRecord(

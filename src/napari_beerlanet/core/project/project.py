@@ -364,16 +364,16 @@ class Project:
         """Store the colours "#rrggbb" of cell types."""
         self._write_colours("type_colours", colours)
 
-    def _write_colours(self, field: str, colours: Mapping[str, str]) -> None:
+    def _write_colours(self, of: str, colours: Mapping[str, str]) -> None:
         for colour in colours.values():
             parse_colour(colour)
-        before = getattr(self._manifest, field)
-        merged = {**before, **colours}
+        before = getattr(self._manifest, of)
+        merged: Any = {**before, **colours}
         if merged == before:
             return
         self._prepare_change("change a colour")
         with self._change_lock:
-            manifest = replace(self._manifest, **{field: merged})
+            manifest = replace(self._manifest, **{of: merged})
             doing = "write the colours"
             with explain_disk_errors(self.path, doing), transaction(self.path) as change:
                 change.write(PROJECT_FILE, encode_manifest(manifest))

@@ -47,8 +47,9 @@ ShapeGeometry = tuple[npt.NDArray[Any], str]
 class AnnotationLayer:
     """The boxes of one image (H, W, …), all planes of a stack; `width` is that of their edges.
 
-    While `types` are active, boxes are coloured and labelled by their type. `changed` is emitted when there is something to save. `notes` are sentences on shapes that are
-    not boxes. The constructor connects to the layer and the classes until `close`.
+    While `types` are active, boxes are coloured and labelled by their type. `changed` is emitted
+    when there is something to save. `notes` are sentences on shapes that are not boxes. The
+    constructor connects to the layer, the classes and the types until `close`.
     """
 
     changed = Signal()
@@ -286,8 +287,9 @@ class AnnotationLayer:
     def _paint(self) -> None:
         """Update the colours of boxes that do not match their class, type and status."""
         table = self.layer.features
-        columns = (table[name].tolist() for name in ("class", "type", "status"))
-        edges, faces = self._colours(*columns)
+        types = table["type"].tolist() if "type" in table else [""] * len(table)  # while untidy
+        types = [value if isinstance(value, str) else "" for value in types]
+        edges, faces = self._colours(table["class"].tolist(), types, table["status"].tolist())
         with self._updating:
             _recolour(self.layer, "edge", edges)
             _recolour(self.layer, "face", faces)
@@ -338,8 +340,8 @@ class AnnotationLayer:
             self.layer.remove([k for k, i in enumerate(numbers) if int(i) in redrawn])
         new = [i for i in then if i not in now or i in redrawn]
         shapes = [self._drawn_shapes[i, then[i][0]] for i in new]
-        names, status, types = ([then[i][place] for i in new] for place in (1, 2, 3))
-        self._append(shapes, names, status, new, types)
+        names, status = [then[i][1] for i in new], [then[i][2] for i in new]
+        self._append(shapes, names, status, new, [then[i][3] for i in new])
         table = self.layer.features.copy()
         for place, name in ((1, "class"), (2, "status"), (3, "type")):
             pairs = zip(table["id"].tolist(), table[name].tolist(), strict=True)

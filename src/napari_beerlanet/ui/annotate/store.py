@@ -104,6 +104,7 @@ class AnnotationStore(QObject):
             self,
             (self.projects.about_to_change, self.autosave.flush),
             (self.projects.changed, self._project_changed),
+            (self.projects.updated, self._save_colours),
             (self.classes.changed, self._save_colours),
             (self.types.changed, self._save_colours),
             (viewer.layers.events.removed, self._layer_removed),

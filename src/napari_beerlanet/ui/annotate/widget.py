@@ -18,7 +18,6 @@ from qtpy.QtWidgets import (
     QVBoxLayout,
     QWidget,
 )
-
 from superqt.utils import signals_blocked
 
 from napari_beerlanet.core.common.messages import count_of
