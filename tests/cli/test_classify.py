@@ -114,6 +114,32 @@ def test_a_detector_finds_the_cells(field, model, tmp_path):
     )
 
 
+def test_types_are_resumed_and_are_those_of_detect(field, model, tmp_path, capsys):
+    image, boxes = field
+    options = ("--boxes", boxes, "--model", model, "--out", tmp_path / "a", "--device", "cpu")
+    assert run("classify", image, *options) == 0
+    first = capsys.readouterr().out
+    written = (tmp_path / "a" / "smear.types.csv").stat().st_mtime_ns
+    assert run("classify", image, *options) == 0
+    assert capsys.readouterr().out == first, "the same counts, from what was done before"
+    assert (tmp_path / "a" / "smear.types.csv").stat().st_mtime_ns == written
+    assert run("classify", image, *options, "--overwrite") == 0
+    assert (tmp_path / "a" / "smear.types.csv").stat().st_mtime_ns > written
+
+    out = ("--device", "cpu", "--classify", model, "--classify-only", "WBC")
+    assert run("detect", image, *out, "--out", tmp_path / "b", "--formats", "csv") == 0
+    assert run("report", image, *out, "--out", tmp_path / "b.html", "--no-stains") == 0
+    found = read_detections(tmp_path / "b" / "smear.detections.csv")
+    white = found.labels == found.names.index("WBC")
+    assert [name != "" for name in found.columns["type"]] == white.tolist()
+    told = capsys.readouterr().out.splitlines()[-1]
+    assert told.endswith("; " + ", ".join(f"{k} {n}" for k, n in found.type_counts().items()) + ".")
+    assert run("detect", image, "--out", tmp_path / "c", "--classify-only", "WBC") == 2
+    assert "give --classify" in capsys.readouterr().err
+    assert run("report", image, *out, "--one-page", "--out", tmp_path / "c.html") == 2
+    assert "infected red cells" in capsys.readouterr().err
+
+
 def test_one_bad_file_does_not_spoil_the_others(data, model, tmp_path, capsys):
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"no picture")

@@ -8,6 +8,7 @@ from typing import Any
 
 from napari_beerlanet.cli.common import (
     UsageError,
+    add_classifier_options,
     add_setting,
     given_settings,
     whole_number,
@@ -19,7 +20,8 @@ DESCRIPTION = (
     "Run a study: decompose many images or whole slides, detect and measure their cells, and write "
     "a table over all. For each image NAME this writes NAME.spectra.json, NAME.preview.png, "
     "NAME.detections.csv and .geojson, NAME.overlay.png, NAME.report.html; over all of them "
-    "summary.csv and .parquet, failures.csv and manifest.json. Images that are done are skipped, "
+    "summary.csv and .parquet, failures.csv and manifest.json. With --classify the cells have "
+    "types, which are in all of these. Images that are done are skipped, "
     "so the same command resumes a run that was stopped. A file OUT/stop ends a run."
 )
 
@@ -43,6 +45,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
     )
     add("--out", default=absent, metavar="DIR", help="folder for the results")
     add_setting(command, StudySettings, "model", metavar="MODEL")
+    add_classifier_options(command)
     add("--recursive", action="store_true", default=absent, help="include subfolders")
     workers = "processes on this machine (default 1)"
     add("--workers", type=whole_number, default=absent, metavar="N", help=workers)
@@ -73,6 +76,7 @@ def _add_output_options(group: Any) -> None:
         help="of the detections (default csv geojson)",
     )
     add_setting(group, StudySettings, "density_maps")
+    add_setting(group, StudySettings, "one_page")
 
 
 def _add_processing_options(command: argparse.ArgumentParser) -> None:
@@ -174,7 +178,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     if not isinstance(listed, list) or not all(isinstance(one, str) for one in listed):
         raise UsageError(f"{path}: `images` is a list of files, folders or patterns.")
     content["images"] = [str(path.parent / one) for one in listed]
-    for name in ("out", "model", "preset"):
+    for name in ("out", "model", "classifier", "preset"):
         beside = path.parent / str(content.get(name, ""))
         if content.get(name) and (name == "out" or beside.exists()):
             content[name] = str(beside)

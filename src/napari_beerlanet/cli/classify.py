@@ -9,7 +9,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,19 +20,19 @@ from napari_beerlanet.cli.common import (
     print_message,
     raise_if_interrupted,
 )
+from napari_beerlanet.cli.study import ConsoleOutput, run_files
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from napari_beerlanet.core.boxes.detections import Detections
+    from napari_beerlanet.core.batch.manifest import StudyEntry
+    from napari_beerlanet.core.batch.study import StudyResult
     from napari_beerlanet.core.classification.classifier import Classification, Classifier
-    from napari_beerlanet.core.detection.detector import Detector
 
 HELP = "say what crops, or the cells of images, show"
 DESCRIPTION = (
     "Classify crops with a cell in the middle of each; types.csv has a line for each. With --boxes "
-    "or --detect the cells of whole images are classified, and for each image NAME there is "
-    "NAME.types.csv with boxes, types and the probability of every type."
+    "or --detect the cells of images or slides are classified, and for each image NAME there is "
+    "NAME.types.csv with boxes, types and the probability of every type, and NAME.detections.json "
+    "(how they came about). Images that are done are skipped."
 )
 
 _CHUNK = 64  # crops that are in memory at a time
@@ -58,11 +57,12 @@ def add_options(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="CLASS",
-        help="classify boxes of this class alone, for instance WBC; may be repeated; by default "
-        "those of the classes that the model is meant for",
+        help="classify boxes of this class alone, for instance WBC; may be repeated (default: the "
+        "classes that the classifier is meant for)",
     )
     add_setting(command, ClassifierSettings, "fit")
     add("--recursive", action="store_true", help="include subfolders")
+    add("--overwrite", action="store_true", help="process images again that are done")
     add("--quiet", action="store_true", help="print nothing but errors and the summary")
     add_device_option(command)
 
@@ -70,26 +70,87 @@ def add_options(command: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Classify files; 0 if all went well, 1 if some failed."""
     from napari_beerlanet.core.batch.inputs import find_images
-    from napari_beerlanet.core.checkpoints.checkpoint import load_classifier, load_detector
+    from napari_beerlanet.core.checkpoints.checkpoint import check_kind, load_classifier
     from napari_beerlanet.core.checkpoints.info import model_notes
+    from napari_beerlanet.core.common.device import pick_device
 
     try:
-        model = load_classifier(options.model, options.device)
-        detector = load_detector(options.detect, options.device) if options.detect else None
+        check_kind(options.model, "classifier")
+        if options.detect:
+            check_kind(options.detect, "detector")
+        pick_device(options.device)
     except ValueError as error:
         raise UsageError(str(error)) from error
     paths = list(find_images(options.images, options.out, options.recursive))
     _check_boxes_file(options.boxes, paths)
-    if options.only and options.boxes is None and detector is None:
+    if options.boxes is not None or options.detect:
+        return _classify_fields(options)
+    if options.only:
         raise UsageError("--only is for boxes; give --boxes or --detect, too.")
+    model = load_classifier(options.model, options.device)
     prepare_folder(options.out)
-    for note in [*model_notes(model.info), *(model_notes(detector.info) if detector else ())]:
+    for note in model_notes(model.info):
         print_message(note)
-    task = _Task(model, detector, options)
-    counts = task.crops(paths) if options.boxes is None and detector is None else task.fields(paths)
-    total = ", ".join(f"{number} {name}" for name, number in counts.items())
-    print(f"{total}; {options.out}", flush=True)
+    task = _CropTask(model, options)
+    counts = task.run(paths)
+    print(f"{_counts_text(counts)}; {options.out}", flush=True)
     return 1 if task.failed else 0
+
+
+def _classify_fields(options: argparse.Namespace) -> int:
+    """The cells of images: a study that writes nothing but types."""
+    from napari_beerlanet.core.batch.settings import DETECT_PRESET
+
+    settings = DETECT_PRESET | {
+        "model": options.detect or "",
+        "detections_file": str(options.boxes.absolute()) if options.boxes else "",
+        "classifier": options.model,
+        "classify_only": tuple(options.only),
+        "classify_fit": getattr(options, "fit", None),
+        "device": options.device,
+        "formats": ("types",),
+        "previews": False,
+    }
+    return run_files(
+        options.images,
+        options.out,
+        settings,
+        TypesOutput(options.out, options.quiet, options.debug),
+        layout="files",
+        workers=0,
+        recursive=options.recursive,
+        overwrite=options.overwrite,
+    )
+
+
+class TypesOutput(ConsoleOutput):
+    """A progress bar, what is to be said of each image, and the types of all."""
+
+    def __init__(self, out: Path, quiet: bool, debug: bool) -> None:
+        super().__init__(quiet, debug)
+        self._out = out
+        self._types: Counter[str] = Counter()
+
+    def on_image(self, entry: StudyEntry) -> None:
+        """Print the outcome of an image."""
+        super().on_image(entry)
+        row = entry.record.get("row", {})
+        found = {k.removeprefix("type "): n for k, n in row.items() if k.startswith("type ")}
+        self._types.update(found or entry.record.get("types") or {})
+        if row.get("warnings") and not self._quiet:
+            self._bar.clear()
+            print_message(f"{entry.job.source}: {row['warnings']}")
+
+    def finish(self, study: StudyResult, layout: str) -> None:
+        """Print how many there are of each type."""
+        self._bar.close()
+        print(f"{_counts_text(self._types) or 'no cells'}; {self._out}", flush=True)
+        for text in [*study.notes, *([study.stopped] if study.stopped else [])]:
+            print_message(text)
+
+
+def _counts_text(counts: Counter[str]) -> str:
+    return ", ".join(f"{number} {name}" for name, number in counts.items())
 
 
 def _check_boxes_file(boxes: Path | None, paths: Sequence[Path]) -> None:
@@ -109,76 +170,34 @@ def _check_boxes_file(boxes: Path | None, paths: Sequence[Path]) -> None:
         )
 
 
-class _Task:
-    def __init__(
-        self, model: Classifier, detector: Detector | None, options: argparse.Namespace
-    ) -> None:
-        self.model, self.detector, self.options = model, detector, options
-        self.fit = getattr(options, "fit", None)
+class _CropTask:
+    """Crops, of which so many are in memory at a time as are classified at once."""
+
+    def __init__(self, model: Classifier, options: argparse.Namespace) -> None:
+        self.model, self.options = model, options
         self.failed = 0
         self._warned: set[str] = set()
 
-    def crops(self, paths: Sequence[Path]) -> Counter[str]:
+    def run(self, paths: Sequence[Path]) -> Counter[str]:
         """Classify files that are crops, and write one table."""
+        fit = getattr(self.options, "fit", None)
         rows: list[tuple[str, dict[str, Any]]] = []
         with self._bar(len(paths)) as bar:
             for start in range(0, len(paths), _CHUNK):
                 read = [(path, self._read(path)) for path in paths[start : start + _CHUNK]]
                 good = [(path, image.pixels) for path, image in read if image is not None]
-                result = self.model.classify([pixels for _, pixels in good], fit=self.fit)
+                result = self.model.classify([pixels for _, pixels in good], fit=fit)
                 table = {name: list(values) for name, values in result.table().items()}
                 rows += [
                     (str(path), {name: values[k] for name, values in table.items()})
                     for k, (path, _) in enumerate(good)
                 ]
-                self._warn("", result)
+                self._warn(result)
                 bar.update(len(read))
         if rows:
             self._write_table(rows)
-        return self._counts(row["type"] for _, row in rows)
-
-    def fields(self, paths: Sequence[Path]) -> Counter[str]:
-        """Classify the cells of images, and write a table for each."""
-        from napari_beerlanet.core.batch.inputs import name_jobs
-        from napari_beerlanet.core.formats import write_csv
-
-        types: list[str] = []
-        with self._bar(len(paths)) as bar:
-            for job in name_jobs(paths):
-                image = self._read(job.source)
-                if image is not None:
-                    try:
-                        found = self._boxes(job.source, image.pixels, image.pixel_size)
-                        result = self.model.classify(image.pixels, found, fit=self.fit)
-                    except ValueError as error:
-                        self._fail(job.source, error)
-                    else:
-                        columns = {**found.columns, **result.table()}
-                        file = self.options.out / f"{job.name}.types.csv"
-                        write_csv(file, replace(found, columns=columns), job.source.name)
-                        types += result.table()["type"].tolist()
-                        self._warn(f"{job.source}: ", result)
-                bar.update()
-        return self._counts(types)
-
-    def _boxes(
-        self, path: Path, pixels: npt.NDArray[Any], pixel_size: tuple[float, float] | None
-    ) -> Detections:
-        if self.detector is not None:
-            found = self.detector.detect(pixels, pixel_size=pixel_size, report=_check_signals)
-        else:
-            from napari_beerlanet.core.formats import read_detections
-
-            found = read_detections(self.options.boxes, pixels.shape[:2], image_name=path.name)
-            found = replace(found, pixel_size=pixel_size)
-        meant = set(self.model.info.get("applies_to") or ()) & set(found.names)
-        only = set(self.options.only) or meant
-        if only - set(found.names):
-            raise ValueError(
-                f"There are no boxes of the class {min(only - set(found.names))}; the classes are "
-                f"{', '.join(found.names)}."
-            )
-        return found[[not only or found.names[k] in only for k in found.labels]]
+        counts = Counter(row["type"] for _, row in rows)
+        return Counter({name: counts[name] for name in self.model.classes})
 
     def _read(self, path: Path) -> Any:
         raise_if_interrupted()
@@ -195,15 +214,11 @@ class _Task:
         text = str(error)
         print_message(text if str(path) in text else f"{path}: {text}")
 
-    def _warn(self, start: str, result: Classification) -> None:
+    def _warn(self, result: Classification) -> None:
         for text in [*result.report["warnings"], *result.report["notes"]]:
-            if f"{start}{text}" not in self._warned:
-                self._warned.add(f"{start}{text}")
-                print_message(f"{start}{text}")
-
-    def _counts(self, types: Any) -> Counter[str]:
-        counts = Counter(types)
-        return Counter({name: counts[name] for name in self.model.classes})
+            if text not in self._warned:
+                self._warned.add(text)
+                print_message(text)
 
     def _write_table(self, rows: Sequence[tuple[str, dict[str, Any]]]) -> None:
         from napari_beerlanet.core.common.storage import atomic_path
@@ -224,7 +239,3 @@ class _Task:
         hidden = self.options.quiet or not sys.stderr.isatty()
         with tqdm(total=total, unit="image", disable=hidden, dynamic_ncols=True) as bar:
             yield bar
-
-
-def _check_signals(progress: Any) -> None:
-    raise_if_interrupted()

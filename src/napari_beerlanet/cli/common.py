@@ -153,6 +153,25 @@ def add_model_options(options: Options) -> None:
     add_device_option(options)
 
 
+def add_classifier_options(options: Options) -> None:
+    """Add the arguments that say which classifier, and of what classes the cells are."""
+    from napari_beerlanet.core.batch.settings import StudySettings
+
+    add_setting(options, StudySettings, "classifier", "--classify", metavar="MODEL")
+    add_setting(options, StudySettings, "classify_only", nargs="+", type=str, metavar="CLASS")
+
+
+def classifier_settings(options: argparse.Namespace) -> dict[str, Any]:
+    """The settings of `add_classifier_options`, as a study takes them."""
+    given = {name: v for name, v in vars(options).items() if name in _CLASSIFIER_SETTINGS}
+    if "classify_only" in given and "classifier" not in given:
+        raise UsageError("--classify-only is for a classifier; give --classify, too.")
+    return given | ({"classify_only": tuple(given["classify_only"])} if len(given) > 1 else {})
+
+
+_CLASSIFIER_SETTINGS = ("classifier", "classify_only")
+
+
 def add_device_option(options: Options) -> None:
     """Add the argument that says where to compute."""
     options.add_argument(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 
 from napari_beerlanet.cli.common import (
+    add_classifier_options,
     add_input_options,
     add_model_options,
     add_setting,
+    classifier_settings,
     given_settings,
 )
 
@@ -15,8 +17,8 @@ HELP = "detect cells in images"
 DESCRIPTION = (
     "Detect cells in images or whole slides of any magnification. For each image NAME this writes "
     "NAME.detections.csv (boxes, scores, stain densities), NAME.detections.geojson (for QuPath), "
-    "yolo/NAME.txt, NAME.overlay.png and NAME.detections.json (how they were detected). Images "
-    "that are done are skipped."
+    "yolo/NAME.txt, NAME.overlay.png and NAME.detections.json (how they were detected). With "
+    "--classify the cells have types, too. Images that are done are skipped."
 )
 
 _FORMATS = ("csv", "geojson", "yolo", "coco", "voc", "overlay")
@@ -29,6 +31,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
     add_input_options(command)
     add_model_options(command)
+    add_classifier_options(command)
     add_setting(command, DetectSettings, "confidence")
     add_setting(command, DetectSettings, "iou")
     add_setting(command, DetectSettings, "tile", metavar="PIXELS")
@@ -51,6 +54,7 @@ def run(options: argparse.Namespace) -> int:
 
     settings = DETECT_PRESET | given_settings(options, DetectSettings)
     settings |= {"model": options.model, "device": options.device}
+    settings |= classifier_settings(options)
     kinds = dict.fromkeys(options.formats)
     settings["formats"] = tuple(kind for kind in kinds if kind != "overlay")
     settings["previews"] = "overlay" in kinds

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 from napari_beerlanet.cli.common import (
     UsageError,
+    add_classifier_options,
     add_model_options,
     add_setting,
+    classifier_settings,
     given_settings,
     print_message,
 )
@@ -22,19 +24,22 @@ HELP = "write a report on an image: counts, metrics, stains, examples"
 DESCRIPTION = (
     "Detect the objects of an image or slide and write one self-contained HTML file with counts, "
     "the stains, examples of each class, the model's record, versions and hashes; with annotations "
-    "also precision, recall, curves, the confusion matrix and likely label errors. A report on the "
-    "same files with the same settings that is there already is left as it is."
+    "also precision, recall, curves, the confusion matrix and likely label errors. With --classify "
+    "also the types of the cells, and of infected red cells the parasitaemia. A report on the same "
+    "files with the same settings that is there already is left as it is."
 )
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
     """Add the command's options."""
+    from napari_beerlanet.core.batch.settings import StudySettings
     from napari_beerlanet.core.detection.settings import DetectSettings
 
     add = command.add_argument
     add("image", type=Path, metavar="IMAGE", help="a colour image or a whole slide")
     add("--out", required=True, type=Path, metavar="REPORT.html", help="the file to write")
     add_model_options(command)
+    add_classifier_options(command)
     add(
         "--detections",
         type=Path,
@@ -53,6 +58,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
         help="minimum IoU of a detection with its annotation (default 0.5)",
     )
     add_setting(command, DetectSettings, "pixel_size", metavar="UM")
+    add_setting(command, StudySettings, "one_page")
     add("--no-stains", action="store_true", help="do not decompose the stains")
     add("--overwrite", action="store_true", help="write a report again that is done")
 
@@ -69,6 +75,8 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"{options.image}: a folder; a report is on one image.")
     settings = REPORT_PRESET | given_settings(options, DetectSettings)
     settings |= {"decompose": not options.no_stains, "device": options.device}
+    settings |= classifier_settings(options)
+    settings |= {"one_page": True, "decompose": False} if "one_page" in options else {}
     if options.detections:
         settings["detections_file"] = _existing_file(options.detections)
     else:
@@ -107,7 +115,8 @@ class ReportOutput(ConsoleOutput):
         self._bar.close()
         for entry in study.entries:
             if entry.status in ("done", "skipped"):
-                counts = ", ".join(f"{name} {n}" for name, n in entry.record["counts"].items())
-                print(f"{self._path}: {counts}.", flush=True)
+                parts = [entry.record["counts"], entry.record.get("types") or {}]
+                texts = [", ".join(f"{name} {n}" for name, n in part.items()) for part in parts]
+                print(f"{self._path}: {'; '.join(filter(None, texts))}.", flush=True)
         for text in [*study.notes, *([study.stopped] if study.stopped else [])]:
             print_message(text)

@@ -222,9 +222,12 @@ def _result_text(entry: StudyEntry) -> str:
     row = entry.record.get("row", {})
     parts = [count_of(row["stains"], "stain")] if "stains" in row else []
     if "objects" in row:
-        counts = [
-            f"{k.removeprefix('count ')} {n}" for k, n in row.items() if k.startswith("count ")
-        ]
         size = f" (objects of {row['object_size']:.0f} pixels)" if row.get("object_size") else ""
-        parts.append(", ".join(counts) + size)
-    return ", ".join(parts)
+        parts.append(_counts_text(row, "count ") + size)
+    types = _counts_text(row, "type ")
+    return ", ".join(parts) + (f"; {types}" if types else "")
+
+
+def _counts_text(row: Mapping[str, Any], prefix: str) -> str:
+    counts = {k.removeprefix(prefix): n for k, n in row.items() if k.startswith(prefix)}
+    return ", ".join(f"{name} {n}" for name, n in counts.items())

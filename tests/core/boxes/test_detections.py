@@ -238,3 +238,17 @@ def test_a_search_of_a_window_keeps_the_types_outside_it() -> None:
     assert after.columns["type"].tolist() == ["", "monocyte", "lymphocyte", ""]
     assert after.types == ["monocyte", "lymphocyte"]
     assert np.isnan(after.columns["area"][1])
+
+
+def test_types_as_classes():
+    boxes = [[0, 0, 9, 9]] * 3
+    found = Detections(boxes, [0, 1, 0], [0.9, 0.8, 0.7], ["RBC", "WBC"])
+    typed = found.with_types(
+        ["ring", "late"], np.array([[0.2, 0.8]], np.float32), rows=np.array([2])
+    )
+    shown = typed.by_type()
+    assert shown.names == ["ring", "late", "RBC", "WBC"]
+    assert [shown.names[k] for k in shown.labels] == ["RBC", "WBC", "late"]
+    same = found.by_type()
+    assert (same.names, same.labels.tolist()) == (["RBC", "WBC"], [0, 1, 0])
+    assert len(Detections.empty(["RBC"]).by_type()) == 0

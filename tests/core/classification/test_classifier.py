@@ -10,6 +10,7 @@ from napari_beerlanet.core.classification.crops import cut_crops, denoise_crop, 
 from napari_beerlanet.core.common.progress import Cancelled
 from napari_beerlanet.core.stains.domain_shift import describe_stains
 from napari_beerlanet.core.stains.front_end import fit_stain
+from napari_beerlanet.core.stains.palette import palette_of
 from tinyclasses import TYPES, cell, tiny_classifier
 
 
@@ -249,3 +250,76 @@ def test_on_another_device_it_is_the_same_model(clf, crops):
     np.testing.assert_array_equal(again.classify(crops).scores, clf.classify(crops).scores)
     assert "tiny" in repr(again)
     assert again.classes == TYPES
+
+
+# --- types of detections -------------------------------------------------------------------------
+
+
+class Slide:
+    """(H, W, 3) that is only ever sliced; what was read."""
+
+    def __init__(self, pixels):
+        self._pixels, self.reads = pixels, []
+        self.shape, self.dtype, self.ndim = pixels.shape, pixels.dtype, 3
+
+    def __getitem__(self, index):
+        part = self._pixels[index]
+        self.reads.append(part.size // 3)
+        return part
+
+    def palette(self, report=None):
+        return palette_of(self._pixels.reshape(-1, 3))
+
+
+@pytest.fixture(scope="module")
+def slide_and_boxes():
+    random = np.random.default_rng(3)
+    image = np.kron(random.integers(90, 250, (110, 130, 3)), np.ones((20, 20, 1))).astype(np.uint8)
+    corner = random.uniform(-8, 1, (60, 2)) + random.uniform(0, 1, (60, 2)) * (2590, 2190)
+    boxes = np.hstack([corner, corner + random.uniform(20, 40, (60, 2))])
+    boxes[7] = [100, 50, 2500, 2100]  # larger than what is read at once
+    return image, boxes
+
+
+@pytest.mark.parametrize("fit", ["crop", "image"])
+def test_a_slide_is_classified_in_parts_as_an_image_in_memory(slide_and_boxes, fit):
+    image, boxes = slide_and_boxes
+    clf = tiny_classifier(fill=0.8)
+    slide = Slide(image)
+    expected, found = clf.classify(image, boxes, fit=fit), clf.classify(slide, boxes, fit=fit)
+    small = np.arange(60) != 7  # of the large one every second pixel was read
+    np.testing.assert_allclose(found.scores[small], expected.scores[small], atol=1e-5)
+    np.testing.assert_allclose(found.scores[7], expected.scores[7], atol=0.05)
+    assert max(slide.reads) < 1600**2 < image.size / 3, "what is read at once is bounded"
+
+
+def test_detections_get_types_of_the_classes_that_the_classifier_is_for(field):
+    image, boxes = field
+    clf = tiny_classifier(info={"applies_to": ["WBC"]})
+    scores = np.linspace(0.9, 0.2, 6)
+    labels = [0, 1, 0, 1, 0, 1]
+    boxes = boxes.copy()
+    boxes[3] = [200, 200, 210, 210]  # outside
+    found = Detections(boxes, labels, scores, ["RBC", "leukocyte"], {"seen": np.arange(6)})
+    typed = clf.classify_detections(image, found.above(0.5), confidence=0.3)
+    assert typed.scores.tolist() == found.above(0.3).scores.tolist()
+    expected = clf.classify(image, boxes[[1]])
+    assert [bool(name) for name in typed.columns["type"]] == [False, True, False, False, False]
+    assert typed.columns["type"][1] == TYPES[expected.labels[0]]
+    np.testing.assert_allclose(typed.columns["probability"][1], expected.confidence[0], atol=1e-6)
+    assert typed.report["types"] == TYPES
+    assert typed.report["classifier"] == "tiny"
+    facts = typed.report["classification"]
+    assert (facts["classes"], facts["crops"]) == (["leukocyte"], 1)
+    assert facts["notes"] == ["1 box has no area in the image and no type."]
+    assert len(typed.above(0.0)) == 6, "all candidates are still there"
+    assert typed.columns["seen"].tolist() == [0, 1, 2, 3, 4]
+
+    every = clf.classify_detections(image, found, ["RBC"])
+    assert sum(name != "" for name in every.columns["type"]) == 3
+    with pytest.raises(ValueError, match="no boxes of the class nucleus; the classes are RBC"):
+        clf.classify_detections(image, found, ["nucleus"])
+    other = Detections(boxes, labels, scores, ["nucleus", "gland"])
+    with pytest.raises(ValueError, match="meant for WBC, and the detector's classes are nucleus"):
+        clf.classify_detections(image, other)
+    assert clf.classify_detections(image, Detections.empty([])).types == TYPES

@@ -11,11 +11,15 @@ from PIL import Image
 
 import napari_beerlanet as nb
 from discs import boxes_of, disc_detector, draw
+from napari_beerlanet.core.boxes.annotations import Annotations
+from napari_beerlanet.core.boxes.classes import wilson_interval
+from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.common.storage import DataError
 from napari_beerlanet.core.evaluation.classification import (
     classification_metrics,
     expected_calibration_error,
     locate_cells,
+    match_types,
     relaxed_accuracy,
     roc_auc,
 )
@@ -305,3 +309,42 @@ def test_evaluate_with_a_detector_is_evaluate_of_the_boxes(clf, off_centre, tmp_
     expected = clf.classify(pixels, boxes=[box.box((120, 120))])
     assert found["accuracy"] == float(expected.labels[0] == 0)
     assert found["ece"] != nb.evaluate(clf, tmp_path)["ece"]
+
+
+# --- types of boxes ------------------------------------------------------------------------------
+
+
+def test_types_of_matched_boxes_are_compared():
+    boxes = np.array([[20 * k, 0, 20 * k + 10, 10] for k in range(6)], float)
+    p = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4], [0.3, 0.7]], np.float32)
+    found = Detections(boxes[:5], [0] * 5, np.linspace(0.9, 0.5, 5), ["RBC"])
+    found = found.with_types(["ring", "late"], p, rows=np.array([0, 1, 2, 4]))
+    truth = Annotations(
+        boxes[[0, 1, 2, 3, 5]] + 1, [0] * 5, ["red"], types=["ring", "ring", "", "late", "late"]
+    )
+    matches = match_types(found, truth)
+    assert matches.names == ["ring", "late"]
+    assert matches.confusion.tolist() == [
+        [1, 0, 1],  # detected as ring: one is right, one is annotated without a type
+        [1, 0, 1],  # as late: one is a ring, one is not annotated
+        [0, 2, 0],  # one was found and not classified, one was not found
+    ]
+    metrics = matches.metrics
+    assert (metrics["crops"], metrics["accuracy"]) == (2, 0.5)
+    assert metrics["accuracy_interval"] == pytest.approx(wilson_interval(1, 2))
+    assert metrics["per_class"]["ring"]["recall_interval"] == pytest.approx(wilson_interval(1, 2))
+    assert metrics["per_class"]["late"]["recall_interval"] is None
+    assert metrics["per_class"]["late"]["predicted"] == 1
+    assert match_types(found, truth.to_detections()).confusion.tolist() == (
+        matches.confusion.tolist()
+    )
+    assert match_types(found, Annotations(boxes, [0] * 6, ["red"])) is None
+
+
+def test_a_corrected_type_counts_and_not_what_the_classifier_said():
+    boxes = np.array([[0, 0, 9, 9.0]])
+    found = Detections(boxes, [0], [0.9], ["RBC"])
+    found = found.with_types(["ring", "late"], np.array([[0.9, 0.1]], np.float32))
+    found.columns["type"][0] = "late"
+    truth = Annotations(boxes, [0], ["RBC"], types=["late"])
+    assert match_types(found, truth).metrics["accuracy"] == 1

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from napari_beerlanet.core import formats as fm
+from napari_beerlanet.core.boxes.annotations import Annotations
 from napari_beerlanet.core.boxes.classes import class_colours, parse_colour
 from napari_beerlanet.core.boxes.detections import RESERVED_COLUMNS, Detections
 from napari_beerlanet.core.common.storage import FileError
@@ -142,6 +143,74 @@ def test_any_column(tmp_path, column, texts, kind):
         return
     read = read_detections(path_for(tmp_path, kind))
     assert read.columns[column].tolist() == d.columns[column].tolist()
+
+
+words = st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), min_size=1, max_size=9)
+
+
+@in_one_folder
+@given(
+    names=st.lists(words, min_size=1, max_size=3, unique=True),
+    types=st.lists(words | st.sampled_from(["1", "1.5", "True", "1,5", "RBC"]), min_size=1,
+                   max_size=4, unique=True),
+    rows=st.lists(st.booleans(), min_size=5, max_size=5),
+    seed=st.integers(0, 99),
+    kind=st.sampled_from(WITH_COLUMNS),
+)  # fmt: skip
+def test_types_come_back_the_same(tmp_path, names, types, rows, seed, kind):
+    rng = np.random.default_rng(seed)
+    d = some(5, names=names, columns=False)
+    p = rng.dirichlet(np.ones(len(types)), 5)[rows].astype(np.float32)
+    d = d.with_types(types, p, rows=np.array(rows), classifier="tiny")
+    path = path_for(tmp_path, kind)
+    problem = refusal(write_detections, path, d)
+    if problem:
+        assert kind == "voc"
+        assert "XML cannot hold" in problem
+        return
+    read = read_detections(path)
+    same(read, d)
+    assert read.columns["type"].tolist() == d.columns["type"].tolist()
+    assert read.columns["type"].dtype == object  # one that a longer name fits into
+    if any(rows) or kind == "csv":
+        assert set(read.columns) == set(d.columns)
+        assert read.types == types, "in the classifier's order, also those that no box has"
+        assert read.type_counts() == d.type_counts()
+        for name in list(d.columns)[1:]:
+            assert read.columns[name].dtype == np.float32
+            np.testing.assert_array_equal(read.columns[name], d.columns[name])
+
+
+@pytest.mark.parametrize("kind", WITH_COLUMNS)
+def test_types_of_annotations_are_exported(tmp_path, kind):
+    boxes = [[0, 0, 9, 9], [5, 5, 20, 20]]
+    drawn = Annotations(boxes, [0, 0], ["RBC"], types=["ring", ""], image_shape=(40, 50))
+    write_detections(path_for(tmp_path, kind), drawn.to_detections())
+    read = read_detections(path_for(tmp_path, kind), (40, 50))
+    again = Annotations.empty(["RBC"], (40, 50)).with_detections(read)
+    assert (again.types, again.names) == (("ring", ""), ["RBC"])
+
+
+def test_qupath_sees_class_and_type(tmp_path):
+    d = some(4, names=["RBC", "x: ring"], columns=False)
+    d = d.with_types(
+        ["ring", "late"], np.array([[1, 0], [0, 1]], np.float32), rows=np.array([0, 2])
+    )
+    fm.write_geojson(tmp_path / "a.json", d, colours=["#112233", "#445566"])
+    content = json.loads((tmp_path / "a.json").read_text())
+    shown = [f["properties"]["classification"] for f in content["features"]]
+    names = [d.names[k] for k in d.labels]
+    assert [s["name"] for s in shown] == [
+        f"{names[0]}: ring", names[1], f"{names[2]}: late", names[3]
+    ]  # fmt: skip
+    first, second = (list(parse_colour(colour)) for colour in class_colours(2))
+    assert (shown[0]["color"], shown[2]["color"]) == (first, second)
+    read = fm.read_geojson(tmp_path / "a.json")
+    same(read, d)
+    assert read.report["colours"].items() <= {"RBC": "#112233", "x: ring": "#445566"}.items()
+    content["features"][0]["properties"].pop("metadata")  # as QuPath itself would write it
+    (tmp_path / "b.json").write_text(json.dumps(content))
+    assert fm.read_geojson(tmp_path / "b.json").names[0] == f"{names[0]}: ring"
 
 
 @in_one_folder

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from scipy.stats import chi2
 
 from napari_beerlanet.core.boxes.annotations import Annotations
+from napari_beerlanet.core.boxes.classes import Proportion, wilson_interval
 from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.common.storage import FileError, pixel_hash
 from napari_beerlanet.core.evaluation.live import LiveEvaluation
@@ -234,6 +235,131 @@ def test_parasitaemia_where_it_applies(smear):
     assert f"{counts['infected RBC']} infected of" in text
     other = ReportSubject("a.png", smear, found(["RBC", "WBC"], status=False), date=FIXED)
     assert "parasitaemia" not in render_report(other)
+
+
+# --- cell types ----------------------------------------------------------------------------------
+
+STAGES = ["uninfected", "ring", "schizont"]
+
+
+def typed(names=("RBC", "WBC"), types=STAGES, n=30, **rest):
+    """Some detections of which the first class is classified; the classifier is never certain."""
+    d = found(list(names), n, status=False, **rest)
+    rows = np.flatnonzero(d.labels == 0)
+    p = np.random.default_rng(1).dirichlet(np.ones(len(types)), len(rows)).astype(np.float32)
+    return d.with_types(list(types), p, rows=rows, classifier="stages")
+
+
+def test_types_are_counted_with_intervals(smear):
+    d = typed()
+    info = {"name": "stages", "classes": STAGES, "unknown": {"babesia": ["ring"]},
+            "training": {"metrics": {"val": {"accuracy": 0.9, "balanced_accuracy": 0.8,
+                                             "crops": 40}}}}  # fmt: skip
+    subject = ReportSubject("a.png", smear, d, 0.0, classifier=info,
+                            hashes={"the classifier": "abc"}, date=FIXED)  # fmt: skip
+    page = check_harmless(render_report(subject))
+    counts = d.type_counts()
+    whole = sum(counts.values())
+    for name, count in counts.items():
+        low, high = wilson_interval(count, whole)
+        share = Proportion(count, whole)
+        mean = d.columns["probability"][d.columns["type"] == name].mean()
+        assert f"{name} {count} {share} {mean:.2f}" in page.text
+        assert share.interval == (low, high)
+    assert "The classifier: does not know babesia; may call them ring." in page.text
+    assert f"Only {whole} red cells counted" in page.text
+    assert "Hash of the classifier abc" in page.text
+    assert "val 40 90.0 % 80.0 %" in page.text
+    plain = Reader(render_report(ReportSubject("a.png", smear, found(["RBC"]), date=FIXED)))
+    assert "Cell types" not in plain.text
+
+
+def test_galleries_of_the_most_and_the_least_certain(smear):
+    d = typed(n=90)
+    page = Reader(render_report(ReportSubject("a.png", smear, d, 0.0, date=FIXED)))
+    part = page.text.split("Cell types")[1].split("Review")[0]
+    for name in STAGES:
+        sure = np.sort(d.columns["probability"][d.columns["type"] == name])[::-1]
+        told = re.findall(rf"\b{name} ([0-9]+) %", part)
+        most, least = sure[:8], sure[8:][::-1][:8]
+        wanted = [f"{100 * v:.0f}" for v in [*most, *least]]
+        assert told[-len(wanted) :] == wanted
+        assert len(wanted) > 8
+
+
+def test_types_against_annotations(smear):
+    d = typed(n=24)
+    named = np.flatnonzero(d.labels == 0)
+    types = [str(name) for name in d.columns["type"]]
+    types[named[0]] = "schizont" if types[named[0]] != "schizont" else "ring"
+    truth = Annotations(d.xyxy + 0.5, d.labels, ["RBC", "WBC"], types=types)
+    subject = ReportSubject("a", smear, d, 0.0, evaluation=LiveEvaluation.of(d, truth), date=FIXED)
+    text = Reader(render_report(subject)).text
+    right, whole = len(named) - 1, len(named)
+    low, high = wilson_interval(right, whole)
+    assert (
+        f"{whole} cells with a type on both sides: accuracy {100 * right / whole:.1f} % "
+        f"(95 % interval {100 * low:.0f} to {100 * high:.0f} %)" in text
+    )
+    untyped = Annotations(d.xyxy, d.labels, ["RBC", "WBC"])
+    other = ReportSubject("a", smear, d, 0.0, evaluation=LiveEvaluation.of(d, untyped), date=FIXED)
+    assert "Types against annotations" not in render_report(other)
+
+
+def test_one_page_of_a_smear(smear):
+    d = typed(n=60)
+    info = {"name": "stages", "classes": STAGES, "applies_to": ["RBC"]}
+    hashes = {"the image file": "ab" * 32}
+    subject = ReportSubject("a.png", smear, d, 0.0, classifier=info, hashes=hashes, date=FIXED)
+    page = check_harmless(render_report(subject, one_page=True))
+    counts = d.type_counts()
+    cells, infected = sum(counts.values()), counts["ring"] + counts["schizont"]
+    low, high = wilson_interval(infected, cells)
+    assert "Research use only" in page.text
+    assert (
+        f"{100 * infected / cells:.2f} % parasitaemia 95 % interval {100 * low:.2f} to "
+        f"{100 * high:.2f} %" in page.text
+    )
+    assert f"{infected} infected red cells of {cells} counted" in page.text
+    for name in STAGES:
+        assert f"{name} {counts[name]} {Proportion(counts[name], cells)}" in page.text
+    white = d.counts()["WBC"]
+    assert f"{100 * infected / white:,.0f} parasites per 100 white cells {white} white" in page.text
+    assert "Only" in page.text
+    assert "ab" * 32 in page.text
+    # The probability of an infection, whatever its stage, and never more than 100 %.
+    sure = 1 - d.columns["P(uninfected)"][np.isin(d.columns["type"], STAGES[1:])]
+    told = re.findall(r"\b(?:ring|schizont) ([0-9]+) %", page.text.split("Infected cells")[1])
+    assert told[0] == f"{100 * sure.max():.0f}"
+    assert told[8] == f"{100 * sure.min():.0f}"
+    assert max(map(int, told)) <= 100
+
+
+def test_one_page_where_nothing_is_infected_or_nothing_was_found(smear):
+    info = {"name": "stages", "classes": STAGES}
+    none = Detections.empty(["RBC"])
+    text = Reader(
+        render_report(ReportSubject("a", smear, none, classifier=info, date=FIXED), True)
+    ).text
+    assert "No red cells were found." in text
+    with pytest.raises(ValueError, match="such as malaria"):
+        render_report(ReportSubject("a", smear, found(["RBC"]), date=FIXED), one_page=True)
+    healthy = found(["RBC"], status=False)
+    p = np.tile(np.array([[1, 0, 0]], np.float32), (len(healthy), 1))
+    subject = ReportSubject("a", smear, healthy.with_types(STAGES, p), 0.0, date=FIXED)
+    text = Reader(render_report(subject, one_page=True)).text
+    assert "0.00 % parasitaemia" in text
+    assert "Infected cells" not in text.replace("Infected cells are counted", "")
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.text(min_size=1, max_size=20), min_size=1, max_size=3, unique=True))
+def test_any_type_is_harmless(types):
+    pixels = np.full((60, 60, 3), 200, np.uint8)
+    d = typed(("RBC",), ["uninfected", *(f"{name} ring" for name in types)], 6, shape=(60, 60))
+    subject = ReportSubject("a", pixels, d, 0.0, date=FIXED)
+    check_harmless(render_report(subject))
+    check_harmless(render_report(subject, one_page=True))
 
 
 def test_measures_are_those_of_quality(smear):

@@ -1,4 +1,4 @@
-"""Counts of all images of a study in one table: per image and class, with sums and intervals.
+"""Counts of all images of a study in one table: per class and cell type, with sums and intervals.
 
 A count never stands without what is known against it: images that failed or are out of the model's
 domain, and what the model does not know.
@@ -20,15 +20,16 @@ from napari_beerlanet.core.batch.manifest import MANIFEST_FILE, RECORDS_FOLDER
 from napari_beerlanet.core.batch.settings import StudySettings
 from napari_beerlanet.core.boxes.classes import (
     Parasitaemia,
+    Proportion,
     parasitaemia,
     poisson_interval,
-    wilson_interval,
+    proportions,
 )
 from napari_beerlanet.core.checkpoints.info import limits_text
 from napari_beerlanet.core.common.messages import count_of, format_percent
 from napari_beerlanet.core.common.storage import atomic_path, read_json_or_empty
 
-_COUNT_PREFIX = "count "  # of a class's column in the summary
+_COUNT_PREFIX, _TYPE_PREFIX = "count ", "type "  # of the columns in the summary
 _BOX_FILES = (f"{DETECTIONS_SUFFIX}.csv", f"{DETECTIONS_SUFFIX}.geojson")
 _MAX_NAMED_IMAGES = 3
 ALL_IMAGES = "all images"
@@ -39,9 +40,9 @@ ALL_IMAGES = "all images"
 class ImageCounts:
     """An image of a study: its `counts` by class, {} where nothing was detected in it yet.
 
-    `area` in mm² is that of the tissue, or else of the image, None where the pixel size is not
-    known. `warnings` say in what it is unlike the training, `error` why it failed. `boxes` is the
-    file of its detections.
+    `types`: the cells of each type, {} without a classifier. `area` in mm² is that of the tissue,
+    or else of the image, None where the pixel size is not known. `warnings` say in what it is
+    unlike the training, `error` why it failed. `boxes` is the file of its detections.
     """
 
     name: str
@@ -53,6 +54,7 @@ class ImageCounts:
     notes: str = ""
     error: str = ""
     boxes: Path | None = None
+    types: dict[str, int] = field(default_factory=dict)
 
     @property
     def counted(self) -> bool:
@@ -78,8 +80,13 @@ class ImageCounts:
 
     @property
     def parasitaemia(self) -> Parasitaemia | None:
-        """The share of infected red cells, None where classes are not named so."""
-        return parasitaemia(self.counts)
+        """The share of infected red cells, None where neither classes nor types are named so."""
+        return parasitaemia(self.counts, self.types)
+
+    @property
+    def type_shares(self) -> dict[str, Proportion]:
+        """The share of each type in all cells that have one; {} where none has."""
+        return proportions(self.types)
 
     @property
     def remark(self) -> str:
@@ -91,13 +98,15 @@ class ImageCounts:
 class StudyCounts:
     """All images of a study, in its order; `colours` "#rrggbb" by class, `confidence` of boxes.
 
-    `limits` say what the model does not know, "" where its checkpoint says nothing.
+    `limits` say what the models do not know, "" where their checkpoints say nothing;
+    `type_colours` are by type.
     """
 
     images: Sequence[ImageCounts]
     limits: str = ""
     colours: dict[str, str] = field(default_factory=dict)
     confidence: float = 0.0
+    type_colours: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, out: str | os.PathLike[str]) -> StudyCounts | None:
@@ -116,9 +125,13 @@ class StudyCounts:
         except ValueError:  # of a newer version
             return None
         images = [_read_image(out, entry, present) for entry in listed if isinstance(entry, dict)]
-        info = _model_info(model)
-        colours = dict(zip(info.get("classes", []), info.get("colours") or [], strict=False))
-        return cls(images, limits_text(info), colours, present.confidence)
+        infos = [_model_info(name) for name in (model, present.classifier)]
+        limits = " ".join(filter(None, map(limits_text, infos)))
+        colours, type_colours = (
+            dict(zip(info.get("classes", []), info.get("colours") or [], strict=False))
+            for info in infos
+        )
+        return cls(images, limits, colours, present.confidence, type_colours)
 
     @cached_property
     def counted(self) -> list[ImageCounts]:
@@ -131,18 +144,30 @@ class StudyCounts:
         return list(dict.fromkeys(name for image in self.counted for name in image.counts))
 
     @cached_property
+    def types(self) -> list[str]:
+        """Cell types of all images, in the order of the classifier."""
+        return list(dict.fromkeys(name for image in self.counted for name in image.types))
+
+    @cached_property
     def sum(self) -> ImageCounts:
         """Of all images; its area is known where that of every one is."""
         counts = {name: sum(i.counts.get(name, 0) for i in self.counted) for name in self.classes}
+        types = {name: sum(i.types.get(name, 0) for i in self.counted) for name in self.types}
         areas = [image.area for image in self.counted]
         known = [area for area in areas if area]
         whole = sum(known) if known and len(known) == len(areas) else None
-        return ImageCounts(ALL_IMAGES, "", "done", counts, whole)
+        return ImageCounts(ALL_IMAGES, "", "done", counts, whole, types=types)
 
     @property
     def has_areas(self) -> bool:
         """Whether cells per mm² are known of any image."""
         return any(image.area for image in self.counted)
+
+    @property
+    def has_white_cells(self) -> bool:
+        """Whether there are white cells beside infected red cells."""
+        infected = self.sum.parasitaemia
+        return infected is not None and bool(infected.white_cells)
 
     # --- what is to be said -----------------------------------------------------------------------
 
@@ -150,15 +175,11 @@ class StudyCounts:
         """The sums in one sentence each, with 95 % intervals."""
         total = self.sum
         text = f"{count_of(total.total, 'cell')} in {count_of(len(self.counted), 'image')}"
-        shares = []
-        for name, count in total.counts.items():
-            share = ""
-            if total.total:
-                low, high = wilson_interval(count, total.total)
-                part = format_percent(count / total.total)
-                share = f" ({part}; 95 % interval {100 * low:.1f} to {100 * high:.1f} %)"
-            shares.append(f"{name} {count:,}{share}")
-        sentences = [f"{text}: {', '.join(shares)}." if shares else f"{text}."]
+        shares = _share_list(total.counts)
+        sentences = [f"{text}: {shares}." if shares else f"{text}."]
+        if total.types:
+            classified = count_of(sum(total.types.values()), "classified cell")
+            sentences.append(f"{classified}: {_share_list(total.types)}.")
         interval = total.per_mm2_interval()
         if total.area and interval is not None:
             sentences.append(
@@ -166,7 +187,7 @@ class StudyCounts:
                 f"{interval[1]:,.0f}) on {total.area:.3g} mm²."
             )
         if total.parasitaemia is not None:
-            sentences.append(f"Parasitaemia {total.parasitaemia} of the red cells.")
+            sentences.append(_parasitaemia_text(total.parasitaemia))
         return " ".join(sentences)
 
     def reservations(self) -> list[str]:
@@ -192,9 +213,14 @@ class StudyCounts:
                 f"The model only knows {known}: anything else is missed, or counted as one of "
                 "these."
             )
+        if self.types:
+            sentences.append(
+                f"The classifier only knows {_listed(self.types)}: every cell that it gets is "
+                "called one of these."
+            )
         if self.limits:
             sentences.append(self.limits)
-        return sentences
+        return sentences + (self.sum.parasitaemia.warnings if self.sum.parasitaemia else [])
 
     # --- the table --------------------------------------------------------------------------------
 
@@ -202,8 +228,11 @@ class StudyCounts:
         """Names of the columns of `rows`."""
         per_mm2 = [f"{name} per mm2{end}" for name in self.classes for end in ("", " low", " high")]
         infected = ["parasitaemia", "parasitaemia low", "parasitaemia high"]
+        infected += ["parasites per 100 white cells"] if self.has_white_cells else []
+        typed = [f"type {name}" for name in self.types]
+        typed += [f"{name} share{end}" for name in self.types for end in ("", " low", " high")]
         return [
-            *("image", "path", "status", "total", *self.classes),
+            *("image", "path", "status", "total", *self.classes, *typed),
             *(["mm2", *per_mm2] if self.has_areas else []),
             *(infected if self.sum.parasitaemia is not None else []),
             "remarks",
@@ -217,6 +246,11 @@ class StudyCounts:
         counted = image.counted
         row: list[Any] = [image.name, image.path, image.status, image.total if counted else ""]
         row += [image.counts.get(name, 0) if counted else "" for name in self.classes]
+        row += [image.types.get(name, 0) if counted else "" for name in self.types]
+        shares = image.type_shares
+        for name in self.types:
+            part = shares.get(name)
+            row += ["", "", ""] if part is None else [part.share, *part.interval]
         if self.has_areas:
             row.append("" if image.area is None else image.area)
             for name in self.classes:
@@ -225,6 +259,9 @@ class StudyCounts:
         if self.sum.parasitaemia is not None:
             share = image.parasitaemia
             row += ["", "", ""] if share is None else [share.share, *share.interval]
+            if self.has_white_cells:
+                per_100 = None if share is None else share.per_100_white_cells
+                row.append("" if per_100 is None else per_100)
         remark = image.remark if image is not self.sum else " ".join(self.reservations())
         return [*row, remark]
 
@@ -251,11 +288,14 @@ def _read_image(out: Path, entry: dict[str, Any], settings: StudySettings) -> Im
     if status == "failed" or not current or not isinstance(row, dict):
         status = status if status == "failed" else "waiting"
         return ImageCounts(name, path, status, error=str(entry.get("error", "")))
-    counts = {
-        column.removeprefix(_COUNT_PREFIX): int(value)
-        for column, value in row.items()
-        if column.startswith(_COUNT_PREFIX) and isinstance(value, int)
-    }
+    counts, types = (
+        {
+            column.removeprefix(prefix): int(value)
+            for column, value in row.items()
+            if column.startswith(prefix) and isinstance(value, int)
+        }
+        for prefix in (_COUNT_PREFIX, _TYPE_PREFIX)
+    )
     area = row.get("tissue_mm2", row.get("mm2"))
     written = [place for place in record.get("outputs", {}) if place.endswith(_BOX_FILES)]
     return ImageCounts(
@@ -267,6 +307,7 @@ def _read_image(out: Path, entry: dict[str, Any], settings: StudySettings) -> Im
         str(row.get("warnings") or ""),
         str(row.get("notes") or ""),
         boxes=out / min(written, key=lambda place: not place.endswith(".csv")) if written else None,
+        types=types,
     )
 
 
@@ -277,6 +318,27 @@ def _model_info(model: str) -> dict[str, Any]:
         return read_info(model)
     except (OSError, ValueError):  # moved since
         return {}
+
+
+def _share_list(counts: dict[str, int]) -> str:
+    """ "RBC 90 (90 %; 95 % interval 82.6 to 94.5 %), …"."""
+    shares = proportions(counts)
+    texts = []
+    for name, count in counts.items():
+        share = ""
+        if name in shares:
+            low, high = shares[name].interval
+            part = format_percent(shares[name].share)
+            share = f" ({part}; 95 % interval {100 * low:.1f} to {100 * high:.1f} %)"
+        texts.append(f"{name} {count:,}{share}")
+    return ", ".join(texts)
+
+
+def _parasitaemia_text(infected: Parasitaemia) -> str:
+    text = f"Parasitaemia {infected} of the red cells"
+    if infected.per_100_white_cells is not None:
+        text += f", {infected.per_100_white_cells:,.0f} parasites per 100 white cells"
+    return f"{text}."
 
 
 def _named(images: Sequence[ImageCounts]) -> str:

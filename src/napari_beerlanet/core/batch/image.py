@@ -1,4 +1,4 @@
-"""Process one image of a study: decompose it, detect and measure its objects, write the results.
+"""Process one image of a study: decompose it, detect, measure and classify its objects, and write.
 
 Tasks and outcomes are plain dicts, so the same code runs in this process, in a worker process, or
 on another machine.
@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from napari_beerlanet.core.batch.inputs import ImageJob
 from napari_beerlanet.core.batch.manifest import Record, Records, records_of
@@ -31,6 +31,7 @@ from napari_beerlanet.core.stains.settings import DecomposeSettings
 
 if TYPE_CHECKING:  # torch comes with them
     from napari_beerlanet.core.boxes.detections import Detections
+    from napari_beerlanet.core.classification.classifier import Classifier
     from napari_beerlanet.core.detection.detector import Detector
     from napari_beerlanet.core.images.slide import Slide
     from napari_beerlanet.core.stains.slide import SlideDecomposition
@@ -93,16 +94,23 @@ def _process(
         size = settings.pixel_size_yx
         slide = replace(slide, pixel_size=size or slide.pixel_size)
         first = 0.4 if settings.has_objects else 0.95
-        stains = detections = model = None
+        found = 0.8 if settings.classifier else 0.95
+        stains = detections = model = classifier = None
         if settings.decompose:
             stains = decompose_image(slide, settings, subprogress(report, 0.0, first))
         if settings.detections_file:
             detections = read_image_boxes(Path(settings.detections_file), slide)
         elif settings.model:
-            model = _load_model(settings.model, settings.model_sha256, device)
-            part = subprogress(report, first if settings.decompose else 0.0, 0.95)
+            model = _load_model("detector", settings.model, settings.model_sha256, device)
+            part = subprogress(report, first if settings.decompose else 0.0, found)
             work.parent.mkdir(parents=True, exist_ok=True)
             detections = detect_objects(model, slide, settings, stains, work, source, part)
+        if settings.classifier and detections is not None:
+            classifier = _load_model(
+                "classifier", settings.classifier, settings.classifier_sha256, device
+            )
+            part = subprogress(report, found, 0.95)
+            detections = classify_objects(classifier, slide, detections, settings, part)
         if file_stamp(job.source) != source:
             raise FileError(f"{job.source}: it changed, or vanished, while it was being read.")
         report_progress(report, 950, 1000, "writing")
@@ -117,12 +125,14 @@ def _process(
             info,
             read_image_boxes(Path(truth), slide) if truth else None,
             records.overlay_size,
+            None if classifier is None else classifier.info,
         )
         record: Record = records.write(name, source, result)
     with suppress(OSError):
         work.unlink()
     report_progress(report, 1, 1, "done")
-    return {"record": record, "notes": model_notes(info or {})}
+    notes = [*model_notes(info or {}), *model_notes(result.classifier or {})]
+    return {"record": record, "notes": notes}
 
 
 def read_image_boxes(path: Path, slide: Slide) -> Detections:
@@ -198,19 +208,46 @@ def detect_objects(
     )
 
 
-_loaded_models: dict[tuple[str, str, str], Detector] = {}
+def classify_objects(
+    classifier: Classifier,
+    slide: Slide,
+    detections: Detections,
+    settings: StudySettings,
+    report: Report | None = None,
+) -> Detections:
+    """Detections of an image of any size with the types of their cells."""
+    from napari_beerlanet.core.detection.slide_pixels import SlidePixels
+
+    return classifier.classify_detections(
+        SlidePixels(slide.levels),
+        detections,
+        settings.classify_only,
+        confidence=0.0 if settings.detections_file else settings.confidence,
+        fit=settings.classify_fit,
+        report=report,
+    )
+
+
+_loaded_models: dict[str, tuple[tuple[str, str, str], Any]] = {}
 _load_lock = threading.Lock()
 
 
-def _load_model(name: str, sha256: str, device: str) -> Detector:
+def _load_model(
+    kind: Literal["detector", "classifier"], name: str, sha256: str, device: str
+) -> Any:
     """The model, loaded once in a process; it must be the one that the study was started with."""
-    from napari_beerlanet.core.checkpoints.checkpoint import checkpoint_hash, load_detector
+    from napari_beerlanet.core.checkpoints.checkpoint import (
+        checkpoint_hash,
+        load_classifier,
+        load_detector,
+    )
 
     key = (name, sha256, device)
     with _load_lock:
-        if key not in _loaded_models:
+        if kind not in _loaded_models or _loaded_models[kind][0] != key:
             if sha256 and checkpoint_hash(name) != sha256:
                 raise FileError(f"{name}: not the model that this study was started with.")
-            _loaded_models.clear()
-            _loaded_models[key] = load_detector(name, device)
-        return _loaded_models[key]
+            _loaded_models.pop(kind, None)
+            load: Callable[..., Any] = load_detector if kind == "detector" else load_classifier
+            _loaded_models[kind] = (key, load(name, device))
+        return _loaded_models[kind][1]

@@ -17,6 +17,7 @@ from napari_beerlanet.core.images.files import IMAGE_SUFFIXES
 DENSITY_SUFFIXES = {"ome-tiff": ".densities.ome.tiff", "zarr": ".densities.zarr"}
 PREVIEW_SUFFIX, SPECTRA_SUFFIX = ".preview.png", ".spectra.json"
 DETECTIONS_SUFFIX, OVERLAY_SUFFIX, REPORT_SUFFIX = ".detections", ".overlay.png", ".report.html"
+TYPES_SUFFIX = ".types.csv"
 RESULT_SUFFIXES = (*DENSITY_SUFFIXES.values(), PREVIEW_SUFFIX, SPECTRA_SUFFIX, OVERLAY_SUFFIX)
 """Suffixes of results that could be taken for images, and of spectra."""
 

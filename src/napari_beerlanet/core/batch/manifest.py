@@ -129,7 +129,7 @@ class FileRecords:
 
     def __init__(self, out: Path, settings: StudySettings) -> None:
         self.out, self.settings = out, settings
-        self.kind = "record" if settings.model else "spectra"
+        self.kind = "record" if settings.has_objects else "spectra"
 
     def find(self, job: ImageJob) -> tuple[str, Record | None]:
         """The name of an image's results, and its record if it is done with these settings."""
@@ -166,15 +166,25 @@ class FileRecords:
     def _settings(self) -> Record:
         """The settings that decide the results, as they are recorded."""
         chosen = self.settings
-        if chosen.model:
+        if chosen.has_objects:
             values = {name: getattr(chosen, name) for name in _RECORDED_DETECT_SETTINGS}
-            return {**values, "model": chosen.model_sha256}
+            given = chosen.detections_file
+            boxes = {"detections": file_hash(Path(given))} if given else {}
+            return {**values, "model": chosen.model_sha256, **boxes, **self._classification()}
         values = {name: getattr(chosen, name) for name in _RECORDED_DECOMPOSE_SETTINGS}
         spectra = None if chosen.spectra is None else [list(row) for row in chosen.spectra]
         # Only where they are given, so that records of earlier versions stay valid.
         more: Record = {"fixed_spectra": True} if chosen.fixed_spectra else {}
         more |= {"stain_names": list(chosen.stain_names)} if chosen.stain_names else {}
         return {**values, "spectra": spectra, **more}
+
+    def _classification(self) -> Record:
+        """Only where there is a classifier, so that records of earlier versions stay valid."""
+        chosen = self.settings
+        if not chosen.classifier:
+            return {}
+        how = {"only": list(chosen.classify_only), "fit": chosen.classify_fit}
+        return {"classifier": chosen.classifier_sha256, "classify": how}
 
 
 class ReportRecords:
@@ -201,8 +211,10 @@ class ReportRecords:
         stamp = {fact: value for fact, value in source.items() if fact != "path"}
         record: Record = {"settings": self._settings(), "source": stamp}
         subject = report_subject(result)
-        record["counts"] = subject.counted_detections.counts()
-        write_report(self._path(name), replace(subject, record=record))
+        counted = subject.counted_detections
+        record["counts"] = counted.counts()
+        record |= {"types": counted.type_counts()} if counted.types else {}
+        write_report(self._path(name), replace(subject, record=record), self.settings.one_page)
         return {"name": name, **record, "row": summary_row(name, result)}
 
     def _path(self, name: str) -> Path:

@@ -19,8 +19,10 @@ from napari_beerlanet.core.batch.inputs import (
     PREVIEW_SUFFIX,
     REPORT_SUFFIX,
     SPECTRA_SUFFIX,
+    TYPES_SUFFIX,
 )
 from napari_beerlanet.core.batch.settings import StudySettings
+from napari_beerlanet.core.boxes.classes import assign_colours, parasitaemia, proportions
 from napari_beerlanet.core.common.storage import atomic_path, file_hash, remove_path
 from napari_beerlanet.core.stains.files import write_densities, write_spectra
 
@@ -33,7 +35,11 @@ if TYPE_CHECKING:  # torch comes with them
 _DETECTIONS_KIND, _DETECTIONS_VERSION = "napari-beerlanet detections", 1
 _MAX_PIXELS_IN_MEMORY = 1 << 26  # of an image whose pictures are drawn from all its pixels
 _MAX_DENSITY_PIXELS = 1 << 24  # of one whose densities are computed at once: 64 MB for each stain
-_FORMAT_SUFFIXES = {"coco": ".coco.json", "voc": ".xml"}
+_FORMAT_SUFFIXES = {
+    "coco": f"{DETECTIONS_SUFFIX}.coco.json",
+    "voc": f"{DETECTIONS_SUFFIX}.xml",
+    "types": TYPES_SUFFIX,
+}
 _OLD_SHARE = re.compile(r"OD \d+ share")
 DETECTIONS_RECORD_SUFFIX = f"{DETECTIONS_SUFFIX}.json"
 """Of the file that says how detections were made, where there is no study."""
@@ -41,7 +47,9 @@ DETECTIONS_RECORD_SUFFIX = f"{DETECTIONS_SUFFIX}.json"
 
 @dataclass(frozen=True)
 class ImageResult:
-    """All results of one image; `model` is its checkpoint's `info`, `annotations` the truth.
+    """All results of one image; `annotations` are the truth.
+
+    `model` and `classifier` are the `info` of their checkpoints.
 
     `overlay_size` is the longer side of the picture of boxes, in pixels.
     """
@@ -54,20 +62,35 @@ class ImageResult:
     model: Mapping[str, Any] | None = None
     annotations: Detections | None = None
     overlay_size: int = 2048
+    classifier: Mapping[str, Any] | None = None
 
     @cached_property
     def warnings(self) -> list[str]:
-        """Where the image is out of the model's training domain."""
+        """Where the image is out of the models' training domain."""
         from napari_beerlanet.core.detection.stain_statistics import detection_warnings
 
-        if self.detections is None or not self.model:
+        if self.detections is None:
             return []
-        return detection_warnings(self.model, self.detections, self.slide.pixel_size)
+        warnings = []
+        if self.model:
+            warnings += detection_warnings(self.model, self.detections, self.slide.pixel_size)
+        said = self.detections.report.get("classification", {}).get("warnings", [])
+        return list(dict.fromkeys([*warnings, *(f"Classifier: {text}" for text in said)]))
 
     @property
     def class_colours(self) -> list[str] | None:
         """ "#rrggbb" by class, None where the model has none."""
         return (self.model or {}).get("colours")
+
+    @cached_property
+    def drawn(self) -> tuple[Detections, list[str]]:
+        """Detections as pictures show them, by type where they have one, and their colours."""
+        assert self.detections is not None
+        shown, types = self.detections.by_type(), self.detections.types
+        own = _colours_by_name(self.model)
+        classes = {name: own[name] for name in shown.names if name in own and name not in types}
+        colours = assign_colours(shown.names, classes, _colours_by_name(self.classifier))
+        return shown, list(colours.values())
 
     @property
     def fits_in_memory(self) -> bool:
@@ -86,6 +109,11 @@ class ImageResult:
         return read_thumbnail(self.slide.levels, self.overlay_size)
 
 
+def _colours_by_name(info: Mapping[str, Any] | None) -> dict[str, str]:
+    known = info or {}
+    return dict(zip(known.get("classes") or (), known.get("colours") or (), strict=False))
+
+
 def output_files(out: Path, name: str, settings: StudySettings) -> dict[str, Path]:
     """The file of each kind of output that the settings ask for."""
     files: dict[str, Path] = {}
@@ -97,7 +125,7 @@ def output_files(out: Path, name: str, settings: StudySettings) -> dict[str, Pat
             files["preview"] = out / (name + PREVIEW_SUFFIX)
     if settings.has_objects:
         for kind in settings.formats:
-            ending = DETECTIONS_SUFFIX + _FORMAT_SUFFIXES.get(kind, f".{kind}")
+            ending = _FORMAT_SUFFIXES.get(kind, f"{DETECTIONS_SUFFIX}.{kind}")
             # YOLO's are called as the image, so they have a folder of their own.
             files[kind] = out / "yolo" / f"{name}.txt" if kind == "yolo" else out / (name + ending)
         if settings.previews:
@@ -179,22 +207,33 @@ def _write_boxes(path: Path, kind: str, result: ImageResult, extra: _Extra) -> N
     write_detections(path, result.detections, name, format=kind, colours=result.class_colours)
 
 
+def _write_types(path: Path, kind: str, result: ImageResult, extra: _Extra) -> None:
+    """A table of the classified cells alone."""
+    from napari_beerlanet.core.boxes.detections import TYPE_COLUMN
+    from napari_beerlanet.core.formats import write_csv
+
+    found = result.detections
+    assert found is not None
+    types = found.columns.get(TYPE_COLUMN, [""] * len(found))
+    write_csv(path, found[[name != "" for name in types]], result.slide.path.name)
+
+
 def _write_overlay(path: Path, kind: str, result: ImageResult, extra: _Extra) -> None:
     from PIL import Image
 
     from napari_beerlanet.core.figures.overlay import draw_overlay, scale_to_picture
 
-    assert result.detections is not None
-    scaled = scale_to_picture(result.detections, result.picture)
+    shown, colours = result.drawn
+    scaled = scale_to_picture(shown, result.picture)
     size = result.overlay_size
-    drawn = draw_overlay(result.picture, scaled, result.class_colours, max_side=size)
+    drawn = draw_overlay(result.picture, scaled, colours, max_side=size)
     Image.fromarray(drawn).save(path)
 
 
 def _write_report_file(path: Path, kind: str, result: ImageResult, extra: _Extra) -> None:
     from napari_beerlanet.core.report.report import write_report
 
-    write_report(path, report_subject(result))
+    write_report(path, report_subject(result), result.settings.one_page)
 
 
 def _write_detections_record(path: Path, kind: str, result: ImageResult, extra: _Extra) -> None:
@@ -210,6 +249,7 @@ def _write_detections_record(path: Path, kind: str, result: ImageResult, extra: 
         "pixel_size_um": list(size) if size else None,
         "classes": detections.names,
         "counts": detections.counts(),
+        **({"types": detections.type_counts()} if detections.types else {}),
         "found": detections.report,
         **extra,
     }
@@ -222,6 +262,7 @@ _WRITERS: dict[str, _Writer] = {
     "preview": _write_preview,
     "overlay": _write_overlay,
     "report": _write_report_file,
+    "types": _write_types,
     "record": _write_detections_record,
 }
 
@@ -241,6 +282,8 @@ def report_subject(result: ImageResult) -> ReportSubject:
     if model:
         hashes["the checkpoint"] = settings.model_sha256
         used["IoU of duplicates"] = settings.iou
+    if result.classifier:
+        hashes["the classifier"] = settings.classifier_sha256
     if settings.annotations_file:
         facts["Annotations"] = Path(settings.annotations_file).name
         used["Minimum IoU of a match"] = settings.match_iou
@@ -258,6 +301,7 @@ def report_subject(result: ImageResult) -> ReportSubject:
         evaluation=None if truth is None else LiveEvaluation.of(detections, truth),
         iou=settings.match_iou,
         model=model,
+        classifier=dict(result.classifier or {}),
         hashes=hashes,
         settings=used,
         facts=facts,
@@ -314,17 +358,24 @@ def current_row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _detections_row(detections: Detections, mm2: float | None) -> dict[str, Any]:
-    from napari_beerlanet.core.boxes.classes import parasitaemia
-
-    counts = detections.counts()
+    counts, types = detections.counts(), detections.type_counts()
     row: dict[str, Any] = {"objects": len(detections)}
     row |= {f"count {name}": count for name, count in counts.items()}
     if mm2:
         row |= {f"per mm2 {name}": count / mm2 for name, count in counts.items()}
-    infected = parasitaemia(counts)
+    if types:
+        row["classified"] = sum(types.values())
+        row |= {f"type {name}": count for name, count in types.items()}
+    for name, part in proportions(types).items():
+        low, high = part.interval
+        row |= {f"{name} share": part.share, f"{name} share_low": low, f"{name} share_high": high}
+    infected = parasitaemia(counts, types)
     if infected is not None:
         low, high = infected.interval
         row |= {"parasitaemia": infected.share, "parasitaemia_low": low, "parasitaemia_high": high}
+        if infected.per_100_white_cells is not None:
+            row["parasites per 100 white cells"] = infected.per_100_white_cells
     row["object_size"] = detections.report.get("object_size")
-    row["notes"] = " ".join(detections.report.get("notes", []))
+    said = detections.report.get("classification", {}).get("notes", [])
+    row["notes"] = " ".join([*detections.report.get("notes", []), *said])
     return row

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from napari_beerlanet.core.classification.settings import StainSource
 from napari_beerlanet.core.common.storage import write_json
 from napari_beerlanet.core.detection.settings import DetectSettings
 from napari_beerlanet.core.images.tissue import NonTissue
@@ -23,15 +24,17 @@ from napari_beerlanet.core.stains.settings import DecomposeSettings
 STUDY_FILE = "study.json"
 """Its name in the results folder."""
 
-DetectionFormat = Literal["csv", "geojson", "coco", "voc", "yolo"]
+DetectionFormat = Literal["csv", "geojson", "coco", "voc", "yolo", "types"]
 DensityFormat = Literal["none", "ome-tiff", "zarr"]
 
 _FILE_NAMES = {"densities": "measure"}  # settings that are called otherwise in files
 _TEXT_FIELDS = (
     *("model", "model_sha256", "device", "stain_names"),
     *("detections_file", "annotations_file", "report_file"),
+    *("classifier", "classifier_sha256", "classify_only"),
 )
 _NOT_HASHED = ("model", "device")  # where the model lies and what runs it change no result
+_NEVER_HASHED = (*_NOT_HASHED, "classifier")
 _ALWAYS_HASHED = (
     *("model_sha256", "decompose", "measure", "reports", "components", "iterations", "lam"),
     *("gamma", "spectra", "leave_out", "confidence", "iou", "object_size", "tile", "pixel_size"),
@@ -42,13 +45,24 @@ _ALWAYS_HASHED = (
 class StudySettings(DecomposeSettings, DetectSettings):
     """What is done with each image of a study, and how.
 
-    `model_sha256` is filled in by `run_study`. In files, `densities` is called `measure`.
+    `model_sha256` and `classifier_sha256` are filled in by `run_study`. In files, `densities` is
+    called `measure`.
     """
 
     model: str = Field(
         "", description="Packaged model's name, or path of a checkpoint; detects objects."
     )
     model_sha256: str = ""
+    classifier: str = Field(
+        "", description="Packaged classifier's name, or path of a checkpoint; names cell types."
+    )
+    classifier_sha256: str = ""
+    classify_only: tuple[str, ...] = Field(
+        (), description="Classes whose cells are classified, if not those the classifier is for."
+    )
+    classify_fit: StainSource | None = Field(
+        None, description="Where the classifier's stains are fitted, if not as in its training."
+    )
     decompose: bool = Field(True, description="Decompose the stains of each image.")
     reports: bool = Field(True, description="Write an HTML report on each image.")
     previews: bool = Field(
@@ -72,6 +86,10 @@ class StudySettings(DecomposeSettings, DetectSettings):
         0.5, gt=0, le=1, description="Minimum IoU of a detection with its annotation."
     )
     report_file: str = Field("", description="Name of the report, if not that of the image.")
+    one_page: bool = Field(
+        False,
+        description="Write reports of one page on infected red cells, as a laboratory files them.",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -84,6 +102,8 @@ class StudySettings(DecomposeSettings, DetectSettings):
     def _check_there_is_work(self) -> StudySettings:
         if not self.has_objects and not self.decompose:
             raise ValueError("There is nothing to do: choose a model, or decompose the images.")
+        if self.classifier and not self.has_objects:
+            raise ValueError("A classifier needs cells: choose a model that detects them, too.")
         return self
 
     @property
@@ -106,10 +126,11 @@ class StudySettings(DecomposeSettings, DetectSettings):
         }
 
     def non_default(self) -> dict[str, Any]:
-        """By their names in files: what differs from the defaults, without the model's hash."""
+        """By their names in files: what differs from the defaults, without models' hashes."""
         usual = type(self)().as_dict()
         changed = {n: value for n, value in self.as_dict().items() if value != usual.get(n)}
-        changed.pop("model_sha256", None)
+        for name in ("model_sha256", "classifier_sha256"):
+            changed.pop(name, None)
         return changed
 
     def hash(self, *without: str) -> str:
@@ -134,7 +155,7 @@ class StudySettings(DecomposeSettings, DetectSettings):
         )
 
     def _hashed(self) -> dict[str, Any]:
-        return {name: value for name, value in self.as_dict().items() if name not in _NOT_HASHED}
+        return {name: value for name, value in self.as_dict().items() if name not in _NEVER_HASHED}
 
 
 DECOMPOSE_PRESET: dict[str, Any] = {"density_maps": "ome-tiff", "leave_out": ()}
@@ -229,11 +250,15 @@ OFF_SWITCHES = {
 }
 """Options that switch off what is on by default."""
 
+_OPTION_NAMES = {"classifier": "--classify"}  # where they are not the setting's name
+
 
 def _command_line_option(name: str, value: Any) -> list[str]:
     if name in OFF_SWITCHES:
         return [OFF_SWITCHES[name]]
-    option = f"--{name.replace('_', '-')}"
+    if value is True:
+        return [f"--{name.replace('_', '-')}"]
+    option = _OPTION_NAMES.get(name, f"--{name.replace('_', '-')}")
     if isinstance(value, tuple):
         return [option, *map(str, value)]
     # Joined, as a value such as 1e-05 or -x would else be taken for an option.

@@ -89,7 +89,7 @@ def run_study(
     ended: Callable[[StudyEntry], None] | None = None,
     layout: Layout = "study",
 ) -> StudyResult:
-    """Decompose many images, detect and measure their objects, and write a table over all.
+    """Decompose many images, detect, measure and classify their objects; a table over all.
 
     Parameters
     ----------
@@ -117,7 +117,7 @@ def run_study(
         "study": records, a manifest and tables beside the results; "files": the results alone;
         "report": nothing but the report.
     """
-    chosen = _resolve_model(settings)
+    chosen = _resolve_models(settings)
     out = Path(out).absolute()
     out.mkdir(parents=True, exist_ok=True)
     given = [images] if isinstance(images, (str, Path)) else images
@@ -137,15 +137,36 @@ def run_study(
     return StudyResult(out, entries, monitor.rows(), monitor.stopped, monitor.notes)
 
 
-def _resolve_model(settings: StudySettings | Mapping[str, Any] | None) -> StudySettings:
+def _resolve_models(settings: StudySettings | Mapping[str, Any] | None) -> StudySettings:
+    """With the hashes of the models; what does not fit together is a `ValueError` before all."""
     chosen = settings if isinstance(settings, StudySettings) else StudySettings(**(settings or {}))
-    if not chosen.model:
-        return chosen
-    from napari_beerlanet.core.checkpoints.checkpoint import checkpoint_hash
+    from napari_beerlanet.core.checkpoints.checkpoint import check_kind, checkpoint_hash
 
-    name = chosen.model
-    place = str(Path(name).absolute()) if Path(name).exists() else name
-    return chosen.replace(model=place, model_sha256=checkpoint_hash(name))
+    for kind, name in (("model", chosen.model), ("classifier", chosen.classifier)):
+        if name:
+            check_kind(name, "classifier" if kind == "classifier" else "detector")
+            place = str(Path(name).absolute()) if Path(name).exists() else name
+            chosen = chosen.replace(**{kind: place, f"{kind}_sha256": checkpoint_hash(name)})
+    if chosen.model and Path(chosen.model).suffix.lower() != ".pt":  # which does not say
+        _check_classes(chosen)
+    return chosen
+
+
+def _check_classes(settings: StudySettings) -> None:
+    """Whether the detector has classes for the classifier, and both for the report."""
+    from napari_beerlanet.core.boxes.classes import classes_to_classify, infected_types, is_infected
+    from napari_beerlanet.core.checkpoints.checkpoint import read_info
+
+    names = read_info(settings.model)["classes"]
+    classifier = read_info(settings.classifier) if settings.classifier else {}
+    if settings.classifier:
+        classes_to_classify(classifier, names, settings.classify_only)
+    tells = infected_types(classifier.get("classes") or []) or any(map(is_infected, names))
+    if settings.one_page and not tells:
+        raise ValueError(
+            "Reports of one page are on infected red cells: choose a classifier that knows "
+            "uninfected and infected ones, such as malaria."
+        )
 
 
 def _acquire_lock(out: Path) -> FolderLock:

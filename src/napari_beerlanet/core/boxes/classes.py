@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from napari_beerlanet.core.common.messages import count_of
 
@@ -150,6 +150,28 @@ def applicable_classes(applies_to: Sequence[str], names: Sequence[str]) -> list[
     kinds = [kind for kind in (_is_any_red_cell, is_white_cell) if any(map(kind, applies_to))]
     same = [name for name in names if not wanted or name.casefold() in wanted]
     return same or [name for name in names if any(kind(name) for kind in kinds)]
+
+
+def classes_to_classify(
+    classifier: Mapping[str, Any], names: Sequence[str], chosen: Sequence[str] = ()
+) -> list[str]:
+    """Which of a detector's classes `names` a classifier gets: those `chosen`, or that it is for.
+
+    `classifier` is its `info`. Where there is no such class it is a `ValueError`.
+    """
+    for name in chosen:
+        if name not in names:
+            raise ValueError(
+                f"There are no boxes of the class {name}; the classes are {', '.join(names)}."
+            )
+    meant = [str(name) for name in classifier.get("applies_to") or ()]
+    found = list(chosen) or applicable_classes(meant, names)
+    if not found and names:
+        raise ValueError(
+            f"The classifier {classifier.get('name', '')} is meant for {', '.join(meant)}, and the "
+            f"detector's classes are {', '.join(names)}: say which of them to classify."
+        )
+    return found
 
 
 def _is_any_red_cell(name: str) -> bool:

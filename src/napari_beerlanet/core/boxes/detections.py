@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -119,12 +119,15 @@ class Detections:
         the threshold may be lowered again.
         """
         source = self if self.candidates is None else self.candidates
-        if isinstance(confidence, Mapping):
-            least = np.array([confidence.get(name, np.inf) for name in source.names])
-            chosen = source[source.scores >= least[source.labels].astype(np.float32)]
-        else:
-            chosen = source[source.scores >= np.float32(confidence)]
+        chosen = source[source.is_above(confidence)]
         return replace(chosen, report=self.report, candidates=source)
+
+    def is_above(self, confidence: float | Mapping[str, float]) -> npt.NDArray[np.bool_]:
+        """(n,) which of these have at least this score, or at least their class's."""
+        if not isinstance(confidence, Mapping):
+            return np.asarray(self.scores >= np.float32(confidence))
+        least = np.array([confidence.get(name, np.inf) for name in self.names])
+        return np.asarray(self.scores >= least[self.labels].astype(np.float32))
 
     def counts(self) -> dict[str, int]:
         """How many there are of each class, in the order of `names`."""
@@ -174,6 +177,22 @@ class Detections:
         report = source.report | {"types": list(names), "classifier": classifier}
         return replace(source, columns=columns, report=self.report | report)
 
+    def by_type(self) -> Detections:
+        """The same with types as classes, for drawing; what has no type keeps its class.
+
+        Names are those of `types`, then the classes that are left.
+        """
+        if not self.types:
+            return self
+        shown = np.array(self.names, object)[self.labels]
+        typed = self._type_column.astype(str) != ""
+        shown[typed] = self._type_column[typed]
+        left = set(shown[~typed].tolist())
+        names = list(dict.fromkeys([*self.types, *(n for n in self.names if n in left)]))
+        place = {name: k for k, name in enumerate(names)}
+        labels = np.array([place[str(name)] for name in shown], np.int64)
+        return replace(self, labels=labels, names=names, candidates=None)
+
     def table(self) -> dict[str, npt.NDArray[Any]]:
         """Columns (n,) by name: class, confidence, box in pixels and micrometres, all others."""
         classes = np.array(self.names, dtype=object)[self.labels]
@@ -208,11 +227,20 @@ def type_columns(
     } | {f"P({name})": p[:, k] for k, name in enumerate(names)}
 
 
+_TYPE_PROBABILITY = re.compile(r"P\((.*)\)", re.DOTALL)
+
+
 def is_type_column(name: str) -> bool:
     """Whether a column is one that a classifier writes."""
     return name in (TYPE_COLUMN, PROBABILITY_COLUMN, ENTROPY_COLUMN) or bool(
-        re.fullmatch(r"P\(.*\)", name)
+        _TYPE_PROBABILITY.fullmatch(name)
     )
+
+
+def types_of_columns(names: Iterable[str]) -> list[str]:
+    """The types that a classifier knows, in its order, by the names of columns P(type)."""
+    found = (_TYPE_PROBABILITY.fullmatch(name) for name in names)
+    return [match[1] for match in found if match]
 
 
 def _unknown(count: int, like: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -75,7 +75,7 @@ def load_detector(
     path_or_name: str | os.PathLike[str], device: str | torch.device = "auto"
 ) -> Detector:
     """`load_checkpoint` where only a detector will do; a classifier is a `CheckpointError`."""
-    _refuse_kind(path_or_name, CLASSIFIER, "it says what crops show, and detects nothing")
+    check_kind(path_or_name, DETECTOR)
     model: Any = load_checkpoint(path_or_name, device)
     return model  # type: ignore[no-any-return]
 
@@ -87,18 +87,24 @@ def load_classifier(
     backbone: torch.nn.Module | None = None,
 ) -> Classifier:
     """`load_checkpoint` where only a classifier will do; a detector is a `CheckpointError`."""
-    _refuse_kind(path_or_name, DETECTOR, "it finds cells, and does not classify crops")
+    check_kind(path_or_name, CLASSIFIER)
     model: Any = load_checkpoint(path_or_name, device, backbone=backbone)
     return model  # type: ignore[no-any-return]
 
 
-def _refuse_kind(path_or_name: str | os.PathLike[str], kind: str, why: str) -> None:
-    """By the header alone, before the weights cost time; a `.pt` is always a detector."""
+def check_kind(path_or_name: str | os.PathLike[str], kind: str) -> None:
+    """A `CheckpointError` where a model is of another kind than this.
+
+    By the header alone, before the weights cost time; a `.pt` is always a detector.
+    """
     path = _resolve(path_or_name)
     found = DETECTOR if path.suffix.lower() == ".pt" else model_kind(read_info(path))
-    if found == kind:
-        wanted = CLASSIFIER if kind == DETECTOR else DETECTOR
-        raise CheckpointError(f"{path}: a {kind}, where a {wanted} is needed: {why}.")
+    if found != kind:
+        does = {
+            DETECTOR: "it finds cells, and does not classify crops",
+            CLASSIFIER: "it says what crops show, and detects nothing",
+        }
+        raise CheckpointError(f"{path}: a {found}, where a {kind} is needed: {does[found]}.")
 
 
 def model_kind(info: Mapping[str, Any]) -> str:

@@ -4,36 +4,47 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from napari_beerlanet.core.boxes.classes import classes_to_classify
 from napari_beerlanet.core.boxes.detections import (
     ENTROPY_COLUMN,
     PROBABILITY_COLUMN,
+    Detections,
     channel_name,
     type_columns,
 )
+from napari_beerlanet.core.boxes.geometry import area, clip
 from napari_beerlanet.core.classification.crops import (
     Pixels,
     check_crop_boxes,
     cut_crops,
     denoise_crop,
+    read_crops,
+    reading_order,
     to_rgb8,
     whole_crop,
 )
 from napari_beerlanet.core.classification.network import ClassificationNetwork
 from napari_beerlanet.core.classification.settings import StainSource
 from napari_beerlanet.core.common.device import describe_device, free_memory, is_out_of_memory
-from napari_beerlanet.core.common.progress import Report, report_progress
+from napari_beerlanet.core.common.messages import count_of
+from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
 from napari_beerlanet.core.stains.decompose import decompose
 from napari_beerlanet.core.stains.decomposition import Decomposition
 from napari_beerlanet.core.stains.domain_shift import mean_stain, stain_warnings, summarize_stain
-from napari_beerlanet.core.stains.front_end import StainFit, decompose_settings, fit_stain
+from napari_beerlanet.core.stains.front_end import (
+    StainFit,
+    decompose_settings,
+    fit_palette,
+    fit_stain,
+)
 
 BATCH_SIZES = {"cuda": 256, "mps": 64}
 """Crops per batch by type of device; `_CPU_BATCH` on others."""
@@ -121,7 +132,8 @@ class Classifier:
         ----------
         images
             A list of crops (H, W, 3 or 4), each with its object in the middle, or one; uint8,
-            uint16 or float in [0, 1]. With `boxes`: one image.
+            uint16 or float in [0, 1]. With `boxes`: one image, which is read in parts if it is
+            lazy (`SlidePixels`, or a dask array (H, W, 3) of uint8).
         boxes
             `Detections`, or (n, 4) x1, y1, x2, y2 in pixels. Crops are cut so that an object takes
             as much of its crop as in training.
@@ -138,12 +150,14 @@ class Classifier:
         if fit not in (None, "crop", "image"):
             raise ValueError(f'fit must be "crop" or "image", not {fit!r}.')
         fit = fit or self.network.settings.fit
-        read, count, whole = self._crop_reader(images, boxes)
+        read, count, whole, order = self._crop_reader(images, boxes)
         front = None
         if whole is not None and fit == "image" and self.network.has_stain:
-            front = fit_stain(self.network, whole)
+            front = self._fit_image(whole, subprogress(report, 0.0, 0.2))
         notes: list[str] = []
-        logits = self._run(read, count, front, batch, notes, report)
+        rest = report if front is None else subprogress(report, 0.2, 1.0)
+        logits = np.empty((count, len(self.classes)))
+        logits[order] = self._run(read, count, front, batch, notes, rest)
         scores = _softmax(logits / float(self.info.get("temperature") or 1.0))
         facts = {
             "model": self.info.get("name", ""),
@@ -155,6 +169,40 @@ class Classifier:
         }
         report_progress(report, 1, 1, "done")
         return Classification(scores.argmax(1), scores, self.classes, facts)
+
+    def classify_detections(
+        self,
+        image: Any,
+        detections: Detections,
+        classes: Sequence[str] | None = None,
+        *,
+        confidence: float | Mapping[str, float] = 0.0,
+        fit: StainSource | None = None,
+        batch: int | Literal["auto"] = "auto",
+        report: Report | None = None,
+    ) -> Detections:
+        """Detections of an image with their types as columns, see `Detections.with_types`.
+
+        Boxes of `classes` (None: those that the classifier is meant for) with at least this
+        `confidence` are classified; those without area or outside of the image have no type. What
+        is to be known on it is in the report, under "classification". The result is above the
+        confidence; all candidates stay with it.
+        """
+        source = detections if detections.candidates is None else detections.candidates
+        chosen = classes_to_classify(self.info, source.names, classes or ()) if len(source) else []
+        wanted = np.isin(source.labels, [source.names.index(name) for name in chosen])
+        wanted &= source.is_above(confidence)
+        usable = area(clip(source.xyxy, image.shape[:2])) > 0
+        rows = np.flatnonzero(wanted & usable)
+        result = self.classify(image, source.xyxy[rows], report, batch, fit=fit)
+        name = str(self.info.get("name", ""))
+        typed = source.with_types(result.names, result.scores, result.labels, rows, name)
+        left = int((wanted & ~usable).sum())
+        note = f"{count_of(left, 'box has', 'boxes have')} no area in the image and no type."
+        facts = {**result.report, "classes": chosen}
+        facts["notes"] = [*facts["notes"], *([note] if left else [])]
+        report_now = {**detections.report, **typed.report, "classification": facts}
+        return replace(typed, report=report_now).above(confidence)
 
     @property
     def classes(self) -> list[str]:
@@ -202,8 +250,11 @@ class Classifier:
 
     def _crop_reader(
         self, images: Any, boxes: Any
-    ) -> tuple[Callable[[slice], Pixels], int, Pixels | None]:
-        """A function that gives crops (m, size, size, 3), their number, and the image if any."""
+    ) -> tuple[Callable[[slice], Pixels], int, Any, npt.NDArray[np.int64]]:
+        """A function that gives crops (m, size, size, 3), their number, the image if any.
+
+        Last, which of the boxes or crops each one is (n,).
+        """
         settings = self.network.settings
         size = settings.input_size
 
@@ -213,12 +264,16 @@ class Classifier:
             return np.stack([denoise_crop(crop) for crop in crops]) if len(crops) else crops
 
         if boxes is not None:
-            pixels = to_rgb8(images)
+            lazy = _is_lazy(images)
+            pixels = images if lazy else to_rgb8(images)
             xyxy = check_crop_boxes(getattr(boxes, "xyxy", boxes), pixels.shape[:2])
+            order = reading_order(xyxy) if lazy else np.arange(len(xyxy))
+            cut = read_crops if lazy else cut_crops
             return (
-                lambda part: finish(cut_crops(pixels, xyxy[part], size, settings.fill)),
+                lambda part: finish(cut(pixels, xyxy[order[part]], size, settings.fill)),
                 len(xyxy),
                 pixels,
+                order,
             )
         given = _as_list(images)
 
@@ -226,7 +281,13 @@ class Classifier:
             crops = [whole_crop(to_rgb8(image), size) for image in given[part]]
             return finish(np.stack(crops) if crops else np.empty((0, size, size, 3), np.uint8))
 
-        return read, len(given), None
+        return read, len(given), None, np.arange(len(given))
+
+    def _fit_image(self, image: Any, report: Report | None) -> StainFit:
+        """The stain fit of a whole image, which may be lazy."""
+        if hasattr(image, "palette"):
+            return fit_palette(self.network, image.palette(report))
+        return fit_stain(self.network, np.asarray(image))
 
     def _run(
         self,
@@ -303,6 +364,14 @@ def turned_views(images: torch.Tensor, count: int) -> list[torch.Tensor]:
         (images.flip(3) if mirrored else images).rot90(turns, (2, 3))
         for turns, mirrored in _VIEWS[:count]
     ]
+
+
+def _is_lazy(image: Any) -> bool:
+    """Whether an image is (H, W, 3) uint8 that is not in memory."""
+    if isinstance(image, np.ndarray) or getattr(image, "dtype", None) != np.uint8:
+        return False
+    shape: tuple[int, ...] = getattr(image, "shape", ())
+    return len(shape) == 3 and shape[2] == 3
 
 
 def _as_list(images: Any) -> Sequence[Any]:

@@ -22,6 +22,10 @@ from napari_beerlanet.core.images.rgb import PADDING_GREY, check_rgb, fill_trans
 
 Pixels = npt.NDArray[np.uint8]
 
+_BLOCK_SIDE = 1024  # pixels: boxes whose centres lie in one such square of a slide are read at once
+_STRIP_HEIGHT = 128  # pixels: in a square they are read strip by strip
+_MAX_READ_SIDE = 2048  # pixels of a crop that is read whole; of a larger one every second, third, …
+
 _MEDIAN_SIDE, _GAUSSIAN_RADIUS, _GAUSSIAN_SIGMA = 11, 10, 1.0  # as in the paper: 21 pixels, σ = 1
 
 
@@ -60,6 +64,51 @@ def cut_crops(pixels: Pixels, xyxy: npt.ArrayLike, size: int, fill: float) -> Pi
     for crop, (x, y), side in zip(crops, centres, sides, strict=True):
         crop[:] = cut_square(pixels, float(x), float(y), float(side), size)
     return crops
+
+
+def reading_order(xyxy: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """(n,) an order of boxes (n, 4) in which neighbours in the image follow each other."""
+    x, y = (xyxy[:, 0] + xyxy[:, 2]) / 2, (xyxy[:, 1] + xyxy[:, 3]) / 2
+    return np.lexsort((x, y // _STRIP_HEIGHT, x // _BLOCK_SIDE, y // _BLOCK_SIDE))
+
+
+def read_crops(image: Any, xyxy: npt.NDArray[np.float64], size: int, fill: float) -> Pixels:
+    """As `cut_crops`, of an image (H, W, 3) uint8 that is read by slices, such as a slide.
+
+    What is in memory is bounded: boxes near each other are read together.
+    """
+    sides = (xyxy[:, 2:] - xyxy[:, :2]).max(1, initial=0) / fill
+    centres = (xyxy[:, :2] + xyxy[:, 2:]) / 2
+    crops = np.empty((len(xyxy), size, size, 3), np.uint8)
+    large = sides > _MAX_READ_SIDE
+    for k in np.flatnonzero(large):
+        step = math.ceil(sides[k] / _MAX_READ_SIDE)
+        part, corner = _read_around(image, centres[[k]], sides[[k]], size, step)
+        x, y = (centres[k] - corner) / step
+        crops[k] = cut_square(part, float(x), float(y), float(sides[k]) / step, size)
+    blocks = centres // _BLOCK_SIDE
+    for block in np.unique(blocks[~large], axis=0):
+        here = np.flatnonzero(~large & (blocks == block).all(1))
+        part, corner = _read_around(image, centres[here], sides[here], size)
+        for k, (x, y) in zip(here, centres[here] - corner, strict=True):
+            crops[k] = cut_square(part, float(x), float(y), float(sides[k]), size)
+    return crops
+
+
+def _read_around(
+    image: Any,
+    centres: npt.NDArray[np.float64],
+    sides: npt.NDArray[np.float64],
+    size: int,
+    step: int = 1,
+) -> tuple[Pixels, npt.NDArray[np.float64]]:
+    """The part of an image around squares (n, 2), (n,), with room for the filter; its corner."""
+    reach = sides / 2 + np.ceil(2 * sides / size) + 2
+    limit = np.array([image.shape[1], image.shape[0]])
+    low = np.clip(np.floor((centres - reach[:, None]).min(0)), 0, limit).astype(int)
+    high = np.clip(np.ceil((centres + reach[:, None]).max(0)), 0, limit).astype(int)
+    columns, rows = (slice(int(a), int(b), step) for a, b in zip(low, high, strict=True))
+    return np.ascontiguousarray(image[rows, columns]), low.astype(np.float64)
 
 
 def whole_crop(pixels: Pixels, size: int) -> Pixels:

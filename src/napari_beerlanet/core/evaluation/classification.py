@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, overload
@@ -12,8 +12,11 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from napari_beerlanet.core.boxes.detections import Detections
+from napari_beerlanet.core.boxes.annotations import Annotations
+from napari_beerlanet.core.boxes.classes import wilson_interval
+from napari_beerlanet.core.boxes.detections import TYPE_COLUMN, Detections
 from napari_beerlanet.core.boxes.geometry import xyxy_to_cxcywh
+from napari_beerlanet.core.boxes.matching import match_boxes
 from napari_beerlanet.core.classification.classifier import Classification, Classifier
 from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
 from napari_beerlanet.core.detection.detector import Detector
@@ -170,6 +173,62 @@ class _ImageFiles(Sequence[Any]):
         return read_image(self._paths[which]).pixels
 
 
+@dataclass(frozen=True, eq=False)
+class TypeMatches:
+    """Cell types of detections against those of annotations, in the order of `names`.
+
+    `confusion` (k + 1, k + 1) [detected as, annotated as]; the last row and column are cells that
+    have no box or no type on the other side. `metrics` are `classification_metrics` of the cells
+    that have a type on both sides.
+    """
+
+    names: list[str]
+    confusion: Labels
+    metrics: dict[str, Any]
+
+
+def match_types(
+    detections: Detections, annotations: Annotations | Detections, min_iou: float = 0.5
+) -> TypeMatches | None:
+    """Match boxes of at least this IoU, whatever their classes, and compare their types.
+
+    None where one of both has no types.
+    """
+    truth = annotations.to_detections() if isinstance(annotations, Annotations) else annotations
+    if not any(detections.type_counts().values()) or not any(truth.type_counts().values()):
+        return None
+    names = list(dict.fromkeys([*detections.types, *truth.types]))
+    partner = match_boxes(detections.xyxy, truth.xyxy, min_iou, detections.scores)
+    found, true = (_type_labels(part, names) for part in (detections, truth))
+    pairs = np.flatnonzero(partner >= 0)
+    confusion = np.zeros((len(names) + 1, len(names) + 1), np.int64)
+    np.add.at(confusion, (found[pairs], true[partner[pairs]]), 1)
+    confusion[:, -1] += np.bincount(found[partner < 0], minlength=len(names) + 1)
+    missed = np.setdiff1d(np.arange(len(truth)), partner[pairs])
+    confusion[-1] += np.bincount(true[missed], minlength=len(names) + 1)
+    confusion[-1, -1] = 0  # cells without a type on either side say nothing
+    both = pairs[(found[pairs] < len(names)) & (true[partner[pairs]] < len(names))]
+    scores = _type_scores(detections[both], found[both], names)
+    return TypeMatches(names, confusion, classification_metrics(true[partner[both]], scores, names))
+
+
+def _type_labels(detections: Detections, names: Sequence[str]) -> Labels:
+    """(n,) places in `names`, their number where there is no type."""
+    place = {name: k for k, name in enumerate(names)}
+    given = detections.columns.get(TYPE_COLUMN, np.full(len(detections), "", object))
+    return np.array([place.get(str(name), len(names)) for name in given], np.int64)
+
+
+def _type_scores(detections: Detections, labels: Labels, names: Sequence[str]) -> Scores:
+    """(n, k) probabilities; certainty of the type where they are not known or say otherwise."""
+    zero = np.zeros(len(detections))
+    known = [np.asarray(detections.columns.get(f"P({name})", zero), np.float64) for name in names]
+    scores = np.nan_to_num(np.stack(known, 1)) if known else np.empty((len(detections), 0))
+    rows = np.flatnonzero((scores.argmax(1) != labels) | ~scores.any(1)) if len(scores) else labels
+    scores[rows] = np.eye(len(names))[labels[rows]]
+    return np.asarray(scores)
+
+
 # --- metrics -------------------------------------------------------------------------------------
 
 
@@ -183,9 +242,11 @@ def classification_metrics(
 
     A plain dict: "accuracy"; "balanced_accuracy", the mean recall of the classes that occur;
     "relaxed_accuracy", for which a neighbour within a group of `ordered` counts as correct, too;
-    "per_class" ("precision", "recall", "F1" and "count" by name); "confusion" ("labels", and
-    "matrix" [predicted as, annotated as], as for detectors); "roc_auc" of two classes, else None;
-    "ece", the expected calibration error; "crops".
+    "per_class" ("precision", "recall", "F1" by name, "count" and "predicted" that these stand on,
+    and Wilson's 95 % intervals "precision_interval" and "recall_interval", None of no crops);
+    "confusion" ("labels", and "matrix" [predicted as, annotated as], as for detectors); "roc_auc"
+    of two classes, else None; "ece", the expected calibration error; "crops",
+    "accuracy_interval".
     """
     true, scores = np.asarray(true, np.int64), np.asarray(scores, np.float64)
     labels = scores.argmax(1)
@@ -197,6 +258,7 @@ def classification_metrics(
     occurs = annotated > 0
     return {
         "accuracy": _mean(labels == true),
+        "accuracy_interval": _interval(int(hits.sum()), len(true)),
         "balanced_accuracy": _mean(recall[occurs]),
         "relaxed_accuracy": relaxed_accuracy(true, labels, names, ordered or ()),
         "roc_auc": roc_auc(true == 1, scores[:, 1]) if len(names) == 2 else None,
@@ -208,6 +270,9 @@ def classification_metrics(
                 "recall": float(recall[k]),
                 "F1": float(f1[k]),
                 "count": int(annotated[k]),
+                "predicted": int(predicted[k]),
+                "precision_interval": _interval(int(hits[k]), int(predicted[k])),
+                "recall_interval": _interval(int(hits[k]), int(annotated[k])),
             }
             for k, name in enumerate(names)
         },
@@ -269,6 +334,10 @@ def expected_calibration_error(
 def _ratio(part: npt.NDArray[Any], whole: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     """part / whole, 0 where there is nothing."""
     return np.asarray(np.divide(part, whole, out=np.zeros(len(part)), where=whole > 0))
+
+
+def _interval(part: int, whole: int) -> list[float] | None:
+    return list(wilson_interval(part, whole)) if whole else None
 
 
 def _mean(values: npt.NDArray[Any]) -> float:

@@ -15,7 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from napari_beerlanet.core.boxes.detections import RESERVED_COLUMNS, Detections
+from napari_beerlanet.core.boxes.detections import (
+    RESERVED_COLUMNS,
+    TYPE_COLUMN,
+    Detections,
+    is_type_column,
+    types_of_columns,
+)
 from napari_beerlanet.core.common.messages import error_detail, system_reason
 from napari_beerlanet.core.common.storage import FileError, atomic_path
 
@@ -153,13 +159,16 @@ def to_detections(
             )
     with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused
         boxes = np.array(rows.boxes, np.float64).reshape(-1, 4).astype(np.float32)
+    columns = _extra_columns(rows.extras)
+    types = types_of_columns(columns) if TYPE_COLUMN in columns else []
     return Detections(
         boxes,
         np.array([place[name] for name in rows.classes], np.int64),
         np.array(rows.scores, np.float32),
         classes,
-        _extra_columns(rows.extras),
+        columns,
         image_shape=image_shape,
+        report={"types": types} if types else {},
     )
 
 
@@ -190,8 +199,13 @@ def to_plain(value: Any) -> Any:
     return None if value is None else str(value)
 
 
-def parse_value(text: str) -> Any:
-    """What `to_plain` gave, from text: None, bool, int, float or the text itself."""
+def parse_value(text: str, column: str = "") -> Any:
+    """What `to_plain` gave, from text: None, bool, int, float or the text itself.
+
+    A cell type is text, whatever it looks like.
+    """
+    if column == TYPE_COLUMN:
+        return text
     if text in ("", "True", "False"):
         return {"": None, "True": True, "False": False}[text]
     if re.fullmatch(r"-?[0-9]{1,18}", text):
@@ -251,8 +265,16 @@ def as_column(values: Sequence[Any]) -> npt.NDArray[Any]:
 def _extra_columns(rows: list[dict[str, Any]]) -> dict[str, npt.NDArray[Any]]:
     names = dict.fromkeys(name for row in rows for name in row)
     return {
-        name if name not in RESERVED_COLUMNS else f"{name} (file)": as_column(
-            [r.get(name) for r in rows]
+        name if name not in RESERVED_COLUMNS else f"{name} (file)": _extra_column(
+            name, [r.get(name) for r in rows]
         )
         for name in names
     }
+
+
+def _extra_column(name: str, values: Sequence[Any]) -> npt.NDArray[Any]:
+    if name == TYPE_COLUMN:
+        return np.array(["" if value is None else str(value) for value in values], object)
+    if is_type_column(name) and {type(value) for value in values} <= {int, float, type(None)}:
+        return np.array([math.nan if v is None else v for v in values], np.float32)
+    return as_column(values)

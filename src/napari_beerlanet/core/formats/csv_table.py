@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from napari_beerlanet.core.boxes.detections import RESERVED_COLUMNS, Detections
+from napari_beerlanet.core.boxes.detections import RESERVED_COLUMNS, TYPE_COLUMN, Detections
 from napari_beerlanet.core.common.storage import FileError
 from napari_beerlanet.core.formats.common import (
     AnyPath,
@@ -132,10 +132,11 @@ def _lines_of_image(
 
 def _add_row(rows: BoxRows, cells: dict[str, str], decimal_comma: bool) -> None:
     if decimal_comma:
-        cells = {n: _decimal_point(c) if n != "class" else c for n, c in cells.items()}
+        words = ("class", TYPE_COLUMN)
+        cells = {n: c if n in words else _decimal_point(c) for n, c in cells.items()}
     confidence = cells.get("confidence", "").strip()
     others = {name: cell for name, cell in cells.items() if name and name not in RESERVED_COLUMNS}
-    extra = {name: parse_value(cell) for name, cell in others.items()}
+    extra = {name: parse_value(cell, name) for name, cell in others.items()}
     box = [float(cells[name]) for name in _BOX_COLUMNS]
     rows.add(cells["class"], box, float(confidence) if confidence else None, extra)
 

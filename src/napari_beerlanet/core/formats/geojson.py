@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from napari_beerlanet.core.boxes.classes import class_colours, parse_colours
-from napari_beerlanet.core.boxes.detections import Detections
+from napari_beerlanet.core.boxes.classes import assign_colours, class_colours, parse_colours
+from napari_beerlanet.core.boxes.detections import TYPE_COLUMN, Detections
 from napari_beerlanet.core.formats.common import (
     AnyPath,
     BoxRows,
@@ -26,6 +26,8 @@ UNCLASSIFIED = "Unclassified"
 """The class of objects that have none in QuPath."""
 
 _CONFIDENCE = "Confidence"
+_DERIVED = ": "  # between the parts of a derived class's name
+_CLASSES = "classes"  # beside the features, where these have the colours of their types
 
 
 def write_geojson(
@@ -38,19 +40,37 @@ def write_geojson(
     """Write a FeatureCollection in pixels; `colours` are "#rrggbb" by class.
 
     Without them they are those that were read with the detections, or else ours.
-    Numbers are measurements in QuPath, and text is metadata. `image_name` has no place in it.
+    Numbers are measurements in QuPath, and text is metadata. An object with a cell type has
+    QuPath's derived class "RBC: ring", in the type's colour. `image_name` has no place in it.
     """
     shades = parse_colours(colours or _saved_colours(detections), len(detections.names))
     classes = [
         {"name": name, "color": list(shade)}
         for name, shade in zip(detections.names, shades, strict=True)
     ]
-    features = [_feature(entry, classes, object_type) for entry in detection_records(detections)]
-    save_json(path, {"type": "FeatureCollection", "features": features})
+    types = detections.types
+    type_shades = parse_colours(list(assign_colours(types).values()), len(types))
+    type_colours = {name: list(shade) for name, shade in zip(types, type_shades, strict=True)}
+    features = [
+        _feature(entry, _classification(entry, classes, type_colours), object_type)
+        for entry in detection_records(detections)
+    ]
+    known = {_CLASSES: classes} if types else {}
+    save_json(path, {"type": "FeatureCollection", "features": features, **known})
+
+
+def _classification(
+    entry: DetectionRecord, classes: list[dict[str, Any]], type_colours: dict[str, list[int]]
+) -> dict[str, Any]:
+    cell_type = entry.extra.get(TYPE_COLUMN)
+    if not cell_type:
+        return classes[entry.label]
+    name = f"{entry.name}{_DERIVED}{cell_type}"
+    return {"name": name, "color": type_colours[str(cell_type)]}
 
 
 def _feature(
-    entry: DetectionRecord, classes: list[dict[str, Any]], object_type: str
+    entry: DetectionRecord, classification: dict[str, Any], object_type: str
 ) -> dict[str, Any]:
     x1, y1, x2, y2 = entry.box
     ring = [[x1, y1], [x2, y1], [x2, y2], [x1, y2], [x1, y1]]
@@ -58,7 +78,7 @@ def _feature(
     words = {name: str(v) for name, v in entry.extra.items() if isinstance(v, (str, bool))}
     properties = {
         "objectType": object_type,
-        "classification": classes[entry.label],
+        "classification": classification,
         "measurements": {_CONFIDENCE: entry.score, **numbers},
     }
     properties |= {"metadata": words} if words else {}
@@ -81,13 +101,20 @@ def read_geojson(
     with parsing(path, "GeoJSON"):
         rows = BoxRows()
         colours: dict[str, str] = {}
+        listed = content.get(_CLASSES) if isinstance(content, dict) else None
+        for entry in listed if isinstance(listed, list) else []:
+            if _colour(entry) and isinstance(entry.get("name"), str):
+                colours[entry["name"]] = _colour(entry)
         for feature in _features(content):
             _add_feature(rows, feature)
             colour = _colour((feature.get("properties") or {}).get("classification"))
-            if colour:
+            if colour and not rows.extras[-1].get(TYPE_COLUMN):
                 colours.setdefault(rows.classes[-1], colour)
         detections = to_detections(path, rows, names, image_shape)
-        return replace(detections, report={"colours": colours}) if colours else detections
+        if not colours:
+            return detections
+        used = {name: colour for name, colour in colours.items() if name in detections.names}
+        return replace(detections, report={**detections.report, "colours": used})
 
 
 def _features(content: Any) -> Iterator[dict[str, Any]]:
@@ -110,14 +137,18 @@ def _add_feature(rows: BoxRows, feature: dict[str, Any]) -> None:
     extra = {name: _measurement(value) for name, value in measured.items()}
     confidence = extra.pop(_CONFIDENCE, None)
     extra |= {name: str(text) for name, text in (properties.get("metadata") or {}).items()}
-    rows.add(_class_name(properties), _bounds(feature["geometry"]), confidence, extra)
+    # Of "RBC: ring", the type is in the metadata, too, if we have written it.
+    cell_type = extra.get(TYPE_COLUMN)
+    name = _class_name(properties)
+    name = name.removesuffix(f"{_DERIVED}{cell_type}") if cell_type else name
+    rows.add(name, _bounds(feature["geometry"]), confidence, extra)
 
 
 def _class_name(properties: dict[str, Any]) -> str:
     """A class is text, or an object with a name or, where QuPath derives one, several."""
     given = properties.get("classification")
     if isinstance(given, dict):
-        given = given.get("name", ": ".join(given.get("names", [])) or None)
+        given = given.get("name", _DERIVED.join(given.get("names", [])) or None)
     if given is not None and not isinstance(given, str):
         raise ValueError("a class has no name")
     return UNCLASSIFIED if given is None else given

@@ -71,10 +71,11 @@ def read_voc(
         for entry in root.iter("object"):
             box = [float(_required_text(entry, f"bndbox/{side}")) for side in _BOX_TAGS]
             confidence = entry.findtext("confidence")
-            extra = {
-                _required_text(attribute, "name"): parse_value(_required_text(attribute, "value"))
+            named = (
+                (_required_text(attribute, "name"), _required_text(attribute, "value"))
                 for attribute in entry.iterfind("attributes/attribute")
-            }
+            )
+            extra = {name: parse_value(text, name) for name, text in named}
             score = float(confidence) if confidence else None
             rows.add(_required_text(entry, "name"), box, score, extra)
         return to_detections(path, rows, names, shape)

@@ -114,11 +114,12 @@ class ConfusionTable:
 
     matrix: npt.NDArray[np.int64]
     classes: Sequence[str]
+    no_match: str = _NO_MATCH
 
     @property
     def names(self) -> list[str]:
         """Of rows and columns."""
-        return [*self.classes, _NO_MATCH]
+        return [*self.classes, self.no_match]
 
     @property
     def rows(self) -> list[tuple[str, list[ConfusionCell]]]:

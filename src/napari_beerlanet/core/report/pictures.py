@@ -83,6 +83,41 @@ def crop_with_box(pixels: Pixels, box: npt.NDArray[Any], colour: str) -> Image.I
     return square
 
 
+class CertaintyGallery(NamedTuple):
+    """Crops of cells of one kind, the most certain ones first, and then the least certain ones."""
+
+    most: list[EmbeddedImage]
+    least: list[EmbeddedImage]
+
+
+def certainty_gallery(
+    pixels: Pixels,
+    xyxy: npt.NDArray[Any],
+    certainty: npt.NDArray[np.float64],
+    names: Sequence[str],
+    colours: Sequence[str],
+    count: int,
+) -> CertaintyGallery:
+    """Up to `count` crops each of the most and the least certain boxes (n, 4), none twice.
+
+    `certainty` (n,) from 0 to 1, `names` and `colours` of their types (n,).
+    """
+    order = np.argsort(-certainty, kind="stable")
+    most = order[:count]
+    least = order[max(len(order) - count, len(most)) :][::-1]
+
+    def crops(rows: Indices) -> list[EmbeddedImage]:
+        shades = [colours[k] for k in rows]
+        texts = [f"{100 * certainty[k]:.0f} %" for k in rows]
+        made = crop_gallery(pixels, xyxy[rows], shades, texts)
+        return [
+            crop._replace(class_name=names[k], colour=colours[k])
+            for crop, k in zip(made, rows, strict=True)
+        ]
+
+    return CertaintyGallery(crops(most), crops(least))
+
+
 def example_gallery(
     pixels: Pixels,
     detections: Detections,

@@ -19,7 +19,7 @@ from napari_beerlanet.core.common.messages import system_reason
 from napari_beerlanet.core.common.storage import FileError, atomic_path
 from napari_beerlanet.core.images.rgb import check_rgb
 from napari_beerlanet.core.report.charts import CHART_HEIGHT, CHART_WIDTH, chart_x, chart_y
-from napari_beerlanet.core.report.sections import report_content
+from napari_beerlanet.core.report.sections import malaria_content, report_content
 from napari_beerlanet.core.report.subject import ReportSubject
 
 _RECORD_NAME = "napari-beerlanet-record"
@@ -30,9 +30,11 @@ CONTENT_SECURITY_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-
 """What a browser may load for a report: nothing but what is inside of it."""
 
 
-def write_report(path: str | os.PathLike[str], subject: ReportSubject) -> None:
-    """Write the report whole or not at all."""
-    text = render_report(subject)
+def write_report(
+    path: str | os.PathLike[str], subject: ReportSubject, one_page: bool = False
+) -> None:
+    """Write the report whole or not at all; see `render_report`."""
+    text = render_report(subject, one_page)
     try:
         with atomic_path(path) as unfinished:
             unfinished.write_bytes(text.encode("utf-8", "replace"))
@@ -40,12 +42,18 @@ def write_report(path: str | os.PathLike[str], subject: ReportSubject) -> None:
         raise FileError(f"{path}: cannot be written ({system_reason(error)}).") from error
 
 
-def render_report(subject: ReportSubject) -> str:
-    """The report as HTML."""
+def render_report(subject: ReportSubject, one_page: bool = False) -> str:
+    """The report as HTML.
+
+    `one_page`: of a malaria smear, as a laboratory files it; a `ValueError` where no red cells
+    have been classified.
+    """
     check_rgb(subject.pixels if subject.picture is None else subject.picture)
-    template = report_environment().get_template("report.html.jinja")
+    name = "malaria.html.jinja" if one_page else "report.html.jinja"
+    content = malaria_content(subject) if one_page else report_content(subject)
     record = json.dumps(dict(subject.record)) if subject.record else ""
-    return template.render(report_content(subject), record=record, record_name=_RECORD_NAME)
+    template = report_environment().get_template(name)
+    return template.render(content, record=record, record_name=_RECORD_NAME)
 
 
 def read_report_record(path: Path) -> dict[str, Any]:

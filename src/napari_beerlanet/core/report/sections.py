@@ -9,7 +9,14 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from napari_beerlanet.core.boxes.classes import OUTCOME_COLOURS, parasitaemia, poisson_interval
+from napari_beerlanet.core.boxes.classes import (
+    OUTCOME_COLOURS,
+    Parasitaemia,
+    Proportion,
+    assign_colours,
+    infected_types,
+    poisson_interval,
+)
 from napari_beerlanet.core.checkpoints.info import limits_text
 from napari_beerlanet.core.common.messages import count_of, format_percent, format_score
 from napari_beerlanet.core.common.storage import pixel_hash
@@ -26,7 +33,9 @@ from napari_beerlanet.core.report.charts import (
     LineChart,
 )
 from napari_beerlanet.core.report.pictures import (
+    CertaintyGallery,
     EmbeddedImage,
+    certainty_gallery,
     crop_gallery,
     embed_image,
     example_gallery,
@@ -39,8 +48,12 @@ _MAX_CLASS_CARDS = 6  # of classes; the table has all
 _MAX_CLASSES = 24  # with a gallery and a histogram each
 _MAX_EXAMPLES = 16
 _MAX_LABEL_ERRORS = 12
+_MAX_TYPE_EXAMPLES = 8  # most certain ones of a type, and as many least certain ones
+_MAX_PAGE_EXAMPLES = 8  # on the report of one page
+_PAGE_PICTURE_SIZE = 900  # pixels
 _REJECTED_COLOUR = _DETECTION_COLOUR = OUTCOME_COLOURS["false"]
 _ANNOTATION_COLOUR = OUTCOME_COLOURS["missed"]
+_UNKNOWN_COLOUR = "#7f7f7f"
 _AP_NOTE = (
     "Average precision is the area under the precision-recall curve as Ultralytics computes it, "
     "over all candidates whatever the threshold; AP50-95 is the mean over IoU from 0.5 to 0.95."
@@ -65,12 +78,14 @@ def report_content(subject: ReportSubject) -> Content:
         "summary": _summary(subject),
         "overview": _overview(subject),
         "counts": _counts(subject),
+        "types": _types(subject),
         "review": _review(subject),
         "metrics": None if subject.evaluation is None else _metrics(subject, subject.evaluation),
         "stains": _stains(subject),
         "examples": _examples(subject),
         "settings": _settings(subject),
         "model": _model(subject),
+        "classifier": _classifier(subject),
         "provenance": _provenance(subject),
     }
 
@@ -83,6 +98,8 @@ def _subtitle(subject: ReportSubject) -> str:
         parts.append(f"{width * size[1]:,.0f} × {height * size[0]:,.0f} µm")
     name = subject.model.get("name") or subject.candidates.report.get("model")
     parts += [f"model {name}"] if name else []
+    classifier = _classifier_name(subject)
+    parts += [f"classifier {classifier}"] if classifier else []
     return " · ".join([*parts, subject.date.strftime("%d %B %Y, %H:%M %Z")])
 
 
@@ -94,7 +111,7 @@ def _summary(subject: ReportSubject) -> Content:
         done, total = subject.review_progress
         note += f";\n{done:,} of {total:,} reviewed"
     cards = [(f"{sum(counts.values()):,}", "objects", note)]
-    infected = parasitaemia(counts)
+    infected = subject.class_counts.parasitaemia
     if infected is not None:
         low, high = infected.interval
         note = (
@@ -102,11 +119,26 @@ def _summary(subject: ReportSubject) -> Content:
             f"{infected.infected:,} infected of {infected.cells:,} red cells"
         )
         cards.append((f"{100 * infected.share:.2f} %", "parasitaemia", note))
+        if infected.per_100_white_cells is not None:
+            note = f"{infected.white_cells:,} white cells"
+            per_100 = f"{infected.per_100_white_cells:,.0f}"
+            cards.append((per_100, "parasites per 100 white cells", note))
     for name, count in list(counts.items())[:_MAX_CLASS_CARDS]:
         cards.append((f"{count:,}", name, _per_mm2(count, subject.area_mm2)))
-    limits = limits_text(subject.model)
-    notes = [*([f"This model: {limits[0].lower()}{limits[1:]}"] if limits else []), *subject.notes]
-    return {"cards": cards, "notes": [str(note) for note in notes]}
+    return {"cards": cards, "notes": _reservations(subject)}
+
+
+def _reservations(subject: ReportSubject) -> list[str]:
+    """What a reader must know first: the models' limits, and what is odd about this image."""
+    model = "The detector" if subject.classifier else "This model"
+    limits = [
+        f"{what}: {text[0].lower()}{text[1:]}"
+        for what, info in ((model, subject.model), ("The classifier", subject.classifier))
+        if (text := limits_text(info))
+    ]
+    infected = subject.class_counts.parasitaemia
+    few = infected.warnings if infected is not None and subject.class_counts.types else []
+    return [str(note) for note in [*few, *limits, *subject.notes]]
 
 
 def _per_mm2(count: int, area: float | None, interval: bool = False) -> str:
@@ -122,10 +154,16 @@ def _per_mm2(count: int, area: float | None, interval: bool = False) -> str:
 
 def _overview(subject: ReportSubject) -> EmbeddedImage:
     """The image with the detections that count."""
-    pixels, detections = subject.pixels, subject.counted_detections
+    return _picture(subject, _OVERVIEW_SIZE)
+
+
+def _picture(subject: ReportSubject, size: int) -> EmbeddedImage:
+    pixels, detections = subject.pixels, subject.counted_detections.by_type()
     if subject.picture is not None:
         pixels, detections = subject.picture, scale_to_picture(detections, subject.picture)
-    drawn = draw_overlay(pixels, detections, subject.class_shades, max_side=_OVERVIEW_SIZE)
+    own = {name: subject.colour_of(name) for name in subject.candidates.names}
+    shades = assign_colours(detections.names, subject.type_shades, own)
+    drawn = draw_overlay(pixels, detections, list(shades.values()), max_side=size)
     return embed_image(Image.fromarray(drawn), "The image with the boxes of its detections")
 
 
@@ -165,6 +203,186 @@ def _confidence_histograms(subject: ReportSubject) -> list[HistogramChart]:
             shade, threshold = subject.class_shades[label], subject.threshold_of(name)
             charts.append(HistogramChart(counts, shade, "confidence", threshold, caption))
     return charts
+
+
+# --- cell types ----------------------------------------------------------------------------------
+
+
+def _types(subject: ReportSubject) -> Content | None:
+    """Numbers of each type, how sure the classifier is of them, examples; the truth if known."""
+    counts = subject.class_counts.types
+    if not counts:
+        return None
+    shares, rows, charts, galleries = subject.class_counts.type_shares, [], [], []
+    for name, count in list(counts.items()):
+        mine = subject.types == name
+        certainty = subject.certainty([name])[mine]
+        share, mean = (str(shares[name]) if shares else "–"), "–"
+        if count:
+            mean = f"{certainty.mean():.2f}"
+            bins = np.histogram(certainty, np.linspace(0, 1, _HISTOGRAM_BINS + 1))[0]
+            caption = f"{name}: {count_of(count, 'cell')}"
+            charts.append(
+                HistogramChart(bins, subject.type_shades[name], "probability", None, caption)
+            )
+            gallery = _certainty_gallery(subject, [name], _MAX_TYPE_EXAMPLES)
+            galleries.append(
+                {"name": name, "colour": subject.type_shades[name], **gallery._asdict()}
+            )
+        rows.append([RowName(name, subject.type_shades[name]), f"{count:,}", share, mean])
+    return {
+        "text": _types_text(subject),
+        "rows": rows,
+        "charts": charts[:_MAX_CLASSES],
+        "galleries": galleries[:_MAX_CLASSES],
+        "truth": _annotated_types(subject),
+    }
+
+
+def _types_text(subject: ReportSubject) -> str:
+    classified = sum(subject.class_counts.types.values())
+    said = subject.candidates.report.get("classification") or {}
+    name, classes = _classifier_name(subject), said.get("classes") or []
+    text = f"{count_of(classified, 'cell has', 'cells have')} a type"
+    text += f", as {name} says" if name else ""
+    text += f", of the class{'es' * (len(classes) > 1)} {', '.join(classes)}" if classes else ""
+    return f"{text}. Shares are of these, with 95 % intervals (Wilson)."
+
+
+def _classifier_name(subject: ReportSubject) -> str:
+    known = subject.classifier.get("name") or subject.candidates.report.get("classifier")
+    return str(known or "")
+
+
+def _certainty_gallery(subject: ReportSubject, types: list[str], count: int) -> CertaintyGallery:
+    """The most and the least certain of the cells that have one of these types."""
+    rows = np.flatnonzero(np.isin(subject.types, types))
+    names = subject.types[rows].tolist()
+    return certainty_gallery(
+        subject.pixels,
+        subject.counted_detections.xyxy[rows],
+        subject.certainty(types)[rows],
+        names,
+        [subject.type_shades[name] for name in names],
+        count,
+    )
+
+
+def _annotated_types(subject: ReportSubject) -> Content | None:
+    """Types against those of annotations; None where these have none."""
+    if subject.evaluation is None or len(subject.evaluation.annotations) != 1:
+        return None
+    from napari_beerlanet.core.evaluation.classification import match_types  # torch comes with it
+
+    truth: Any = subject.evaluation.annotations[0]
+    matches = match_types(subject.counted_detections, truth, subject.iou)
+    if matches is None:
+        return None
+    metrics = matches.metrics
+    text = f"{count_of(metrics['crops'], 'cell')} with a type on both sides"
+    if metrics["crops"]:
+        low, high = metrics["accuracy_interval"]
+        text += (
+            f": accuracy {format_score(metrics['accuracy'])} (95 % interval {100 * low:.0f} to "
+            f"{100 * high:.0f} %), balanced accuracy {format_score(metrics['balanced_accuracy'])}"
+        )
+    rows = [
+        [
+            RowName(name, subject.type_shades.get(name, _UNKNOWN_COLOUR)),
+            f"{entry['count']:,}",
+            f"{entry['predicted']:,}",
+            _score_and_interval(entry["precision"], entry["precision_interval"]),
+            _score_and_interval(entry["recall"], entry["recall_interval"]),
+        ]
+        for name, entry in metrics["per_class"].items()
+    ]
+    confusion = ConfusionTable(matches.confusion, matches.names, "no box or type")
+    return {"text": f"{text}.", "rows": rows, "confusion": confusion}
+
+
+def _score_and_interval(score: float, interval: list[float] | None) -> str:
+    if interval is None:
+        return "–"
+    return f"{format_score(score)} ({100 * interval[0]:.0f} to {100 * interval[1]:.0f} %)"
+
+
+# --- the report of one page ----------------------------------------------------------------------
+
+
+def malaria_content(subject: ReportSubject) -> Content:
+    """What the report of one page shows: infected red cells by stage, and what to look at first."""
+    infected = subject.class_counts.parasitaemia
+    given = subject.classifier.get("classes") or ()
+    known = list(dict.fromkeys([*subject.class_counts.types, *given]))
+    if infected is None and not infected_types(known):
+        raise ValueError(
+            "A report of one page is on infected red cells: classify the red cells with a "
+            "classifier that knows uninfected and infected ones, such as malaria."
+        )
+    types = infected_types(known) or list(infected.stages if infected else ())
+    warnings = _reservations(subject)
+    return {
+        "title": subject.name,
+        "subtitle": _subtitle(subject),
+        "cards": [] if infected is None else _parasitaemia_cards(infected),
+        "rows": [] if infected is None else _stage_rows(subject, infected),
+        "warnings": warnings if infected else ["No red cells were found.", *warnings],
+        "picture": _picture(subject, _PAGE_PICTURE_SIZE),
+        "gallery": _certainty_gallery(subject, types, _MAX_PAGE_EXAMPLES),
+        "facts": _page_facts(subject),
+        "hashes": dict(subject.hashes) or {"image (pixels)": pixel_hash(subject.pixels)},
+    }
+
+
+def _parasitaemia_cards(infected: Parasitaemia) -> list[tuple[str, str, str]]:
+    low, high = infected.interval
+    interval = f"95 % interval {100 * low:.2f} to {100 * high:.2f} %"
+    cards = [
+        (f"{100 * infected.share:.2f} %", "parasitaemia", interval),
+        (f"{infected.infected:,}", "infected red cells", f"of {infected.cells:,} counted"),
+    ]
+    per_100, span = infected.per_100_white_cells, infected.per_100_white_cells_interval
+    if infected.white_cells is not None:
+        note = f"{count_of(infected.white_cells, 'white cell')}"
+        if per_100 is None or span is None:
+            cards.append(("–", "parasites per 100 white cells", f"{note} counted"))
+        else:
+            note += f"; 95 % interval {span[0]:,.0f} to {span[1]:,.0f}"
+            cards.append((f"{per_100:,.0f}", "parasites per 100 white cells", note))
+    return cards
+
+
+def _stage_rows(subject: ReportSubject, infected: Parasitaemia) -> list[list[Any]]:
+    healthy = infected.cells - infected.infected
+    counts = {**infected.stages, "uninfected": healthy}
+    rows: list[list[Any]] = [
+        [
+            RowName(name, subject.type_shades.get(name, "")),
+            f"{count:,}",
+            str(Proportion(count, infected.cells)),
+        ]
+        for name, count in counts.items()
+    ]
+    return [*rows, [RowName("red cells", bold=True), f"{infected.cells:,}", ""]]
+
+
+def _review_text(subject: ReportSubject) -> str:
+    if not subject.reviewed:
+        return "nobody has reviewed these cells"
+    done, total = subject.review_progress
+    return f"{done:,} of {total:,} cells reviewed"
+
+
+def _page_facts(subject: ReportSubject) -> list[tuple[str, object]]:
+    """Models and settings."""
+    model = subject.model.get("name") or subject.candidates.report.get("model")
+    return [
+        ("Detector", model),
+        ("Classifier", _classifier_name(subject)),
+        ("Minimum confidence", subject.threshold_text()),
+        ("Software", f"napari-beerlanet {software_versions()['napari-beerlanet']}"),
+        ("Review", _review_text(subject)),
+    ]
 
 
 def _review(subject: ReportSubject) -> Content | None:
@@ -355,6 +573,37 @@ def _model(subject: ReportSubject) -> Content | None:
         ("Trained with", _list_versions(training.get("versions") or {})),
     ]
     return {"facts": facts, "metrics": _training_metrics(training.get("metrics"))}
+
+
+def _classifier(subject: ReportSubject) -> Content | None:
+    """What the classifier was trained on, what it is for, and its metrics there."""
+    info = subject.classifier
+    if not info:
+        return None
+    training = info.get("training") or {}
+    images = training.get("images") or {}
+    facts = [
+        ("Name", info.get("name")),
+        ("Types", ", ".join(map(str, info.get("classes", [])))),
+        ("Meant for", ", ".join(map(str, info.get("applies_to") or []))),
+        ("Limits", limits_text(info)),
+        ("Network", info.get("backbone")),
+        ("Stain front end", info.get("front_end")),
+        ("Trained", training.get("date")),
+        ("Data", training.get("data")),
+        ("Crops", ", ".join(f"{n} {part}" for part, n in images.items())),
+        ("Epochs", training.get("epochs")),
+        ("Hash of the data", training.get("data_hash")),
+        ("Hash of the classifier", subject.hashes.get("the classifier")),
+    ]
+    rows: list[list[Any]] = []
+    metrics = training.get("metrics")
+    for name, values in metrics.items() if isinstance(metrics, Mapping) else ():
+        if isinstance(values, Mapping) and "balanced_accuracy" in values:
+            numbers = [values.get(key) for key in ("accuracy", "balanced_accuracy")]
+            crops = str(values.get("crops", "–"))
+            rows.append([RowName(str(name)), crops, *map(_percent, numbers)])
+    return {"facts": facts, "metrics": rows}
 
 
 def _training_metrics(metrics: Any) -> list[list[Any]]:

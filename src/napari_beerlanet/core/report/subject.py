@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from napari_beerlanet._version import __version__
-from napari_beerlanet.core.boxes.classes import class_colours
-from napari_beerlanet.core.boxes.detections import Detections
+from napari_beerlanet.core.boxes.classes import ClassCounts, assign_colours, class_colours
+from napari_beerlanet.core.boxes.detections import PROBABILITY_COLUMN, TYPE_COLUMN, Detections
 from napari_beerlanet.core.detection.settings import DetectSettings
 from napari_beerlanet.core.evaluation.live import LiveEvaluation
 from napari_beerlanet.core.stains.decomposition import Decomposition
@@ -34,9 +34,10 @@ class ReportSubject:
     `pixels` (H, W, 3 or 4) may be lazy, where `picture` is a small copy of it to draw boxes in.
     `detections` with all their candidates; a column "status" holds a review's decision on each.
     `confidence` is the threshold, or one by class name. `colours` are "#rrggbb" by class.
-    `model` is the checkpoint's `info`, `hashes` are digests by what they are of, `settings` and
-    `facts` further values by name. `evaluation` must be of the same candidates, `iou` is the
-    minimum overlap of a match. `record` is for programs: what the report was made from.
+    `model` and `classifier` are the `info` of checkpoints, `hashes` digests by what they are of,
+    `settings` and `facts` further values by name. `evaluation` must be of the same candidates,
+    `iou` is the minimum overlap of a match. `record` is for programs: what the report was made
+    from.
     """
 
     name: str
@@ -48,6 +49,7 @@ class ReportSubject:
     evaluation: LiveEvaluation | None = field(default=None, repr=False)
     iou: float = 0.5
     model: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    classifier: Mapping[str, Any] = field(default_factory=dict, repr=False)
     hashes: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, object] = field(default_factory=dict)
     facts: Mapping[str, object] = field(default_factory=dict)
@@ -94,11 +96,7 @@ class ReportSubject:
     @cached_property
     def above_threshold(self) -> Mask:
         """(n,) what the threshold lets through."""
-        everything = self.candidates
-        if isinstance(self.confidence, Mapping):
-            least = [self.confidence.get(name, np.inf) for name in everything.names]
-            return np.asarray(everything.scores >= np.array(least, np.float32)[everything.labels])
-        return np.asarray(everything.scores >= np.float32(self.confidence))
+        return self.candidates.is_above(self.confidence)
 
     @cached_property
     def counted(self) -> Mask:
@@ -109,6 +107,35 @@ class ReportSubject:
     def counted_detections(self) -> Detections:
         """The detections that count."""
         return self.candidates[self.counted]
+
+    @cached_property
+    def class_counts(self) -> ClassCounts:
+        """Of what counts, by class and by type."""
+        return ClassCounts.of(self.counted_detections)
+
+    @cached_property
+    def types(self) -> npt.NDArray[Any]:
+        """(n,) the type of each detection that counts, "" where it has none."""
+        counted = self.counted_detections
+        return np.asarray(counted.columns.get(TYPE_COLUMN, [""] * len(counted)), str)
+
+    @cached_property
+    def type_shades(self) -> dict[str, str]:
+        """A colour for each type: the classifier's, where it has one."""
+        info = self.classifier
+        own = dict(zip(info.get("classes") or (), info.get("colours") or (), strict=False))
+        return assign_colours(self.counted_detections.types, preferred=own)
+
+    def certainty(self, types: Sequence[str]) -> npt.NDArray[np.float64]:
+        """(n,) the probability that a counted one has one of these types.
+
+        Where only that of its own type is known, that; a type that a person has given is certain.
+        """
+        columns = self.counted_detections.columns
+        own = columns.get(PROBABILITY_COLUMN, np.ones(len(self.types)))
+        each = [columns[f"P({name})"] for name in types if f"P({name})" in columns]
+        summed = np.sum(each, axis=0) if len(each) == len(types) else own
+        return np.nan_to_num(np.asarray(summed, np.float64), nan=1.0)
 
     @property
     def reviewed(self) -> bool:
