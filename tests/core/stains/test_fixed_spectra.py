@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy.optimize import nnls
 
@@ -99,15 +99,16 @@ def test_palette_and_pixels_are_alike(method, reference):
     assert d.method == method
 
 
-# The same cases in every run: one in 600 has spectra so much alike that rounding ends the solver
-# short of these tolerances.
-@settings(derandomize=True)
 @given(
     seed=st.integers(0, 10**6),
     r=st.integers(1, 6),
     lam=st.sampled_from([0.0, 0.01, 0.3, 5.0]),
     gamma=st.sampled_from([0.0, 0.1, 1.0]),
 )
+@example(seed=19710, r=3, lam=0.01, gamma=0.1)  # a density is nearly 0, but for rounding
+@example(seed=4946, r=6, lam=0.01, gamma=0.1)  # a component vanishes while the others converge
+@example(seed=14177, r=4, lam=0.0, gamma=0.0)  # nearly parallel: x₀ has far to go
+@example(seed=7025, r=3, lam=0.0, gamma=0.0)
 def test_any_spectra_and_penalties_meet_the_optimality_conditions(seed, r, lam, gamma):
     rng = np.random.default_rng(seed)
     X = -rng.gamma(1.0, 0.4, (3, 60))

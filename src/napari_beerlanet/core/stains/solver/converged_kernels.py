@@ -259,12 +259,13 @@ def solve_nonnegative(G, b, d, M, active):
     """
     r = len(b)
     size = 0
-    solved = np.empty(r)
+    solved, v = np.empty(r), np.empty(r)
+    refused = 0  # one bit for each that would be negative as soon as it is active: rounding
     d[:] = 0.0
-    for _ in range(4 * r + 4):
+    for _ in range(10 * r):
         best, steepest = -1, 1e-13
         for i in range(r):
-            if d[i] == 0.0:
+            if d[i] == 0.0 and not refused >> i & 1:
                 slope = b[i]
                 for p in range(size):
                     slope -= G[i, active[p]] * d[active[p]]
@@ -272,44 +273,67 @@ def solve_nonnegative(G, b, d, M, active):
                     best, steepest = i, slope
         if best < 0:
             break
-        active[size] = best
-        extended = _invert(G, M, active, size + 1)
+        extended = _extend(G, M, active, size, best, v)
         if extended == size:
-            extended = _exchange(G, d, M, active, size, best)
+            extended = _exchange(G, d, M, active, size, best, v)
         size = extended
         while size > 0:
-            step = 1.0
+            step, first = 1.0, -1
             for p in range(size):
                 i = active[p]
                 solved[p] = 0.0
                 for q in range(size):
                     solved[p] += M[p, q] * b[active[q]]
-                if solved[p] <= 0.0:
-                    step = min(step, d[i] / (d[i] - solved[p])) if d[i] > 0.0 else 0.0
+                if solved[p] < 0.0:
+                    share = d[i] / (d[i] - solved[p])
+                    if share < step:
+                        step, first = share, p
             for p in range(size):
                 d[active[p]] += step * (solved[p] - d[active[p]])
-            if step == 1.0:
+            if first < 0:
                 break
+            d[active[first]] = 0.0  # not only nearly: it is what ends the step
             kept = 0
             for p in range(size):
                 i = active[p]
-                if solved[p] <= 0.0 and d[i] <= 1e-15:
-                    d[i] = 0.0
-                else:
+                if d[i] > 0.0:
                     active[kept] = i
                     kept += 1
-            if kept == size:
-                break
-            size = _invert(G, M, active, kept)
+                else:
+                    d[i] = 0.0
+            size = _invert(G, M, active, kept, v)
+            if size < kept:  # by rounding
+                for i in range(r):
+                    d[i] = d[i] if i in active[:size] else 0.0
+        refused = 0 if d[best] > 0.0 else refused | 1 << best
+    for p in range(size):
+        if M[p, p] > 1e2:  # inexact, as spectra are nearly parallel
+            _refine(G, b, d, M, active, size, solved)
+            break
     return size
 
 
 @njit(cache=True, nogil=True)
-def _exchange(G, d, M, active, size, new):
+def _refine(G, b, d, M, active, size, rest):
+    """One correction of d by what it leaves of b."""
+    for p in range(size):
+        rest[p] = b[active[p]]
+        for q in range(size):
+            rest[p] -= G[active[p], active[q]] * d[active[q]]
+    for p in range(size):
+        change = 0.0
+        for q in range(size):
+            change += M[p, q] * rest[q]
+        if d[active[p]] + change > 0.0:
+            d[active[p]] += change
+
+
+@njit(cache=True, nogil=True)
+def _exchange(G, d, M, active, size, new, v):
     """An entry that depends on active ones takes over from the one that it drives to 0 first."""
-    v = np.zeros(size)
     out, step = -1, np.inf
     for p in range(size):
+        v[p] = 0.0
         for q in range(size):
             v[p] += M[p, q] * G[active[q], new]
         if v[p] > 0.0 and d[active[p]] / v[p] < step:
@@ -321,29 +345,33 @@ def _exchange(G, d, M, active, size, new):
     d[active[out]] = 0.0
     d[new] = step
     active[out] = new
-    return _invert(G, M, active, size)
+    return _invert(G, M, active, size, v)
 
 
 @njit(cache=True, nogil=True)
-def _invert(G, M, active, size):
-    """M = (G among the active entries)⁻¹, one entry after the other; dependent ones are dropped."""
+def _invert(G, M, active, size, v):
+    """M = (G among the active entries)⁻¹; those that depend on others are dropped. v is scratch."""
     kept = 0
     for p in range(size):
-        i = active[p]
-        v = np.zeros(kept)
-        for a in range(kept):
-            for e in range(kept):
-                v[a] += M[a, e] * G[active[e], i]
-        rest = G[i, i]
-        for a in range(kept):
-            rest -= G[i, active[a]] * v[a]
-        if rest <= 1e-10 * G[i, i]:
-            continue
-        for a in range(kept):
-            for e in range(kept):
-                M[a, e] += v[a] * v[e] / rest
-            M[a, kept] = M[kept, a] = -v[a] / rest
-        M[kept, kept] = 1.0 / rest
-        active[kept] = i
-        kept += 1
+        kept = _extend(G, M, active, kept, active[p], v)
     return kept
+
+
+@njit(cache=True, nogil=True)
+def _extend(G, M, active, size, new, v):
+    """One more active entry, unless it depends on those that there are; returns the size."""
+    rest = G[new, new]
+    for a in range(size):
+        v[a] = 0.0
+        for e in range(size):
+            v[a] += M[a, e] * G[active[e], new]
+        rest -= G[new, active[a]] * v[a]
+    if rest <= 1e-10 * G[new, new]:
+        return size
+    for a in range(size):
+        for e in range(size):
+            M[a, e] += v[a] * v[e] / rest
+        M[a, size] = M[size, a] = -v[a] / rest
+    M[size, size] = 1.0 / rest
+    active[size] = new
+    return size + 1

@@ -25,13 +25,15 @@ from napari_beerlanet.core.stains.solver.converge import Array, ColourCells, Sol
 from napari_beerlanet.core.stains.solver.converged_kernels import solve_nonnegative
 
 _COLUMNS_PER_TASK = 1 << 14  # fixed, so that sums do not depend on the number of threads
-_MAX_PASSES = 100
+_MAX_STEPS, _USUAL_STEPS = 500, 10  # the most: without λ, and spectra that are nearly parallel
 _MAX_SUPPORT_CHANGES = 20
 _GRADIENT_TOLERANCE = 1e-11  # of x₀ in the solver's domain, and of each nᵢ relative to itself
-_SMALLEST_STEP = 1e-6
+_MIN_DAMPING, _MAX_DAMPING, _DAMPING_FACTOR = 1e-12, 1e6, 10.0  # of a Hessian of unit diagonal
+_MIN_SHARE = 0.1  # of itself, to which nᵢ may fall in a step
 _MIN_NORM = 1e-7  # of nᵢ beside √W: below it a component is not there
 _SUFFICIENT_DECREASE = 1e-4
-_ROUNDING = 1e-13  # of the objective
+_MAX_STALLED, _PROGRESS = 5, 0.5  # steps that neither lower the objective nor halve the error
+_ROUNDING = 1e-14  # of a residual beside x₀, from which it is a difference
 
 
 def solve_fixed_spectra(
@@ -83,33 +85,30 @@ def _newton(
     report: Report | None,
 ) -> tuple[Array, Array, Array]:
     """x₀, n and D at the minimum; n is 0, and D left as it is, where a component vanishes."""
-    c, lam = len(problem.S), problem.lam
+    lam = problem.lam
     smallest = _MIN_NORM * float(np.sqrt(problem.cells.w.sum()))
     norms = np.maximum(norms, 2 * smallest) if lam > 0 else norms
     here = _Pass(problem, D, x0, norms)
-    for count in range(_MAX_PASSES):
-        report_progress(report, count, _MAX_PASSES, "solving for densities")
+    best, damping, stalled = here, _MIN_DAMPING, 0
+    for count in range(_MAX_STEPS):
+        report_progress(report, min(count, _USUAL_STEPS), _USUAL_STEPS + 1, "solving for densities")
         values.append(here.value)
-        if here.converged:
+        if here.converged or stalled == _MAX_STALLED:
             break
-        move = here.newton_step()
-        step = 1.0
-        if lam > 0 and (move[c:] < 0).any():  # n stays positive
-            step = min(1.0, float((-0.9 * norms / np.minimum(move[c:], -1e-300)).min()))
-        slope = float(here.gradient @ move)
-        while True:
-            after = _Pass(problem, here.D, x0 + step * move[:c], norms + step * move[c:])
-            enough = here.value + _SUFFICIENT_DECREASE * step * slope
-            if after.value <= enough + _ROUNDING * here.value or step < _SMALLEST_STEP:
-                break
-            step /= 2
-        if step < _SMALLEST_STEP:
+        after = here.step(problem, damping)
+        while after is None and damping < _MAX_DAMPING:
+            damping *= _DAMPING_FACTOR
+            after = here.step(problem, damping)
+        if after is None:
             break
-        x0, norms, here = after.x0, after.norms, after
-        if lam > 0 and (norms < smallest).any():
-            norms = np.where(norms < smallest, 0.0, norms)
-            break
-    return x0, norms, here.D
+        here, damping = after, max(damping / _DAMPING_FACTOR**2, _MIN_DAMPING)
+        if lam > 0 and (here.norms < smallest).any():
+            return here.x0, np.where(here.norms < smallest, 0.0, here.norms), here.D
+        # Where values are the same but for rounding, it is the gradient that still tells.
+        lower = here.value < best.value - best.rounding
+        stalled = 0 if lower or here.error < _PROGRESS * best.error else stalled + 1
+        best = here if lower or here.error < best.error else best
+    return best.x0, best.norms, best.D
 
 
 class _Pass:
@@ -134,6 +133,8 @@ class _Pass:
         ends = np.cumsum([1, c, r, c * c, c * r, r * r])
         value, gx, square, hxx, hxn, hnn = np.split(total, ends[:-1])
         self.value = float(value[0]) + lam * float(norms.sum()) / 2
+        error = _ROUNDING * (1 + float(np.abs(x0).max(initial=0.0)))
+        self.rounding = float(error * np.sqrt(self.value * self._weight) + error**2 * self._weight)
         self._squares, scale = square, lam / norms**2 if lam > 0 else np.zeros(r)
         self.gradient = np.concatenate([gx, lam / 2 - scale * square / 2])
         H = np.zeros((c + r, c + r))
@@ -146,27 +147,55 @@ class _Pass:
         self.hessian = H
 
     @property
-    def converged(self) -> bool:
-        """Whether x₀ is the mean of what the stains leave, and n are the norms of D."""
-        c = len(self.x0)
-        background = np.abs(self.gradient[:c]).max() / self._weight
+    def error(self) -> float:
+        """How far x₀ is from the mean of what the stains leave, and n from the norms of D."""
+        background = float(np.abs(self.gradient[: len(self.x0)]).max()) / self._weight
         if self._lam == 0:
-            return bool(background < _GRADIENT_TOLERANCE)
-        norms = np.abs(1 - self._squares / self.norms**2).max(initial=0.0)
-        return bool(max(background, norms) < _GRADIENT_TOLERANCE)
+            return background
+        return max(background, float(np.abs(1 - self._squares / self.norms**2).max(initial=0.0)))
 
-    def newton_step(self) -> Array:
-        """−H⁺ g; directions that change nothing, as x₀ has where λ = 0, are left alone.
+    @property
+    def converged(self) -> bool:
+        """Whether this is the minimum."""
+        return self.error < _GRADIENT_TOLERANCE
 
-        In units in which the diagonal is one: x₀ and n differ by orders of magnitude.
+    def step(self, problem: _Problem, damping: float) -> _Pass | None:
+        """The pass after a step; None where that overshoots, and more `damping` is needed."""
+        move = self._newton_step(damping)
+        slope = float(self.gradient @ move)
+        if slope >= 0:
+            return None
+        c = len(self.x0)
+        after = _Pass(problem, self.D, self.x0 + move[:c], self.norms + move[c:])
+        if after.value <= self.value + _SUFFICIENT_DECREASE * slope:
+            return after
+        # The objective is convex: as long as it falls along the step in the end, it is lower there.
+        level = after.value <= self.value + self.rounding
+        return after if level and after.gradient @ move <= -slope / 2 else None
+
+    def _newton_step(self, damping: float) -> Array:
+        """−(H + damping)⁻¹ g, in units in which the diagonal of H is one.
+
+        x₀ and n differ by orders of magnitude. No nᵢ falls by more than to `_MIN_SHARE` of itself:
+        where it would, it takes that step, and the others theirs, given this one.
         """
-        size = np.sqrt(np.maximum(np.diag(self.hessian), 0.0))
+        c, size = len(self.x0), np.sqrt(np.maximum(np.diag(self.hessian), 0.0))
         unit = np.divide(1.0, size, out=np.zeros_like(size), where=size > 0)
-        scaled = unit[:, None] * self.hessian * unit
-        values, vectors = np.linalg.eigh(scaled)
-        kept = values > 1e-12 * max(float(values.max(initial=0.0)), 1.0)
-        along = vectors[:, kept].T @ (unit * self.gradient) / values[kept]
-        return np.asarray(-unit * (vectors[:, kept] @ along))
+        H = unit[:, None] * self.hessian * unit + damping * np.eye(len(size))
+        g, move = unit * self.gradient, np.zeros(len(size))
+        lowest = np.full(len(size), -np.inf)
+        lowest[c:] = (_MIN_SHARE - 1) * self.norms / np.where(unit[c:] > 0, unit[c:], 1.0)
+        held = unit == 0
+        while not held.all():
+            free = ~held
+            right = g[free] + H[np.ix_(free, held)] @ move[held]
+            values, vectors = np.linalg.eigh(H[np.ix_(free, free)])
+            move[free] = -vectors @ (vectors.T @ right / np.maximum(values, damping))
+            low = free & (move < lowest)
+            if not low.any():
+                break
+            move[low], held = lowest[low], held | low
+        return np.asarray(unit * move)
 
 
 def _missing_components(
