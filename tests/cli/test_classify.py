@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 
 import numpy as np
 import pytest
@@ -214,7 +215,11 @@ def test_train_and_evaluate_a_classifier(data, tmp_path, capfd):
     assert [line.split()[0] for line in table[1:3]] == TYPES
     assert "balanced accuracy" in table[-1]
     assert "relaxed" not in table[-1]
-    assert table[-1].endswith("6 crops")
+    assert table[-1].endswith("6 images; 6 crops")
+    assert "fewer than 10 crops of dark, pale" in table[3]
+    assert table[0].split() == ["count", "called", "precision", "recall", "F1"]
+    assert table[1].split()[1] == "3"
+    assert re.search(r"accuracy [0-9.]+ % \([0-9]+ to [0-9]+ %\)", table[-1])
     assert json.loads(result.read_text())["crops"] == 6
 
     assert run("train", "--task=classify", "--resume", f"--out={out}", "--device=cpu") == 0

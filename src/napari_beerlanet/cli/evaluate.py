@@ -35,7 +35,8 @@ def add_options(command: argparse.ArgumentParser) -> None:
         required=True,
         type=Path,
         metavar="DATA",
-        help="a data.yaml with images, labels and names; for a classifier also a folder per class",
+        help="a data.yaml with images, labels and names; for a classifier also a folder per class, "
+        "or images with files of annotations that have types",
     )
     add("--split", default="val", choices=("train", "val", "test"), help="default val")
     add(
@@ -112,20 +113,46 @@ def _metrics_row(name: str, width: int, row: dict[str, Any], threshold: str) -> 
 
 
 def _types_table(result: dict[str, Any], relaxed: bool) -> list[str]:
-    """Metrics of a classifier as lines of text."""
-    from napari_beerlanet.core.common.messages import format_score
+    """Metrics of a classifier as lines of text, with how many crops each stands on."""
+    from napari_beerlanet.core.boxes.annotations import MIN_CLASS_BOXES
+    from napari_beerlanet.core.common.messages import count_of, format_score
 
     width = max(len(name) for name in ("all", *result["per_class"]))
-    lines = [f"{'':<{width}}  count  precision   recall       F1"]
+    room = 22  # of a score with its interval
+    lines = [f"{'':<{width}}  count  called  {'precision':>{room}}  {'recall':>{room}}  {'F1':>7}"]
     for name, row in result["per_class"].items():
         scores = "  ".join(
-            f"{format_score(row[key]):>{room}}"
-            for key, room in {"precision": 9, "recall": 7, "F1": 7}.items()
+            f"{_with_interval(row[key], row[f'{key}_interval']):>{room}}"
+            for key in ("precision", "recall")
         )
-        lines.append(f"{name:<{width}}  {row['count']:>5}  {scores}")
+        f1 = format_score(row["F1"]) if row["count"] or row["predicted"] else "-"
+        start = f"{name:<{width}}  {row['count']:>5}  {row['predicted']:>6}"
+        lines.append(f"{start}  {scores}  {f1:>7}")
+    few = [n for n, row in result["per_class"].items() if row["count"] < MIN_CLASS_BOXES]
+    if few:
+        lines.append(
+            f"fewer than {MIN_CLASS_BOXES} crops of {', '.join(few)}: their numbers say little"
+        )
+    lines += [f"note: {note}" for note in result.get("notes", [])]
     named = {"accuracy": "accuracy", "balanced_accuracy": "balanced accuracy"}
     named |= {"relaxed_accuracy": "relaxed accuracy"} if relaxed else {}
     named |= {"roc_auc": "ROC-AUC", "ece": "calibration error"}
     known = {text: result[key] for key, text in named.items() if result[key] is not None}
-    summary = ", ".join(f"{text} {format_score(value)}" for text, value in known.items())
-    return [*lines, f"{summary}; {result['crops']} crops"]
+    interval = {"accuracy": result["accuracy_interval"]}
+    summary = ", ".join(
+        f"{text} {_with_interval(value, interval[text])}"
+        if text in interval
+        else f"{text} {format_score(value)}"
+        for text, value in known.items()
+    )
+    images = f", of {count_of(result['images'], 'image')}" if result.get("images") else ""
+    return [*lines, f"{summary}; intervals of 95 %{images}; {result['crops']} crops"]
+
+
+def _with_interval(score: float, interval: list[float] | None) -> str:
+    """ "85.0 % (64 to 95 %)", "-" of nothing."""
+    from napari_beerlanet.core.common.messages import format_score
+
+    if interval is None:
+        return "-"
+    return f"{format_score(score)} ({100 * interval[0]:.0f} to {100 * interval[1]:.0f} %)"

@@ -23,12 +23,14 @@ from napari_beerlanet.core.evaluation.classification import (
     relaxed_accuracy,
     roc_auc,
 )
+from napari_beerlanet.core.formats import read_detections, write_detections
 from napari_beerlanet.core.formats.class_folders import (
     LabelledCrop,
     check_crop_dataset,
     read_crop_dataset,
     with_validation,
 )
+from napari_beerlanet.core.images.files import read_image
 from tinyclasses import TYPES, cell, tiny_classifier, write_classes
 from tinydata import write_smears
 
@@ -160,7 +162,7 @@ def test_evaluate_is_the_metrics_of_what_classify_gives(clf, folder):
     found = nb.evaluate(clf, folder)
     crops = [cell(kind, seed) for kind in TYPES for seed in range(3)]
     expected = classification_metrics(np.repeat([0, 1], 3), clf.classify(crops).scores, TYPES)
-    assert found == {**expected, "split": None}
+    assert found == {**expected, "split": None, "images": 6, "notes": []}
     assert {"accuracy", "balanced_accuracy", "relaxed_accuracy", "confusion", "per_class"} <= set(
         found
     )
@@ -309,6 +311,56 @@ def test_evaluate_with_a_detector_is_evaluate_of_the_boxes(clf, off_centre, tmp_
     expected = clf.classify(pixels, boxes=[box.box((120, 120))])
     assert found["accuracy"] == float(expected.labels[0] == 0)
     assert found["ece"] != nb.evaluate(clf, tmp_path)["ece"]
+
+
+# --- images with files of annotations ------------------------------------------------------------
+
+
+@pytest.fixture
+def annotated(tmp_path):
+    """Two images of six cells each; the cells of the first have types, but for one."""
+    for number in range(2):
+        image = np.full((70, 100, 3), (228, 222, 232), np.uint8)
+        boxes, types = [], []
+        for k in range(6):
+            y, x = 4 + 33 * (k // 3), 3 + 33 * (k % 3)
+            image[y : y + 30, x : x + 30] = cell(TYPES[k % 2], k)
+            boxes.append([x + 4.5, y + 4.5, x + 25.5, y + 25.5])
+            types.append(TYPES[k % 2] if number == 0 and k else "")
+        Image.fromarray(image).save(tmp_path / f"field{number}.png")
+        drawn = Annotations(boxes, [0] * 6, ["cell"], types=types, image_shape=(70, 100))
+        ending = ".geojson" if number else ".detections.csv"
+        write_detections(tmp_path / f"field{number}{ending}", drawn.to_detections())
+    return tmp_path
+
+
+def test_a_folder_of_images_with_annotated_types(annotated):
+    clf = tiny_classifier()
+    result = nb.evaluate(clf, annotated)
+    pixels = read_image(annotated / "field0.png").pixels
+    boxes = read_detections(annotated / "field0.detections.csv")
+    typed = boxes[[bool(name) for name in boxes.columns["type"]]]
+    labels = clf.classify(pixels, typed).labels
+    true = [TYPES.index(name) for name in typed.columns["type"]]
+    assert result["crops"] == 5
+    assert result["accuracy"] == pytest.approx(np.mean(labels == true))
+    assert (result["images"], result["split"]) == (1, None)
+    assert "7 boxes have no type and are left out." in result["notes"]
+
+
+def test_a_folder_of_images_without_types_or_annotations(annotated, tmp_path):
+    (annotated / "field0.detections.csv").unlink()
+    with pytest.raises(ValueError, match="does not know the class cell; it knows dark, pale"):
+        nb.evaluate(tiny_classifier(), annotated)
+    (annotated / "field1.geojson").unlink()
+    with pytest.raises(DataError, match="annotations with types beside their images"):
+        nb.evaluate(tiny_classifier(), annotated)
+
+
+def test_a_picture_beside_folders_of_classes_is_none_of_them(tmp_path):
+    write_classes(tmp_path, 1)
+    Image.fromarray(cell("dark", 0)).save(tmp_path / "overview.png")
+    assert read_crop_dataset(tmp_path).names == TYPES
 
 
 # --- types of boxes ------------------------------------------------------------------------------

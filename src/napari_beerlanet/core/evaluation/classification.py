@@ -63,7 +63,13 @@ def evaluate_classifier(
     present = {name: k for k, name in enumerate(n for n, c in dataset.counts(split).items() if c)}
     true = np.array([place[present[dataset.names[item.label]]] for item in items], np.int64)
     metrics = classification_metrics(true, result.scores, model.classes, ordered)
-    return {**metrics, "split": None if split == WHOLE else split}
+    images = len({item.source or str(item.image) for item in items})
+    return {
+        **metrics,
+        "split": None if split == WHOLE else split,
+        "images": images,
+        "notes": list(dataset.notes),
+    }
 
 
 def classify_items(

@@ -62,11 +62,11 @@ def evaluate(
     "AP50-95", "threshold" and "count" for each), "curves" (per class: "recall" and "precision" at
     IoU 0.5; "confidence", "precision_at", "recall_at", "F1_at"), "confusion", "images".
 
-    A classifier takes a folder per class, Ultralytics' classification layout, or a data.yaml, of
-    whose boxes it gets crops; a folder per class without splits is taken whole. `ordered` are
-    groups of classes for the relaxed accuracy; with a `detector` crops are recentred and rescaled
-    by its boxes first, of `object_class` if given (`locate_cells`). The result is that of
-    `classification_metrics`.
+    A classifier takes a folder per class, Ultralytics' classification layout, images with files of
+    annotations that have types, or a data.yaml, of whose boxes it gets crops; what has no splits is
+    taken whole. `ordered` are groups of classes for the relaxed accuracy; with a `detector` crops
+    are recentred and rescaled by its boxes first, of `object_class` if given (`locate_cells`). The
+    result is that of `classification_metrics`, with "images" and "notes" on the data.
 
     Classes are matched by name.
     """

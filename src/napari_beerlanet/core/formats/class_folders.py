@@ -4,6 +4,7 @@
     smears/train/neutrophil/a.png      the layout of Ultralytics' classification: train, val, test
     smears/data.yaml                   crops of the boxes of images, see `dataset`
     project/cells.csv                  a project's cells that have a type: image, box, type, split
+    smears/a.png, a.geojson            images with files of annotations, see `discover`
 
 Nothing is ever fetched or written.
 """
@@ -23,10 +24,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from napari_beerlanet.core.boxes.geometry import cxcywh_to_xyxy
+from napari_beerlanet.core.boxes.detections import TYPE_COLUMN
+from napari_beerlanet.core.boxes.geometry import area, clip, cxcywh_to_xyxy, xyxy_to_cxcywh
 from napari_beerlanet.core.common.messages import count_of
 from napari_beerlanet.core.common.progress import Report
-from napari_beerlanet.core.common.storage import DataError
+from napari_beerlanet.core.common.storage import DataError, FileError
 from napari_beerlanet.core.formats.dataset import (
     SPLITS,
     Dataset,
@@ -37,9 +39,12 @@ from napari_beerlanet.core.formats.dataset import (
     list_images,
     read_dataset,
 )
+from napari_beerlanet.core.images.files import read_image
 
 _SPLIT_FOLDERS = {"train": "train", "val": "val", "valid": "val", "validation": "val"}
 _SPLIT_FOLDERS |= {"test": "test"}
+_IMAGE_FOLDERS = {"images", "labels", "annotations"}  # names of no class
+_ANNOTATION_ENDINGS = (".xml", ".json", ".geojson", ".detections.csv", ".types.csv")
 WHOLE = "all"
 """The split of a dataset that has none."""
 CELLS_FILE, CELLS_DIR = "cells.csv", "cells"
@@ -92,8 +97,8 @@ class CropDataset:
 def read_crop_dataset(path: str | os.PathLike[str]) -> CropDataset:
     """Find the crops of a folder, a data.yaml or a project; no image is read yet.
 
-    Of a project these are the cells that have a type or, where none has one, all boxes by their
-    class; its data.yaml stands for the latter.
+    Of a project, and of images with files of annotations, these are the cells that have a type or,
+    where none has one, all boxes by their class; a project's data.yaml stands for the latter.
     """
     folder = Path(path)
     if (folder / CELLS_FILE).is_file():
@@ -104,6 +109,8 @@ def read_crop_dataset(path: str | os.PathLike[str]) -> CropDataset:
         what = "not a folder" if folder.exists() else "there is no such folder"
         raise DataError(f"{folder}: {what}; give a folder per class, or a data.yaml.")
     inside = _subfolders(folder)
+    if _has_annotated_images(folder, inside):
+        return _annotated_cells(folder)
     by_split = {_SPLIT_FOLDERS[p.name]: p for p in inside if p.name in _SPLIT_FOLDERS}
     if by_split and len(by_split) == len(inside):
         parts = {split: _class_folders(by_split[split]) for split in SPLITS if split in by_split}
@@ -166,6 +173,49 @@ def _crops_of_boxes(dataset: Dataset) -> CropDataset:
         raise DataError(f"{dataset.path}: there are no boxes, so there is nothing to classify.")
     notes = [f"There are no boxes of {', '.join(absent)}, left out."] if absent else []
     return CropDataset(dataset.path, names, splits, notes)
+
+
+def _has_annotated_images(folder: Path, inside: list[Path]) -> bool:
+    """Whether images lie in a folder itself, and not in folders of classes."""
+    if {p.name.lower() for p in inside} & _IMAGE_FOLDERS:
+        return True
+    files = [p for p in folder.iterdir() if p.is_file()]
+    beside = any(p.name.lower().endswith(_ANNOTATION_ENDINGS) for p in files)
+    return bool(set(files) & set(list_images(folder, folder))) and (beside or not inside)
+
+
+def _annotated_cells(folder: Path) -> CropDataset:
+    """The annotated boxes of images: those that have a type or, where none has one, all."""
+    from napari_beerlanet.core.formats.discover import discover_annotations
+
+    typed: list[tuple[str, LabelledCrop]] = []
+    boxes: list[tuple[str, LabelledCrop]] = []
+    try:
+        found = discover_annotations(folder, [])
+        for item in found.images:
+            shape = read_image(item.image).pixels.shape[:2]
+            here = item.read((shape[0], shape[1]))
+            usable = here[area(clip(here.xyxy, (shape[0], shape[1]))) > 0]
+            types = usable.columns.get(TYPE_COLUMN, np.full(len(usable), "", object))
+            relative = xyxy_to_cxcywh(usable.xyxy.astype(np.float64), (shape[0], shape[1]))
+            for label, name, (x, y, w, h) in zip(usable.labels, types, relative, strict=True):
+                crop = LabelledCrop(item.image, 0, (float(x), float(y), float(w), float(h)))
+                boxes.append((usable.names[label], crop))
+                typed += [(str(name), crop)] if name else []
+    except FileError as error:
+        raise DataError(
+            f"{str(error).rstrip('.')}; put crops into a folder per class, or annotations with "
+            "types beside their images."
+        ) from error
+    chosen = typed or boxes
+    names = sorted({name for name, _ in chosen})
+    if not names:
+        raise DataError(f"{folder}: there are no boxes, so there is nothing to classify.")
+    left = len(boxes) - len(typed) if typed else 0
+    one, many = "box has no type and is", "boxes have no type and are"
+    notes = [*found.notes, *([f"{count_of(left, one, many)} left out."] if left else [])]
+    crops = [replace(crop, label=names.index(name)) for name, crop in chosen]
+    return CropDataset(folder, names, {WHOLE: crops}, notes, annotated=bool(typed))
 
 
 def _typed_cells(folder: Path) -> CropDataset:

@@ -1,7 +1,7 @@
 """Discover annotated images from other programs: which image belongs to which annotation file.
 
 A data.yaml with its folders, a COCO file of many images, or a folder in which images and YOLO,
-Pascal VOC, COCO or GeoJSON files are matched by name, wherever each of them lies.
+Pascal VOC, COCO or GeoJSON files, or our own tables, are matched by name, wherever each lies.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from napari_beerlanet.core.formats.common import ImageShape
 from napari_beerlanet.core.formats.dataset import LabelledImage, label_path, read_dataset
 from napari_beerlanet.core.images.files import IMAGE_SUFFIXES
 
-_ANNOTATION_SUFFIXES = (".xml", ".geojson", ".json", ".txt")  # the first that is there is taken
+_ANNOTATION_SUFFIXES = (".xml", ".geojson", ".json", ".txt", ".csv")  # the first there is taken
+_OUR_TABLES = (".detections.csv", ".types.csv")  # others may be tables of anything
 _MAX_LISTED_NAMES = 3
 _IMAGE_FOLDERS = ("images", "image", "img", "imgs", "jpegimages")
 """Folders of images beside a folder of COCO's annotations."""
@@ -243,7 +244,9 @@ def _find_annotation_files(place: Path) -> list[Path]:
     return [
         p
         for p in _find_files(place)
-        if p.suffix.lower() in _ANNOTATION_SUFFIXES and p.name != CLASSES_FILE
+        if p.suffix.lower() in _ANNOTATION_SUFFIXES
+        and p.name != CLASSES_FILE
+        and (p.suffix.lower() != ".csv" or p.name.endswith(_OUR_TABLES))
     ]
 
 
@@ -260,8 +263,8 @@ def _find_files(place: Path) -> list[Path]:
 
 
 def _image_stem(file: Path) -> str:
-    """The image's name of a file of annotations; ours end in .detections.geojson."""
-    return file.stem.removesuffix(".detections")
+    """The image's name of a file of annotations; ours end in .detections.geojson, .types.csv."""
+    return file.stem.removesuffix(".detections").removesuffix(".types")
 
 
 def _first_per_image(pairs: Iterable[AnnotatedImageFile]) -> list[AnnotatedImageFile]:
