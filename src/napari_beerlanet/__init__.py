@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from napari_beerlanet._version import __version__
 
 if TYPE_CHECKING:
+    from napari_beerlanet.core.batch.malaria import count_malaria
     from napari_beerlanet.core.batch.study import run_study
     from napari_beerlanet.core.boxes.detections import Detections
     from napari_beerlanet.core.checkpoints.checkpoint import load_checkpoint, save_checkpoint
@@ -39,6 +40,7 @@ __all__ = [
     "Palette",
     "StainPreset",
     "__version__",
+    "count_malaria",
     "decompose",
     "decompose_slide",
     "detect_slide",
@@ -61,6 +63,7 @@ _HOME = {
     "Detector": "core.detection.detector",
     "Palette": "core.stains.palette",
     "StainPreset": "core.stains.presets",
+    "count_malaria": "core.batch.malaria",
     "decompose": "core.stains.decompose",
     "decompose_slide": "core.stains.slide",
     "detect_slide": "core.detection.slide_detector",

@@ -248,3 +248,35 @@ def test_wrong_training_options(data, tmp_path, capsys, options, status, words):
     start = ["--task=classify", f"--data={data}", f"--out={tmp_path / 'run'}", "--device=cpu"]
     assert run("train", *start, *options) == status
     assert words in capsys.readouterr().err
+
+
+def test_fields_of_a_smear_become_a_parasitaemia(tmp_path, capsys):
+    """The detector is the packaged one; a classifier with made-up weights is as good here."""
+    stages = ["gametocyte", "ring", "schizont", "trophozoite", "uninfected"]
+    types = tmp_path / "types.safetensors"
+    save_checkpoint(tiny_classifier(SMALL, stages, info={"applies_to": ["RBC"]}), types)
+    for seed in (1, 2):
+        smear = blood_smear((160, 200), seed=seed, cell_diameter=40)
+        Image.fromarray(smear.image).save(tmp_path / f"field-{seed}.png")
+    out = tmp_path / "out"
+    options = ("--classify", types, "--out", out, "--device", "cpu", "--object-size", 40)
+    assert run("malaria", tmp_path / "field-1.png", tmp_path / "field-2.png", *options) == 0
+    said = capsys.readouterr()
+    printed = dict(line.rsplit("  ", 1) for line in said.out.splitlines() if "  " in line)
+    printed = {name.strip(): value.strip() for name, value in printed.items()}
+    table = rows(out / "summary.csv")
+    infected = sum(int(row[f"type {stage}"]) for row in table for stage in stages[:-1])
+    red = infected + sum(int(row["type uninfected"]) for row in table)
+    assert red > 5
+    assert red == sum(int(row["count RBC"]) for row in table)
+    assert (int(printed["infected red cells"]), int(printed["red cells"])) == (infected, red)
+    assert printed["parasitaemia"] == f"{100 * infected / red:.3f} %"
+    assert f"Only {red} red cells counted" in said.err
+    assert "Does not know parasites" in said.err
+    assert "Research use only" in (out / "field-1.report.html").read_text(encoding="utf-8")
+
+
+def test_a_classifier_of_other_cells_gives_no_parasitaemia(field, model, tmp_path, capsys):
+    options = ("--classify", model, "--out", tmp_path / "out", "--device", "cpu")
+    assert run("malaria", field[0], *options) == 2
+    assert "uninfected and infected" in capsys.readouterr().err

@@ -22,6 +22,7 @@ from napari_beerlanet.cli import (
     demo,
     detect,
     evaluate,
+    malaria,
     report,
     train,
 )
@@ -37,6 +38,7 @@ _COMMANDS: dict[str, Any] = {
     "decompose": decompose,
     "detect": detect,
     "classify": classify,
+    "malaria": malaria,
     "evaluate": evaluate,
     "batch": batch,
     "report": report,

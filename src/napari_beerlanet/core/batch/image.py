@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from napari_beerlanet.core.batch.inputs import ImageJob
+from napari_beerlanet.core.batch.malaria import claim_red_cells
 from napari_beerlanet.core.batch.manifest import Record, Records, records_of
 from napari_beerlanet.core.batch.outputs import ImageResult
 from napari_beerlanet.core.batch.settings import StudySettings
@@ -110,6 +111,8 @@ def _process(
                 "classifier", settings.classifier, settings.classifier_sha256, device
             )
             part = subprogress(report, found, 0.95)
+            if model is not None and not settings.classify_only:
+                detections = claim_red_cells(detections, model.info, classifier.info)
             detections = classify_objects(classifier, slide, detections, settings, part)
         if file_stamp(job.source) != source:
             raise FileError(f"{job.source}: it changed, or vanished, while it was being read.")

@@ -178,6 +178,15 @@ REPORT_PRESET: dict[str, Any] = DETECT_PRESET | {
 }
 """A study that writes nothing but a report; for the layout "report"."""
 
+MALARIA_PRESET: dict[str, Any] = DETECT_PRESET | {
+    "model": "blood-cells",
+    "classifier": "malaria",
+    "reports": True,
+    "one_page": True,
+    "formats": ("csv", "geojson"),
+}
+"""A study of a thin smear's fields: infected red cells by stage, with packaged models."""
+
 
 def settings_hash(settings: Mapping[str, Any]) -> str:
     """The same for the same settings, whatever their order."""

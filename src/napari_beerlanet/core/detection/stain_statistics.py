@@ -45,7 +45,8 @@ _MIN_REFERENCE_BOXES = 5  # confident ones of an image's commonest class
 _MIN_SIZE_SIGMA = 0.2  # of ln size: how much it varies within a class
 _DENSITY_SIGMA = 0.35  # of ln density relative to another class: how much laboratories differ
 _MIN_CLASS_DISTANCE = 1.5  # in sigmas, of two classes that can be told apart by size and stain
-_MIN_AGREEMENT = 0.4
+MIN_AGREEMENT = 0.4
+"""Of size and stain of an object with its class, see `class_agreement`."""
 _MAX_DISAGREEING = 0.25  # of a class's objects, without a warning
 _BORDER_FRACTION = 0.01  # of the longer side: nearer to the image's border an object may be cut
 
@@ -247,7 +248,7 @@ def _disagreement_warnings(detections: Detections) -> list[str]:
     warnings = []
     for label, name in enumerate(detections.names):
         mine = agreement[(detections.labels == label) & np.isfinite(agreement)]
-        odd = int((mine < _MIN_AGREEMENT).sum())
+        odd = int((mine < MIN_AGREEMENT).sum())
         if odd and odd >= _MAX_DISAGREEING * len(mine):
             warnings.append(
                 f"{odd} of {len(mine)} {name} do not have the size and stain of {name}: they may "

@@ -1,0 +1,347 @@
+"""The packaged model `malaria`: measured on slides that it was not trained on, then made of all.
+
+    python benchmarks/malaria_data.py --out FOLDER
+    python benchmarks/malaria.py FOLDER --fold A        (and B, C): train, and score all its slides
+    python benchmarks/malaria.py FOLDER --measure       tables, FOLDER/results.json, a figure
+    python benchmarks/malaria.py FOLDER --fold all      train on all slides
+    python benchmarks/malaria.py FOLDER --package       FOLDER/malaria.safetensors
+
+Slides are never in two splits. What may be chosen, the epoch aside (it is the last one), is chosen
+on validation slides: one number that is added to the logit of `uninfected`, with which as many
+cells are called infected there as are annotated, and the temperature. It becomes a part of the
+head's bias, so that whoever loads the model has it. The model of all slides takes the means of
+the three.
+
+Parasitaemia of a field: infected red cells of all red cells. Annotated are parasites and not red
+cells, so the annotated one is the cells in which parasites lie (or the parasites that no red cell
+covers) of all red cells that the detector finds and those. The predicted one is what the Malaria
+preset counts, which does not know where parasites are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from malaria_data import (
+    DETECTOR,
+    FILL,
+    SHARED,
+    SIZE,
+    TYPES,
+    UNINFECTED,
+    find_fields,
+    write_split,
+)
+
+import napari_beerlanet as nb
+from napari_beerlanet.core.batch.malaria import find_red_cells
+from napari_beerlanet.core.boxes.classes import class_colours
+from napari_beerlanet.core.checkpoints.checkpoint import read_info
+from napari_beerlanet.core.evaluation.classification import classification_metrics
+from napari_beerlanet.core.images.files import read_image
+from napari_beerlanet.core.training.trainer.classification import fit_temperature
+
+# Slides to test on and to validate on; the others are trained on. The two with most parasites, and
+# all with fields of many, are in different folds, and each stage is in all trainings.
+FOLDS = {
+    "A": (("1701151546", "1703121298", "1409171742"), ("1405022890", "1409191647")),
+    "B": (("1704282807", "1408161544", "1408290968"), ("1405022890", "1409191647")),
+    "C": (("1405022890", "1409191647", "1603223711", "1709041080"), ("1409171742", "1408290968")),
+    "all": ((), ()),
+}
+WANTED = {"uninfected": 2200, "ring": 900, "trophozoite": 250, "schizont": 150, "gametocyte": 150}
+# Crops are files of their own; the camera's colours are left as they are.
+AUGMENTATION: dict[str, Any] = {"scale_jitter": 0.12, "shift_jitter": 0.06, "blur_jitter": 0.01}
+AUGMENTATION |= {"jitter": {"flare": 0.1, "saturation": (1.0, 1.0), "hue": 0.0}}
+MIN_PARASITES = 20  # of a field whose parasitaemia is compared
+TOLERANCE = 0.2
+DETECTOR_INFO = read_info(DETECTOR)
+UNKNOWN = {"platelets or dirt on red cells": ["ring"], "other parasites than Plasmodium": ["ring"]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="of malaria_data.py")
+    parser.add_argument("--shared", type=Path, default=SHARED)
+    parser.add_argument("--fold", choices=FOLDS)
+    parser.add_argument("--name", default="", help="of a variant, in the names of files")
+    parser.add_argument("--front-end", default="none", choices=("none", "beerlanet", "grey"))
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--measure", action="store_true")
+    parser.add_argument("--figure", type=Path)
+    parser.add_argument("--package", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    if options.fold:
+        train(options)
+    if options.measure:
+        measure(options)
+    if options.package:
+        package(options)
+
+
+# --- training ------------------------------------------------------------------------------------
+
+
+def train(options: argparse.Namespace) -> None:
+    """Train on a fold's slides, resuming what is there, and score its other slides."""
+    folder = options.folder
+    fields = find_fields(options.shared / "data" / "malaria-fields", folder)
+    test, val = FOLDS[options.fold]
+    slides = sorted({field["slide"] for field in fields})
+    mine = [slide for slide in slides if slide not in (*test, *val)]
+    run = folder / "runs" / f"{options.fold}{options.name}"
+    data = folder / "splits" / options.fold
+    if not data.is_dir():
+        write_split(folder / "crops", data, mine, list(val) or slides, WANTED)
+    nb.train_classifier(
+        data,
+        run,
+        backbone="mobilenet_v2",
+        weights=options.shared / "weights" / "mobilenet_v2.pt",
+        front_end=options.front_end,
+        input_size=SIZE,
+        fill=FILL,
+        epochs=options.epochs,
+        balanced=False,
+        label_smoothing=0.0,
+        **AUGMENTATION,
+        seed=options.seed,
+        device="cpu",
+        resume=(run / "run.json").is_file(),
+        progress=show,
+    )
+    if test:
+        model = nb.load_checkpoint(run / "last.safetensors", device="cpu")
+        score(model, [f for f in fields if f["slide"] in (*test, *val)], options)
+
+
+def show(event: dict[str, Any]) -> None:
+    """Epochs, for the log."""
+    if event.get("event") != "batch":
+        print(json.dumps(event)[:400], flush=True)
+
+
+def score(model: Any, fields: list[dict[str, Any]], options: argparse.Namespace) -> None:
+    """ln of the probabilities, at temperature 1, of all cells and other objects of fields."""
+    model.info["temperature"] = 1.0
+    place = [model.classes.index(kind) for kind in TYPES]
+    logits = {}
+    for field in fields:
+        pixels = read_image(options.shared / "data" / "malaria-fields" / field["path"]).pixels
+        objects = field["cells"] + field["others"]
+        boxes = np.array([cell["box"] for cell in objects]).reshape(-1, 4)
+        scores = model.classify(pixels, boxes=boxes).scores[:, place]
+        logits[field["name"]] = np.log(np.maximum(scores, 1e-12)).astype(np.float32)
+    np.savez_compressed(options.folder / f"scores-{options.fold}{options.name}.npz", **logits)
+
+
+# --- what they say -------------------------------------------------------------------------------
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Choose on validation slides, measure on test slides, all folds together and each alone."""
+    fields = find_fields(options.shared / "data" / "malaria-fields", options.folder)
+    results: dict[str, Any] = {"folds": {}}
+    everything: list[dict[str, Any]] = []
+    for fold, (test, val) in FOLDS.items():
+        path = options.folder / f"scores-{fold}{options.name}.npz"
+        if not path.is_file():
+            continue
+        logits = dict(np.load(path))
+        shift, temperature = choose(logits, [f for f in fields if f["slide"] in val])
+        tested = [
+            judge(logits[f["name"]], f, shift, temperature) for f in fields if f["slide"] in test
+        ]
+        everything += tested
+        results["folds"][fold] = {
+            "shift": shift,
+            "temperature": temperature,
+            "test": test,
+            "validation": val,
+            **report_on(tested),
+        }
+    results["all"] = report_on(everything)
+    results["slides"] = {
+        slide: report_on([t for t in everything if t["slide"] == slide])
+        for slide in sorted({t["slide"] for t in everything})
+    }
+    keep = ("name", "slide", "species", "parasites", "annotated", "predicted", "red_cells")
+    results["fields"] = [{k: t[k] for k in (*keep, "counted")} for t in everything]
+    out = options.folder / f"results{options.name}.json"
+    out.write_text(json.dumps(results, indent=1, default=float))
+    for name, part in {**results["folds"], "all": results["all"], **results["slides"]}.items():
+        print(name, json.dumps({k: v for k, v in part.items() if k != "fields20"}, default=float))
+    for line in results["all"]["fields20"]:
+        print(line)
+    if options.figure:
+        draw(everything, options.figure)
+
+
+def choose(logits: dict[str, np.ndarray], fields: list[dict[str, Any]]) -> tuple[float, float]:
+    """What is added to `uninfected`, so that as many are called infected as are, and T."""
+    X = np.concatenate([logits[f["name"]][: len(f["cells"])] for f in fields])
+    true = np.array([TYPES.index(c["type"]) for f in fields for c in f["cells"]])
+    # A cell is called infected while the shift is below its best stage's lead.
+    lead = X[:, 1:].max(1) - X[:, 0]
+    infected = int((true > 0).sum())
+    order = np.sort(lead)[::-1]
+    shift = float((order[infected - 1] + order[infected]) / 2)
+    temperature = fit_temperature(softmax(shifted(X, shift)), true)
+    return shift, temperature
+
+
+def shifted(X: np.ndarray, shift: float) -> np.ndarray:
+    """Logits (n, 5) with the shift added to those of `uninfected`."""
+    return X + np.array([shift, 0, 0, 0, 0])
+
+
+def softmax(X: np.ndarray) -> np.ndarray:
+    e = np.exp(X - X.max(1, keepdims=True))
+    return e / e.sum(1, keepdims=True)
+
+
+def judge(
+    logits: np.ndarray, field: dict[str, Any], shift: float, temperature: float
+) -> dict[str, Any]:
+    """Scores of a field's cells, and what the preset counts in it."""
+    P = softmax(shifted(logits, shift) / temperature)
+    cells, found = field["cells"], field["found"]
+    label = {c["row"]: int(k) for c, k in zip(cells + field["others"], P.argmax(1), strict=True)}
+    rows, _ = find_red_cells(found, DETECTOR_INFO, {"classes": TYPES, "applies_to": ["RBC"]})
+    counted = Counter(TYPES[label[int(row)]] for row in rows)
+    return {
+        "name": field["name"],
+        "slide": field["slide"],
+        "species": field["species"],
+        "parasites": sum(field["parasites"].values()),
+        "true": np.array([TYPES.index(cell["type"]) for cell in cells]),
+        "clear": np.array([not cell["ambiguous"] for cell in cells]),
+        "P": P[: len(cells)],
+        "annotated": sum(cell["type"] != UNINFECTED for cell in cells),
+        "cells": len(cells),
+        "predicted": len(rows) - counted[UNINFECTED],
+        "red_cells": len(rows),
+        "counted": counted,
+    }
+
+
+def report_on(tested: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of cells: infected against uninfected, and stages; of fields: parasitaemia."""
+    true = np.concatenate([t["true"] for t in tested])
+    P = np.concatenate([t["P"] for t in tested])
+    label = P.argmax(1)
+    two = np.stack([P[:, 0], 1 - P[:, 0]], 1)
+    clear = np.concatenate([t["clear"] for t in tested])
+    names = ["uninfected", "infected"]
+    binary = classification_metrics((true > 0).astype(np.int64), two, names)
+    without = classification_metrics((true > 0).astype(np.int64)[clear], two[clear], names)
+    found, right = label[true > 0] > 0, label[true == 0] == 0
+    confusion = np.zeros((5, 5), int)
+    np.add.at(confusion, (true, label), 1)
+    large = [t for t in tested if t["parasites"] >= MIN_PARASITES]
+    lines = []
+    for t in large:
+        annotated, predicted = t["annotated"] / t["cells"], t["predicted"] / max(t["red_cells"], 1)
+        lines.append(
+            {
+                "field": t["name"],
+                "parasites": t["parasites"],
+                "annotated": f"{t['annotated']}/{t['cells']}",
+                "predicted": f"{t['predicted']}/{t['red_cells']}",
+                "ratio": round(predicted / annotated, 3),
+            }
+        )
+    within = [abs(line["ratio"] - 1) <= TOLERANCE for line in lines]
+    whole = sum(t["predicted"] for t in tested), sum(t["red_cells"] for t in tested)
+    marked = sum(t["annotated"] for t in tested), sum(t["cells"] for t in tested)
+    return {
+        "cells": len(true),
+        "infected": int((true > 0).sum()),
+        "roc_auc": binary["roc_auc"],
+        "roc_auc_clear": without["roc_auc"],
+        "sensitivity": float(found.mean()) if len(found) else math.nan,
+        "specificity": float(right.mean()) if len(right) else math.nan,
+        "balanced_accuracy": float((found.mean() + right.mean()) / 2) if len(found) else math.nan,
+        "confusion": confusion.tolist(),
+        "fields_with_20": len(large),
+        "within_20_percent": sum(within),
+        "parasitaemia": [whole[0] / whole[1], marked[0] / marked[1]],
+        "fields20": lines,
+    }
+
+
+def draw(tested: list[dict[str, Any]], path: Path) -> None:
+    """Predicted against annotated infected cells of every field."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(4.6, 4.3), dpi=110)
+    top = 1.1 * max(max(t["annotated"], t["predicted"]) for t in tested)
+    line = np.array([0.0, top])
+    axes.fill_between(line, 0.8 * line, 1.2 * line, color="#dddddd", label="±20 %")
+    axes.plot(line, line, color="#888888", lw=1)
+    colours = dict(zip(("falciparum", "vivax"), class_colours(2), strict=True))
+    random = np.random.default_rng(0)
+    for species, colour in colours.items():
+        mine = [t for t in tested if t["species"] == species]
+        spread = random.uniform(-0.25, 0.25, (2, len(mine)))  # fields with the same few
+        axes.plot(
+            np.array([t["annotated"] for t in mine]) + spread[0],
+            np.array([t["predicted"] for t in mine]) + spread[1],
+            *("o",),
+            color=colour,
+            ms=4,
+            alpha=0.7,
+            mew=0,
+            label=f"P. {species}, {len(mine)} fields",
+        )
+    axes.set(xlim=(-1, top), ylim=(-1, top), aspect="equal")
+    axes.set(xlabel="annotated infected cells", ylabel="infected cells found")
+    axes.legend(frameon=False, fontsize=8, loc="upper left")
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+
+
+# --- the packaged model --------------------------------------------------------------------------
+
+
+def package(options: argparse.Namespace) -> None:
+    """The last epoch of the training on all slides, with the shift and temperature of the folds."""
+    run = options.folder / "runs" / f"all{options.name}"
+    model = nb.load_checkpoint(run / "last.safetensors", device="cpu")
+    results = json.loads((options.folder / f"results{options.name}.json").read_text())
+    folds = results["folds"].values()
+    shift = float(np.mean([f["shift"] for f in folds]))
+    head = model.network.backbone.classifier[-1]
+    with torch.no_grad():
+        head.bias[model.classes.index(UNINFECTED)] += shift
+    used = ("roc_auc", "sensitivity", "specificity", "balanced_accuracy", "cells", "infected")
+    model.info.update(
+        name="malaria",
+        applies_to=["RBC"],
+        unknown=UNKNOWN,
+        temperature=round(float(np.exp(np.mean([math.log(f["temperature"]) for f in folds]))), 4),
+    )
+    training = model.info["training"]
+    training["command"] = "python benchmarks/malaria.py"
+    training["metrics"] = {"slides held out": {k: results["all"][k] for k in used}}
+    training["uninfected_shift"] = round(shift, 4)
+    training["detector"] = DETECTOR
+    nb.save_checkpoint(model, options.folder / "malaria.safetensors")
+
+
+if __name__ == "__main__":
+    main()

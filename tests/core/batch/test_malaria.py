@@ -1,0 +1,188 @@
+"""The Malaria preset: which objects are classified, what counts, and what is said against it."""
+
+import csv
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from napari_beerlanet.core.batch import image
+from napari_beerlanet.core.batch.malaria import (
+    claim_red_cells,
+    describe_smear,
+    find_red_cells,
+    load_models,
+)
+from napari_beerlanet.core.batch.settings import MALARIA_PRESET
+from napari_beerlanet.core.batch.study import run_study
+from napari_beerlanet.core.boxes.detections import AGREEMENT_COLUMN, TYPE_COLUMN, Detections
+from napari_beerlanet.core.checkpoints.checkpoint import save_checkpoint
+from tinyclasses import SMALL, tiny_classifier
+
+NAMES = ["RBC", "WBC", "Platelets"]
+STAGES = ["gametocyte", "ring", "schizont", "trophozoite", "uninfected"]
+DETECTOR = {"name": "finder", "classes": NAMES, "unknown": {"parasites": ["WBC", "Platelets"]}}
+NEAR_TWIN = 3  # pixels by which two boxes of one cell differ
+
+
+class _Darkness(nn.Module):
+    """Dark crops are rings, all others uninfected: the weights are made up, the rest is real."""
+
+    def forward(self, x):
+        dark = 0.5 - x.mean((1, 2, 3))
+        nothing = torch.full_like(dark, -1.0)
+        return 20 * torch.stack([nothing, dark, nothing, nothing, -dark], 1)
+
+
+@pytest.fixture(scope="module")
+def classifier():
+    info = {"applies_to": ["RBC"]}
+    return tiny_classifier(
+        _Darkness(), STAGES, info=info, front_end="none", standardize=False, fill=1.0
+    )
+
+
+def smear(*objects):
+    """An image and its detections: (class, dark, agreement), the most certain first."""
+    pixels = np.full((24, 24 * len(objects), 3), 230, np.uint8)
+    boxes = []
+    for k, (_, dark, _) in enumerate(objects):
+        boxes.append([24 * k + 2, 2, 24 * k + 22, 22])
+        pixels[2:22, 24 * k + 2 : 24 * k + 22] = 40 if dark else 200
+    return pixels, Detections(
+        np.array(boxes, float),
+        np.array([NAMES.index(name) for name, _, _ in objects]),
+        np.linspace(0.9, 0.2, len(objects)),
+        NAMES,
+        columns={AGREEMENT_COLUMN: np.array([agreement for *_, agreement in objects], np.float32)},
+        image_shape=pixels.shape[:2],
+    )
+
+
+OBJECTS = (
+    ("RBC", True, np.nan),
+    ("RBC", False, np.nan),
+    ("WBC", True, 1.0),  # a white cell: dark, and as large and dark as one
+    ("WBC", True, 0.1),  # a parasite
+    ("WBC", False, 0.1),  # something else that is no white cell
+    ("WBC", True, np.nan),  # at the border, so nothing is known of its size
+    ("Platelets", True, 0.9),
+    ("RBC", False, np.nan),
+    ("RBC", True, np.nan),  # below the threshold
+)
+
+
+def found_in(objects=OBJECTS, confidence=0.25):
+    pixels, everything = smear(*objects)
+    return pixels, everything.above(confidence)
+
+
+def classified(classifier, pixels, found, confidence=0.25):
+    claimed = claim_red_cells(found, DETECTOR, classifier.info)
+    return classifier.classify_detections(pixels, claimed, confidence=confidence)
+
+
+def test_red_cells_and_objects_that_are_not_what_they_are_called(classifier):
+    _, found = found_in()
+    assert len(found) == 8
+    rows, twice = find_red_cells(found, DETECTOR, classifier.info)
+    assert (rows.tolist(), twice.tolist()) == ([0, 1, 3, 4, 7], [])
+
+
+def test_a_detector_that_knows_parasites_is_believed(classifier):
+    _, found = found_in()
+    rows, _ = find_red_cells(found, DETECTOR | {"unknown": {"blasts": ["WBC"]}}, classifier.info)
+    assert rows.tolist() == [0, 1, 7]
+
+
+def test_a_cell_that_is_found_twice_counts_once(classifier):
+    pixels, found = found_in()
+    found.xyxy[0] = found.xyxy[3] + NEAR_TWIN
+    found.candidates.xyxy[0] = found.xyxy[0]
+    rows, twice = find_red_cells(found, DETECTOR, classifier.info)
+    assert (rows.tolist(), twice.tolist()) == ([0, 1, 4, 7], [3])
+    typed = classified(classifier, pixels, found)
+    assert typed.counts() == {"RBC": 4, "WBC": 2, "Platelets": 1}
+    assert len(typed.above(0.1)) == 8
+
+
+def test_what_has_the_size_and_stain_of_a_red_cell_is_one(classifier):
+    pixels, found = found_in()
+    typed = classified(classifier, pixels, found)
+    types = typed.columns[TYPE_COLUMN].tolist()
+    assert types == ["ring", "uninfected", "", "ring", "uninfected", "", "", "uninfected"]
+    assert typed.counts() == {"RBC": 5, "WBC": 2, "Platelets": 1}
+    assert typed.report["notes"] == ["2 red cells were called WBC by the detector."]
+    assert typed.report["classifier"] == "tiny"
+    infected = describe_smear(typed, DETECTOR, classifier.info).parasitaemia
+    assert (infected.infected, infected.cells, infected.stages["ring"]) == (2, 5, 2)
+    assert (infected.white_cells, infected.per_100_white_cells) == (2, 100)
+
+
+def test_the_threshold_can_be_lowered_and_nothing_is_claimed_of_what_comes(classifier):
+    pixels, found = found_in()
+    lower = classified(classifier, pixels, found).above(0.1)
+    assert lower.columns[TYPE_COLUMN].tolist()[-1] == ""
+    result = describe_smear(lower, DETECTOR, classifier.info)
+    assert (result.parasitaemia.cells, result.parasitaemia.unclassified) == (5, 1)
+
+
+def test_with_a_threshold_for_each_class_other_candidates_are_given_up(classifier):
+    _, everything = smear(*OBJECTS)
+    found = everything.above({"RBC": 0.1, "WBC": 0.6})
+    claimed = claim_red_cells(found, DETECTOR, classifier.info)
+    assert claimed.xyxy.tolist() == found.xyxy.tolist()
+    assert claimed.labels.tolist() == [0, 0, 1, 0, 0, 0]
+    assert len(claimed.above(0)) == 6
+
+
+def test_few_red_cells_are_a_warning_and_so_is_what_the_models_do_not_know(classifier):
+    pixels, found = found_in()
+    info = classifier.info | {"unknown": {"dirt": ["ring"]}}
+    result = describe_smear(classified(classifier, pixels, found), DETECTOR, info)
+    assert len(result.warnings) == 1
+    assert "5 red cells" in result.warnings[0]
+    assert "500" in result.warnings[0]
+    assert "finder does not know parasites" in result.limits[0]
+    assert result.limits[1:] == ["tiny: Does not know dirt; may call them ring."]
+
+
+def test_no_cells_at_all(classifier):
+    pixels, everything = smear(*OBJECTS)
+    typed = classified(classifier, pixels, everything.above(0.99), 0.99)
+    result = describe_smear(typed, DETECTOR, classifier.info)
+    assert len(typed) == 0
+    assert result.parasitaemia is None
+    assert result.warnings[0] == "No red cells were found."
+
+
+def test_enough_red_cells_are_no_warning(classifier):
+    pixels, found = found_in([("RBC", k == 0, np.nan) for k in range(500)], 0.1)
+    typed = classified(classifier, pixels, found, 0.1)
+    result = describe_smear(typed, DETECTOR, classifier.info)
+    assert (result.parasitaemia.infected, result.parasitaemia.cells) == (1, 500)
+    assert result.warnings == []
+
+
+def test_a_study_counts_them_as_the_preset_does(tmp_path, monkeypatch):
+    """Detection is made up; the classifier is real and its weights are not."""
+    pixels, found = found_in()
+    Image.fromarray(pixels).save(tmp_path / "field.png")
+    types = tmp_path / "types.safetensors"
+    save_checkpoint(tiny_classifier(SMALL, STAGES, info={"applies_to": ["RBC"]}), types)
+    monkeypatch.setattr(image, "detect_objects", lambda *_: found)
+    settings = MALARIA_PRESET | {"classifier": str(types), "reports": False, "previews": False}
+    out = tmp_path / "out"
+    assert run_study(tmp_path / "field.png", out, settings, workers=0).failures == {}
+    with (out / "summary.csv").open(newline="", encoding="utf-8") as file:
+        (row,) = csv.DictReader(file)
+    assert [int(row[f"count {name}"]) for name in NAMES] == [5, 2, 1]
+    assert int(row["classified"]) == 5
+    assert "2 red cells were called WBC" in row["notes"]
+
+
+def test_a_classifier_of_other_cells_is_refused():
+    with pytest.raises(ValueError, match="dark, pale"):
+        load_models("blood-cells", tiny_classifier(), "cpu")
