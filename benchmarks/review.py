@@ -73,7 +73,7 @@ class Watch:
         now = np.array([time.thread_time(), time.perf_counter()])
         self.longest, self.last = np.maximum(self.longest, now - self.last), now
 
-    def run(self, action, until=lambda: True, settle=0.3):
+    def run(self, action, until=lambda: True, settle=0.3, limit=60):
         """Seconds of the GUI thread's work, and the longest stall in its time and by the clock."""
         spin(0.1)
         self.last = np.array([time.thread_time(), time.perf_counter()])
@@ -81,7 +81,7 @@ class Watch:
         self.timer.start()
         before = time.thread_time()
         action()
-        end = time.perf_counter() + 60
+        end = time.perf_counter() + limit
         while not until():
             if time.perf_counter() > end:
                 raise TimeoutError("the panel does not follow")

@@ -288,3 +288,107 @@ def test_a_bad_file_gets_a_sentence(tmp_path, content, said):
     path.write_text(content)
     with pytest.raises(FileError, match=said):
         load_review(path, some())
+
+
+# --- cell types -----------------------------------------------------------------------------------
+
+TYPES = ["neutrophil", "monocyte", "lymphocyte"]
+
+
+def typed(n=30, seed=0):
+    """Every third box has no type; the others take turns, at a probability that falls."""
+    found = some(n, seed)
+    rows = np.flatnonzero(np.arange(n) % 3 != 0)
+    p = np.full((len(rows), 3), 0.05, np.float32)
+    p[np.arange(len(rows)), np.arange(len(rows)) % 3] = np.linspace(0.95, 0.4, len(rows))
+    return found.with_types(TYPES, p / p.sum(1, keepdims=True), rows=rows, classifier="white")
+
+
+def test_types_are_corrected_undone_and_redone():
+    review = Review(typed())
+    assert review.type_names == TYPES
+    assert review.type_labels[:6].tolist() == [-1, 0, 1, -1, 2, 0]
+    assert review.column("type")[:3].tolist() == ["", "neutrophil", "monocyte"]
+    assert review.relabel_type([1, 2, 3], "lymphocyte").tolist() == [1, 2, 3]
+    assert review.column("type", np.array([1, 2, 3])).tolist() == ["lymphocyte"] * 3
+    assert review.column("status", np.array([1, 4])).tolist() == [ACCEPTED, UNREVIEWED]
+    assert review.relabel_type([4], "blast").tolist() == [4]
+    assert (review.type_names[-1], review.type_of(4)) == ("blast", "blast")
+    assert review.relabel_type([4], "blast").tolist() == []
+    review.undo()
+    assert (review.type_of(4), review.state_of(4)) == ("lymphocyte", UNREVIEWED)
+    review.undo()
+    assert review.column("type")[:4].tolist() == ["", "neutrophil", "monocyte", ""]
+    review.redo()
+    assert review.type_of(3) == "lymphocyte"
+    review.relabel_type([3], "")
+    assert review.type_of(3) == ""
+    # The class is another matter, and the detections are what they were.
+    assert review.labels.tolist() == review.detections.labels.tolist()
+    assert review.detections.columns["type"][1] == "neutrophil"
+
+
+def test_filters_orders_and_columns_know_types():
+    review = Review(typed())
+    assert review.columns[:4] == ["id", "class", "type", "confidence"]
+    assert {"probability", "P(monocyte)"} <= set(review.numeric_columns)
+    assert "type" not in review.numeric_columns
+    review.relabel_type([0], "monocyte")
+    chosen = review.mask(DetectionFilter(types=frozenset({"monocyte"})))
+    assert (review.column("type")[chosen] == "monocyte").all()
+    assert chosen[0]
+    untyped = review.mask(DetectionFilter(types=frozenset({""})))
+    assert np.flatnonzero(untyped).tolist() == list(range(3, 30, 3))
+    assert review.mask(DetectionFilter(text="MONO")).tolist() == chosen.tolist()
+    order = review.ordered(np.ones(30, bool), "least certain type")
+    p = review.detections.columns["probability"][order]
+    assert np.all(np.diff(p[:20]) >= 0)
+    assert np.isnan(p[20:]).all()
+    assert review.has_type_probability
+    without = Review(some())
+    assert not without.has_type_probability
+    assert "type" not in without.columns
+    assert len(without.ordered(np.ones(30, bool), "least certain type")) == 30
+
+
+def test_reviewed_detections_have_the_types_of_the_reviewer():
+    review = Review(typed())
+    review.relabel_type([1], "monocyte")
+    review.relabel_type([2], "blast")
+    accepted = review.accepted()
+    assert accepted.columns["type"].tolist() == ["monocyte", "blast"]
+    assert accepted.columns["probability"][0] == review.detections.columns["P(monocyte)"][1]
+    assert np.isnan(accepted.columns["probability"][1])
+    assert accepted.types == [*TYPES, "blast"]
+
+
+def test_types_are_saved_with_decisions_and_carried_over(tmp_path):
+    review = Review(typed())
+    review.relabel_type([1], "blast")
+    review.accept([3, 4])
+    path = save_review(tmp_path / "r.json", review)
+    decisions = json.loads(path.read_text(encoding="utf-8"))["decisions"]
+    assert [len(decision) for decision in decisions] == [9, 8, 9]
+    # Another run of the classifier, or of the detector: what was decided stays.
+    again = typed().with_types(TYPES, np.tile(np.float32([1, 0, 0]), (30, 1)))
+    restored, count = load_review(path, again)
+    assert count == 3
+    assert [restored.type_of(k) for k in (1, 3, 4, 5)] == [
+        "blast",
+        "neutrophil",  # it had none when it was accepted
+        "lymphocyte",
+        "neutrophil",
+    ]
+    bare, count = load_review(path, some())
+    assert (count, bare.type_of(1), bare.type_of(5)) == (3, "blast", "")
+
+
+def test_a_file_without_types_is_as_before(tmp_path):
+    review = Review(some())
+    review.accept([1])
+    review.relabel([2], "schizont")
+    content = json.loads(save_review(tmp_path / "r.json", review).read_text(encoding="utf-8"))
+    assert all(len(decision) == 8 for decision in content["decisions"])
+    restored, count = load_review(tmp_path / "r.json", typed())
+    assert count == 2
+    assert restored.type_labels.tolist() == typed().type_labels.tolist()

@@ -13,14 +13,14 @@ from napari_beerlanet.core.checkpoints.checkpoint import read_info
 from napari_beerlanet.ui.common import recent
 from napari_beerlanet.ui.common.controls import FractionSlider
 from napari_beerlanet.ui.common.model_picker import ModelPicker, get_reader
-from napari_beerlanet.ui.common.session import get_session
-from napari_beerlanet.ui.detect.form import DetectForm
-from napari_beerlanet.ui.detect.model_section import (
+from napari_beerlanet.ui.common.model_section import (
     ModelCard,
     class_chips,
     model_facts,
     summary_line,
 )
+from napari_beerlanet.ui.common.session import get_session
+from napari_beerlanet.ui.detect.form import DetectForm
 from napari_beerlanet.ui.detect.results import CountsPanel
 from napari_beerlanet.ui.detect.widget import DetectWidget
 
@@ -128,11 +128,11 @@ def test_form_remembers_a_device_that_is_offered_again(shown, qtbot):
 
     made = shown(DetectForm(QLabel()))
     assert made.chosen_device == "auto"
-    made.offer_devices(["cuda:0", "cpu"])
+    made.device.offer(["cuda:0", "cpu"])
     made.device.value = "cpu"
-    made.offer_devices(["cuda:0", "mps", "cpu"])
+    made.device.offer(["cuda:0", "mps", "cpu"])
     assert made.chosen_device == "cpu"
-    made.offer_devices(["cuda:0"])
+    made.device.offer(["cuda:0"])
     assert made.chosen_device == "auto"
 
 

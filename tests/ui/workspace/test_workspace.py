@@ -234,7 +234,7 @@ def test_all_tabs_work_on_the_shared_image(shared_viewer):
     for tab in TABS:
         panel = workspace.open_tab(tab)
         pickers += panel.findChildren(ImagePicker)
-    assert len(pickers) == 5
+    assert len(pickers) == 6
     assert all(picker.layer is second for picker in pickers)
     viewer.layers.selection.active = first
     assert all(picker.layer is first for picker in pickers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,9 @@ AGREEMENT_COLUMN = "class agreement"
 """The column of `Detections` that has `class_agreement`."""
 TYPE_COLUMN, PROBABILITY_COLUMN, ENTROPY_COLUMN = "type", "probability", "entropy"
 """Columns that a classifier writes: "", NaN and NaN where it has not been asked."""
+TYPE_FACTS = ("types", "classifier", "classifier_warnings", "classifier_limits")
+"""What `report` says of the classifier: type names, its name, sentences on its answers, and on what
+it does not know."""
 
 CHANNEL_MEAN_COLUMN = re.compile(r"((?:Model channel|OD) (\d+)) mean")
 """The column of a model channel's mean density: its name, and its number from 1; "OD 3" in files
@@ -134,22 +138,37 @@ class Detections:
         numbers = np.bincount(self.labels, minlength=len(self.names))
         return dict(zip(self.names, numbers.tolist(), strict=True))
 
-    @property
+    @cached_property
     def types(self) -> list[str]:
         """Names of the cell types that these may have, in the classifier's order."""
-        present = np.unique(self._type_column.astype(str)).tolist()
         known = [str(name) for name in self.report.get("types") or ()]
-        return [*known, *(name for name in present if name and name not in known)]
+        return [*known, *(name for name in self._type_codes[1] if name and name not in known)]
+
+    @cached_property
+    def type_labels(self) -> Indices:
+        """(n,) into `types`, -1 where there is none; computed once: words are slow to compare."""
+        codes, words = self._type_codes
+        place = {name: k for k, name in enumerate(self.types)}
+        return np.array([place.get(word, -1) for word in words] or [-1], np.int64)[codes]
 
     def type_counts(self) -> dict[str, int]:
         """How many there are of each type, in the order of `types`."""
-        values, numbers = np.unique(self._type_column.astype(str), return_counts=True)
-        counts = dict(zip(values.tolist(), numbers.tolist(), strict=True))
-        return {name: counts.get(name, 0) for name in self.types}
+        numbers = np.bincount(self.type_labels + 1, minlength=len(self.types) + 1)[1:]
+        return dict(zip(self.types, numbers.tolist(), strict=True))
 
-    @property
-    def _type_column(self) -> npt.NDArray[Any]:
-        return self.columns.get(TYPE_COLUMN, np.full(len(self), "", object))
+    @cached_property
+    def _type_codes(self) -> tuple[Indices, list[str]]:
+        """(n,) into the sorted words of the column; all 0 and no words where there is none."""
+        column = self.columns.get(TYPE_COLUMN)
+        if column is None or not len(column):
+            return np.zeros(len(self), np.int64), []
+        import pandas as pd  # hashes words, where NumPy sorts them
+
+        codes, words = pd.factorize(column)
+        # A missing value is -1: no type, whatever a file calls it.
+        names = ["" if word != word else str(word) for word in [*words.tolist(), ""]]
+        ranks = {name: k for k, name in enumerate(sorted(set(names)))}
+        return np.array([ranks[name] for name in names], np.int64)[codes], list(ranks)
 
     def with_types(
         self,
@@ -297,7 +316,7 @@ def replace_in_windows(
         report=found.report
         | {
             key: before.report[key]
-            for key in ("types", "classifier")
+            for key in TYPE_FACTS
             if key in before.report and key not in found.report
         },
     )

@@ -17,7 +17,12 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from napari_beerlanet.core.boxes.detections import DOMAIN_SHIFT_COLUMN, Detections
+from napari_beerlanet.core.boxes.detections import (
+    DOMAIN_SHIFT_COLUMN,
+    PROBABILITY_COLUMN,
+    TYPE_COLUMN,
+    Detections,
+)
 from napari_beerlanet.core.boxes.matching import match_greedy, overlap_pairs
 from napari_beerlanet.core.common.arrays import stable_argsort
 from napari_beerlanet.core.common.storage import FileError, atomic_path, read_json_of_kind
@@ -29,11 +34,12 @@ Mask = npt.NDArray[np.bool_]
 UNREVIEWED, ACCEPTED, REJECTED = "unreviewed", "accepted", "rejected"
 STATES = (UNREVIEWED, ACCEPTED, REJECTED)
 ReviewOrder = Literal[
-    "confidence", "least confident", "uncertain", "unusual", "out of domain", "position",
-    "shuffled",
+    "confidence", "least confident", "uncertain", "least certain type", "unusual", "out of domain",
+    "position", "shuffled",
 ]  # fmt: skip
 ORDERS: tuple[ReviewOrder, ...] = get_args(ReviewOrder)
 OUT_OF_DOMAIN: ReviewOrder = "out of domain"
+UNCERTAIN_TYPE: ReviewOrder = "least certain type"
 _DEFAULT_CONFIDENCE: float = DetectSettings.default("confidence")
 _MAX_UNDO = 1000  # decisions
 _BUILTIN_COLUMNS = ("id", "class", "confidence", "status", "area", "width", "height", "x", "y")
@@ -44,7 +50,7 @@ class DetectionFilter:
     """Which detections to show. None is no restriction; ranges are inclusive.
 
     `ranges`: minimum and maximum of a numeric column, such as "confidence", "area", "Model channel
-    1 mean".
+    1 mean". `types`: cell types, "" for boxes without one.
     `text` is searched in class, status and other columns of words, whatever the case.
     """
 
@@ -52,6 +58,7 @@ class DetectionFilter:
     states: frozenset[str] | None = None
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     text: str = ""
+    types: frozenset[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,7 @@ class _Decision:
     rows: RowIndices
     status: npt.NDArray[np.uint8]
     labels: RowIndices
+    types: RowIndices
 
 
 class Review:
@@ -68,7 +76,8 @@ class Review:
     has started is resumed.
 
     `status` (n,) uint8, indices into `STATES`; `labels` (n,) int64, indices into `names`: the
-    reviewer's classes, which may be others than were detected.
+    reviewer's classes, which may be others than were detected. `type_labels` (n,) int64, indices
+    into `type_names`, -1 for none: the reviewer's cell types.
     """
 
     def __init__(self, detections: Detections) -> None:
@@ -77,6 +86,8 @@ class Review:
         self.names = list(self.detections.names)
         self.status = _imported_status(self.detections)
         self.labels = self.detections.labels.copy()
+        self.type_names = list(self.detections.types)
+        self.type_labels = self.detections.type_labels.copy()
         self._undo_stack: list[_Decision] = []
         self._redo_stack: list[_Decision] = []
         self._orders: dict[tuple[str, int], RowIndices] = {}
@@ -102,8 +113,19 @@ class Review:
         """These are right but for their class, which is `name`; that accepts them."""
         return self._decide(rows, ACCEPTED, self.class_index(name))
 
+    def relabel_type(self, rows: Sequence[int] | RowIndices, name: str) -> RowIndices:
+        """These are right but for their cell type, which is `name`; that accepts them.
+
+        "" for no type: what they are cannot be said.
+        """
+        return self._decide(rows, ACCEPTED, cell_type=self.type_index(name) if name else -1)
+
     def _decide(
-        self, rows: Sequence[int] | RowIndices, state: str, label: int | None = None
+        self,
+        rows: Sequence[int] | RowIndices,
+        state: str,
+        label: int | None = None,
+        cell_type: int | None = None,
     ) -> RowIndices:
         given = np.asarray(rows, np.int64).reshape(-1)
         if len(given) and not (given.min() >= 0 and given.max() < len(self)):
@@ -112,19 +134,25 @@ class Review:
         chosen[given] = True
         unique: RowIndices = np.flatnonzero(chosen)
         new = np.full(len(unique), STATES.index(state), np.uint8)
-        labels = self.labels[unique] if label is None else np.full(len(unique), label, np.int64)
+        labels, types = self.labels[unique], self.type_labels[unique]
+        if label is not None:
+            labels = np.full(len(unique), label, np.int64)
+        if cell_type is not None:
+            types = np.full(len(unique), cell_type, np.int64)
         changed = (self.status[unique] != new) | (self.labels[unique] != labels)
+        changed |= self.type_labels[unique] != types
         if changed.any():
-            decision = _Decision(unique[changed], new[changed], labels[changed])
+            decision = _Decision(unique[changed], new[changed], labels[changed], types[changed])
             self._undo_stack = [*self._undo_stack[-_MAX_UNDO + 1 :], self._apply(decision)]
             self._redo_stack.clear()
         return np.asarray(unique[changed])
 
     def _apply(self, decision: _Decision) -> _Decision:
-        """Set status and labels of its rows; returns the decision that undoes it."""
+        """Set status, labels and types of its rows; returns the decision that undoes it."""
         rows = decision.rows
-        inverse = _Decision(rows, self.status[rows], self.labels[rows])
+        inverse = _Decision(rows, self.status[rows], self.labels[rows], self.type_labels[rows])
         self.status[rows], self.labels[rows] = decision.status, decision.labels
+        self.type_labels[rows] = decision.types
         return inverse
 
     def undo(self) -> RowIndices:
@@ -156,6 +184,8 @@ class Review:
             return np.array(self.names, dtype=object)[self.labels[rows]]
         if name == "status":
             return np.array(STATES, dtype=object)[self.status[rows]]
+        if name == TYPE_COLUMN:
+            return np.array([*self.type_names, ""], dtype=object)[self.type_labels[rows]]
         plain: dict[str, Callable[[], npt.NDArray[Any]]] = {
             "confidence": lambda: self.detections.scores[rows],
             "area": lambda: (x2 - x1) * (y2 - y1),
@@ -168,8 +198,9 @@ class Review:
 
     @property
     def columns(self) -> list[str]:
-        """Names of all columns, in the order of a table."""
-        return [*_BUILTIN_COLUMNS, *self._extra_columns]
+        """Names of all columns, in the order of a table; that of types where there are any."""
+        first, rest = _BUILTIN_COLUMNS[:2], _BUILTIN_COLUMNS[2:]
+        return [*first, *([TYPE_COLUMN] if self.type_names else []), *rest, *self._extra_columns]
 
     @property
     def numeric_columns(self) -> list[str]:
@@ -184,7 +215,8 @@ class Review:
     @property
     def _extra_columns(self) -> list[str]:
         """Columns that came with the detections, but those that we have of our own."""
-        return [name for name in self.detections.columns if name not in _BUILTIN_COLUMNS]
+        own = (*_BUILTIN_COLUMNS, TYPE_COLUMN)
+        return [name for name in self.detections.columns if name not in own]
 
     def mask(self, chosen: DetectionFilter) -> Mask:
         """(n,) which rows pass."""
@@ -194,6 +226,9 @@ class Review:
             passing &= included[self.labels]
         if chosen.states is not None:
             passing &= self.in_states(chosen.states)
+        if chosen.types is not None:
+            included = np.array([name in chosen.types for name in (*self.type_names, "")], bool)
+            passing &= included[self.type_labels]
         for name, (minimum, maximum) in chosen.ranges.items():
             values = self.column(name)
             passing &= (values >= np.asarray(minimum, values.dtype)) & (values <= maximum)
@@ -210,6 +245,11 @@ class Review:
         """The reviewer's class of a row."""
         return self.names[int(self.labels[row])]
 
+    def type_of(self, row: int) -> str:
+        """The reviewer's cell type of a row, "" for none."""
+        label = int(self.type_labels[row])
+        return self.type_names[label] if label >= 0 else ""
+
     def state_of(self, row: int) -> str:
         """The status of a row, of `STATES`."""
         return STATES[int(self.status[row])]
@@ -217,7 +257,8 @@ class Review:
     def _matches_text(self, text: str) -> Mask:
         classes = np.array([text in name.casefold() for name in self.names], bool)
         states = np.array([text in state for state in STATES])
-        matching = classes[self.labels] | states[self.status]
+        types = np.array([*(text in name.casefold() for name in self.type_names), False], bool)
+        matching = classes[self.labels] | states[self.status] | types[self.type_labels]
         for name in self._extra_columns:
             if name not in self.numeric_columns:
                 words, index = np.unique(
@@ -237,8 +278,9 @@ class Review:
 
         "uncertain": the nearest to the threshold first. "unusual": the densities least like those
         of their class first. "out of domain": the densities farthest from those of their class in
-        training first, if the model has these (see `has_domain_shift`). "position": line by line,
-        as one reads. "shuffled": an unbiased sample.
+        training first, if the model has these (see `has_domain_shift`). "least certain type": the
+        lowest probability of its type first. "position": line by line, as one reads. "shuffled": an
+        unbiased sample.
         """
         if order not in ORDERS:
             raise ValueError(f"The order is one of {', '.join(ORDERS)}, not {order!r}.")
@@ -264,6 +306,7 @@ class Review:
                 "least confident": lambda: stable_argsort(self.detections.scores),
                 "unusual": lambda: stable_argsort(-self._outlier_scores()),
                 OUT_OF_DOMAIN: lambda: stable_argsort(-self._domain_shift()),
+                UNCERTAIN_TYPE: lambda: stable_argsort(self._type_probability()),
                 "position": self._reading_order,
                 "shuffled": lambda: np.argsort(np.random.default_rng(seed).permutation(len(self))),
             }
@@ -307,6 +350,17 @@ class Review:
         far = np.asarray(self.detections.columns[DOMAIN_SHIFT_COLUMN], np.float64)
         return np.where(np.isnan(far), -1.0, far)
 
+    @property
+    def has_type_probability(self) -> bool:
+        """Whether a classifier has said how probable types are."""
+        return PROBABILITY_COLUMN in self.numeric_columns
+
+    def _type_probability(self) -> npt.NDArray[np.float64]:
+        """(n,) of the type; NaN, which sorts last, where there is none."""
+        if not self.has_type_probability:
+            return np.full(len(self), np.nan)
+        return np.asarray(self.detections.columns[PROBABILITY_COLUMN], np.float64)
+
     def progress(self, mask: Mask | None = None) -> tuple[int, int]:
         """How many are reviewed, of how many."""
         status = self.status if mask is None else self.status[mask]
@@ -321,19 +375,45 @@ class Review:
         return int(later[0] if len(later) else unreviewed[0])
 
     def reviewed(self, rows: RowIndices | None = None) -> Detections:
-        """Detections, all or some, with the reviewer's classes and a column "status"."""
+        """Detections, all or some, with the reviewer's classes and types and a column "status"."""
         rows = np.arange(len(self)) if rows is None else rows
         part = self.detections[rows]
+        columns = {
+            **part.columns,
+            "status": self.column("status", rows),
+            **self._reviewed_types(rows),
+        }
+        report = self.detections.report | ({"types": self.type_names} if self.type_names else {})
         return Detections(
             part.xyxy,
             self.labels[rows],
             part.scores,
             self.names,
-            {**part.columns, "status": self.column("status")[rows]},
+            columns,
             part.image_shape,
             part.pixel_size,
-            self.detections.report,
+            report,
         )
+
+    def _reviewed_types(self, rows: RowIndices) -> dict[str, npt.NDArray[Any]]:
+        """The columns of types and their probability, as the reviewer has them.
+
+        A type that the reviewer has changed has the probability that the classifier gave it, NaN
+        where it does not know that type.
+        """
+        if not self.type_names:
+            return {}
+        columns: dict[str, npt.NDArray[Any]] = {TYPE_COLUMN: self.column(TYPE_COLUMN, rows)}
+        before, labels = self.detections.type_labels[rows], self.type_labels[rows]
+        if self.has_type_probability and (before != labels).any():
+            probability = self.detections.columns[PROBABILITY_COLUMN][rows].copy()
+            probability[before != labels] = np.nan
+            for label, name in enumerate(self.type_names):
+                now = (before != labels) & (labels == label)
+                if now.any() and f"P({name})" in self.detections.columns:
+                    probability[now] = self.detections.columns[f"P({name})"][rows][now]
+            columns[PROBABILITY_COLUMN] = probability
+        return columns
 
     def accepted(self) -> Detections:
         """The accepted detections, with the reviewer's classes."""
@@ -344,6 +424,12 @@ class Review:
         if name not in self.names:
             self.names.append(name)
         return self.names.index(name)
+
+    def type_index(self, name: str) -> int:
+        """The number of a cell type, which is added if it is new."""
+        if name not in self.type_names:
+            self.type_names.append(name)
+        return self.type_names.index(name)
 
 
 def _imported_status(detections: Detections) -> npt.NDArray[np.uint8]:
@@ -359,7 +445,7 @@ def _imported_status(detections: Detections) -> npt.NDArray[np.uint8]:
 # --- on disk --------------------------------------------------------------------------------------
 
 _FILE_KIND, _FORMAT_VERSION = "napari-beerlanet review", 1
-_DECISION_LENGTH = 8  # entries of a decision
+_DECISION_LENGTHS = (8, 9)  # entries of a decision; the last is a cell type, where there is one
 _DECISIONS_PER_WRITE = 1000
 
 
@@ -387,13 +473,14 @@ def save_review(path: str | os.PathLike[str], review: Review, image: str = "") -
 
 
 def _encode_decision(review: Review, k: int) -> str:
-    """A decision: box, score, detected class, status, reviewer's class."""
+    """A decision: box, score, detected class, status, reviewer's class and, if any, type."""
     decision = [
         *(round(float(v), 3) for v in review.detections.xyxy[k]),
         round(float(review.detections.scores[k]), 4),
         review.detections.names[review.detections.labels[k]],
         STATES[review.status[k]],
         review.names[review.labels[k]],
+        *([review.type_of(k)] if review.type_labels[k] >= 0 else []),
     ]
     return json.dumps(decision, ensure_ascii=False)
 
@@ -432,23 +519,27 @@ def carry_over_decisions(earlier: Review, review: Review, iou: float = 0.7) -> i
     names = np.array([review.class_index(name) for name in earlier.names], np.int64)
     review.status[mine] = earlier.status[theirs]
     review.labels[mine] = names[earlier.labels[theirs]]
+    typed = earlier.type_labels[theirs] >= 0
+    types = np.array([review.type_index(name) for name in earlier.type_names], np.int64)
+    review.type_labels[mine[typed]] = types[earlier.type_labels[theirs[typed]]]
     return len(mine)
 
 
 def _review_of_decisions(decisions: list[list[Any]]) -> Review:
     """A review of nothing but the decided boxes."""
-    if any(len(entry) != _DECISION_LENGTH for entry in decisions):
+    if any(len(entry) not in _DECISION_LENGTHS for entry in decisions):
         raise ValueError("a decision is incomplete")
     detected, reviewed = [str(d[5]) for d in decisions], [str(d[7]) for d in decisions]
     names = list(dict.fromkeys([*detected, *reviewed]))
     index = {name: k for k, name in enumerate(names)}
     boxes = np.array([d[:4] for d in decisions], np.float32).reshape(-1, 4)
     scores = np.array([d[4] for d in decisions], np.float32)
-    rows = np.arange(len(decisions))
+    columns: dict[str, Any] = {"row": np.arange(len(decisions))}
+    types = [str(d[8]) if len(d) > _DECISION_LENGTHS[0] else "" for d in decisions]
+    if any(types):
+        columns[TYPE_COLUMN] = np.array(types, object)
     review = Review(
-        Detections(
-            boxes, np.array([index[n] for n in detected], np.int64), scores, names, {"row": rows}
-        )
+        Detections(boxes, np.array([index[n] for n in detected], np.int64), scores, names, columns)
     )
     order = review.detections.columns["row"]  # the highest score first, as detections are
     states = np.array([STATES.index(str(d[6])) for d in decisions], np.uint8)

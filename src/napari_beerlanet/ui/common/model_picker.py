@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,21 @@ from qtpy.QtGui import QStandardItem, QStandardItemModel
 from qtpy.QtWidgets import QComboBox, QFileDialog, QHBoxLayout, QSizePolicy, QWidget
 from superqt.utils import signals_blocked
 
-from napari_beerlanet.core.checkpoints.checkpoint import packaged_models
+from napari_beerlanet.core.checkpoints.checkpoint import (
+    CheckpointError,
+    model_kind,
+    packaged_models,
+    read_info,
+)
+from napari_beerlanet.core.checkpoints.info import CLASSIFIER, DETECTOR
 from napari_beerlanet.ui.common.controls import button
 from napari_beerlanet.ui.common.panel import open_panel
 from napari_beerlanet.ui.common.recent import add_recent_model, recent_models
 
 MODEL_SUFFIXES = (".safetensors", ".pt")
+PANELS = {DETECTOR: "Find cells", CLASSIFIER: "Classify cells"}
+"""The panel, by its title, that takes models of a kind."""
+_WHAT_IT_DOES = {DETECTOR: "detects", CLASSIFIER: "classifies"}
 _KEY_ROLE = int(Qt.ItemDataRole.UserRole)
 _NO_LAYERS = [(None,)]  # napari's word for a file that was read and has none
 
@@ -24,16 +34,19 @@ _NO_LAYERS = [(None,)]  # napari's word for a file that was read and has none
 class ModelPicker(QWidget):
     """A list of models and a button to open a file. `chosen` is emitted with the name or path.
 
-    A file that does not exist any more stays in the list, disabled, and says so.
+    `kind`: "detector" or "classifier"; the others are not offered. A file that does not exist any
+    more stays in the list, disabled, and says so.
     """
 
     chosen = Signal(str)
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str = DETECTOR) -> None:
         super().__init__()
+        self.kind = kind
         self.list = QComboBox()
         self.list.setToolTip(
-            "The model that detects the cells. Model files (.safetensors) can also be dropped here."
+            f"The model that {_WHAT_IT_DOES[kind]} the cells. Model files (.safetensors) can also "
+            "be dropped here."
         )
         self.list.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self.list.setMinimumContentsLength(12)
@@ -66,13 +79,13 @@ class ModelPicker(QWidget):
     def add_recent(self, key: str) -> None:
         """A model was loaded: if it is a file, it is offered again."""
         if key not in packaged_models():
-            add_recent_model(Path(key))
+            add_recent_model(Path(key), self.kind)
         self.refresh()
 
     def refresh(self) -> None:
         """List the models that there are now."""
-        packaged = packaged_models("detector")
-        files = [str(path) for path in recent_models()]
+        packaged = packaged_models(self.kind)
+        files = [str(path) for path in recent_models(self.kind)]
         if self._key and self._key not in packaged + files:
             files.insert(0, self._key)
         model = QStandardItemModel(self.list)
@@ -88,7 +101,9 @@ class ModelPicker(QWidget):
     def open_dialog(self) -> None:
         """Let the user open a file."""
         start = str(Path(self._key).parent) if Path(self._key).is_file() else ""
-        kinds = "Models (*.safetensors *.pt)"
+        kinds = (
+            "Models (*.safetensors)" if self.kind == CLASSIFIER else "Models (*.safetensors *.pt)"
+        )
         path, _ = QFileDialog.getOpenFileName(self, "Open a model", start, kinds)
         if path:
             self.choose(path)
@@ -121,7 +136,7 @@ def dropped_model(mime: QMimeData | None) -> str | None:
 
 
 def get_reader(path: str | list[str]) -> Callable[[Any], list[Any]] | None:
-    """napari's reader for one model file, which is opened in “Find cells”; None for other files."""
+    """napari's reader for one model file, which is opened in its panel; None for other files."""
     one = path if isinstance(path, str) else path[0] if len(path) == 1 else ""
     return _open_in_panel if one.lower().endswith(MODEL_SUFFIXES) else None
 
@@ -131,6 +146,14 @@ def _open_in_panel(path: str | list[str]) -> list[Any]:
 
     viewer = napari.current_viewer()
     if viewer is not None:
-        name = path if isinstance(path, str) else path[0]
-        open_panel(viewer, "Find cells").choose_model(str(name))
+        name = str(path if isinstance(path, str) else path[0])
+        open_panel(viewer, _panel_for(name)).choose_model(name)
     return _NO_LAYERS
+
+
+def _panel_for(path: str) -> str:
+    """The panel that takes a model; “Find cells” says what is wrong with a file."""
+    kind = DETECTOR
+    with suppress(CheckpointError):
+        kind = model_kind(read_info(path)) if not path.lower().endswith(".pt") else DETECTOR
+    return PANELS[kind]

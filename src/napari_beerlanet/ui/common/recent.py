@@ -11,6 +11,7 @@ from typing import Any
 
 import platformdirs
 
+from napari_beerlanet.core.checkpoints.info import CLASSIFIER, DETECTOR
 from napari_beerlanet.core.common.storage import atomic_path
 from napari_beerlanet.core.detection.settings import PLAUSIBLE_OBJECT_SIZES
 
@@ -120,12 +121,17 @@ def _is_size_entry(entry: Any) -> bool:
 
 
 RECENT_MODELS = RecentPaths("models", "models.json")
-recent_models = RECENT_MODELS.paths
+RECENT_CLASSIFIERS = RecentPaths("models", "classifiers.json")
 
 
-def add_recent_model(path: Path) -> None:
+def recent_models(kind: str = DETECTOR) -> list[Path]:
+    """Files of models of a kind, the newest first."""
+    return (RECENT_CLASSIFIERS if kind == CLASSIFIER else RECENT_MODELS).paths()
+
+
+def add_recent_model(path: Path, kind: str = DETECTOR) -> None:
     """Put a file first."""
-    RECENT_MODELS.add(path.resolve())
+    (RECENT_CLASSIFIERS if kind == CLASSIFIER else RECENT_MODELS).add(path.resolve())
 
 
 RECENT_PROJECTS = RecentPaths("projects", "recent.json")

@@ -23,9 +23,13 @@ if TYPE_CHECKING:
     from napari.viewer import Viewer
 
     from napari_beerlanet.core.boxes.detections import Detections
+    from napari_beerlanet.core.classification.classifier import Classifier
     from napari_beerlanet.core.detection.detector import Detector
     from napari_beerlanet.core.project.project import Project
     from napari_beerlanet.core.stains.decomposition import Decomposition
+
+
+_CLASS_COLOURS, _TYPE_COLOURS = "class-colours.json", "type-colours.json"
 
 
 class DetectionView(Protocol):
@@ -48,7 +52,9 @@ class ClassPalette:
 
     changed = Signal()
 
-    def __init__(self, saved: Mapping[str, str] | None = None) -> None:
+    def __init__(self, saved: Mapping[str, str] | None = None, file: str = _CLASS_COLOURS) -> None:
+        """`saved`: those of the last time; `file` in the user's folder has them for the next."""
+        self._file = file
         self._chosen: dict[str, str] = {}
         self._model: dict[str, str] = {}
         self._others: dict[str, str] = dict(saved or {})
@@ -60,7 +66,7 @@ class ClassPalette:
         assigned = self._assigned()
         if any(self._others.get(name) != colour for name, colour in assigned.items()):
             self._others |= assigned
-            _save_colours(self._others)
+            _save_colours(self._file, self._others)
         return [assigned[name] for name in names]
 
     def colour(self, name: str) -> str:
@@ -98,7 +104,7 @@ class ClassPalette:
         now = self._assigned()
         self._others |= now
         if now != before:
-            _save_colours(self._others)
+            _save_colours(self._file, self._others)
         if any(now[name] != before[name] for name in self._in_use):
             self.changed.emit()
 
@@ -121,25 +127,30 @@ def _valid_colours(colours: Mapping[str, str]) -> dict[str, str]:
 class Session:
     """One per viewer; it ends with the viewer.
 
-    `model` is the loaded model or None, `model_key` the name or path that it was loaded from. For
-    each image layer, as long as it exists: `detections` holds the last detections,
-    `previous_detections` those before, `detection_layers` what shows them (`detection_layer_of` in
-    `ui/detections` looks it up), `decompositions` the last decomposition. `model_changed` is
-    emitted with the model, `detections_changed` with the image layer. `palette` has the colours of
-    classes.
+    `model` is the loaded detector or None, `model_key` the name or path that it was loaded from;
+    `classifier` and `classifier_key` are those of the loaded classifier. For each image layer, as
+    long as it exists: `detections` holds the last detections, `previous_detections` those before,
+    `detection_layers` what shows them (`detection_layer_of` in `ui/detections` looks it up),
+    `decompositions` the last decomposition. `model_changed` and `classifier_changed` are emitted
+    with the model, `detections_changed` with the image layer. `palette` has the colours of classes,
+    `type_palette` those of cell types.
     """
 
     model_changed = Signal(object)
+    classifier_changed = Signal(object)
     detections_changed = Signal(object)
 
     def __init__(self) -> None:
         self.model: Detector | None = None
         self.model_key: str | None = None
+        self.classifier: Classifier | None = None
+        self.classifier_key: str | None = None
         self.detections: WeakKeyDictionary[Image, Detections] = WeakKeyDictionary()
         self.previous_detections: WeakKeyDictionary[Image, Detections] = WeakKeyDictionary()
         self.detection_layers: WeakKeyDictionary[Image, DetectionView] = WeakKeyDictionary()
         self.decompositions: WeakKeyDictionary[Image, Decomposition] = WeakKeyDictionary()
-        self.palette = ClassPalette(_saved_colours())
+        self.palette = ClassPalette(_saved_colours(_CLASS_COLOURS))
+        self.type_palette = ClassPalette(_saved_colours(_TYPE_COLOURS), _TYPE_COLOURS)
 
     def set_model(self, model: Detector | None, key: str | None = None) -> None:
         """Make this the model of all panels."""
@@ -149,11 +160,27 @@ class Session:
             self.palette.use_model(dict(zip(model.classes, colours, strict=False)))
         self.model_changed.emit(model)
 
+    def set_classifier(self, classifier: Classifier | None, key: str | None = None) -> None:
+        """Make this the classifier of all panels."""
+        self.classifier, self.classifier_key = classifier, key
+        if classifier is not None:
+            colours = classifier.info.get("colours") or []
+            self.type_palette.use_model(dict(zip(classifier.classes, colours, strict=False)))
+        self.classifier_changed.emit(classifier)
+
     def set_detections(
-        self, image: Image, detections: Detections, detection_layer: DetectionView | None = None
+        self,
+        image: Image,
+        detections: Detections,
+        detection_layer: DetectionView | None = None,
+        same_run: bool = False,
     ) -> None:
-        """Share the detections of an image layer, and what shows them."""
-        if image in self.detections and self.detections[image] is not detections:
+        """Share the detections of an image layer, and what shows them.
+
+        `same_run`: the same boxes know more than before, so that the run before stays that.
+        """
+        changed = image in self.detections and self.detections[image] is not detections
+        if changed and not same_run:
             self.previous_detections[image] = self.detections[image]
         self.detections[image] = detections
         if detection_layer is not None:
@@ -228,25 +255,21 @@ def _colours_of(project: Project | None) -> dict[str, str]:
 _MAX_SAVED_COLOURS = 500  # classes
 
 
-def _colours_file() -> Path:
-    return user_data_folder() / "class-colours.json"
-
-
-def _saved_colours() -> dict[str, str]:
-    """The colours of the last time, by class."""
+def _saved_colours(file: str) -> dict[str, str]:
+    """The colours of the last time, by name."""
     try:
-        content = json.loads(_colours_file().read_text(encoding="utf-8"))
+        content = json.loads((user_data_folder() / file).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
     return _valid_colours(content) if isinstance(content, dict) else {}
 
 
-def _save_colours(colours: Mapping[str, str]) -> None:
+def _save_colours(file: str, colours: Mapping[str, str]) -> None:
     """Save colours for the next start; ignored where they cannot be written."""
-    content = dict(list(colours.items())[-_MAX_SAVED_COLOURS:])
+    content, path = dict(list(colours.items())[-_MAX_SAVED_COLOURS:]), user_data_folder() / file
     with suppress(OSError):
-        _colours_file().parent.mkdir(parents=True, exist_ok=True)
-        with atomic_path(_colours_file()) as unfinished:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_path(path) as unfinished:
             unfinished.write_text(json.dumps(content, indent=1), encoding="utf-8")
 
 

@@ -21,6 +21,7 @@ from napari_beerlanet.ui.common.controls import (
     hint,
     row,
 )
+from napari_beerlanet.ui.common.model_section import DevicePicker
 from napari_beerlanet.ui.viewer.layers import (
     Role,
     guard_software_opengl,
@@ -38,7 +39,6 @@ AREA_NAMES: dict[SearchArea, str] = {
     "shapes": "Selected shapes",
 }
 """Search areas as the user reads them."""
-_AUTO_DEVICE = ("Automatic", "auto")
 _TYPICAL_CELL_PX, _MAX_CELL_PX = 50, 20_000
 _MIN_SIDE_PX = 2.0  # of a drawn box; less is a slip of the mouse
 
@@ -110,12 +110,8 @@ class DetectForm(QWidget):
         )
         self.skip_background = field_widget(DetectSettings, "skip_glass", text="Skip background")
         self.slide_note = hint()
-        self.device = ComboBox(
-            choices=[_AUTO_DEVICE],
-            tooltip="Where the model runs. Automatic uses a GPU if there is one.",
-        )
-        for combo_box in (self.where, self.device):
-            expand(combo_box)
+        self.device = DevicePicker()
+        expand(self.where)
         self.confidence_slider.changed.connect(self._emit_confidence)
         self.labels.changed.connect(self._emit_labels)
 
@@ -173,7 +169,7 @@ class DetectForm(QWidget):
     @property
     def chosen_device(self) -> str:
         """A name for `pick_device`."""
-        return str(self.device.value)
+        return self.device.chosen
 
     def settings(self, pixel_size: tuple[float, float] | None = None) -> DetectSettings:
         """The present settings for an image of this pixel size (y, x) in micrometres."""
@@ -191,13 +187,6 @@ class DetectForm(QWidget):
         names = ("confidence", "iou", "object_size")
         values = {name: getattr(settings, name) for name in names}
         return {"model": model, "device": self.chosen_device, **values}
-
-    def offer_devices(self, names: list[str]) -> None:
-        """Offer the devices of this machine; the chosen one stays if it is among them."""
-        chosen = self.chosen_device
-        self.device.choices = []  # or magicgui keeps old entries first
-        self.device.choices = [_AUTO_DEVICE, *((name, name) for name in names)]
-        self.device.value = chosen if chosen in names else "auto"
 
     def set_measured_size(self, pixels: float) -> None:
         """Use a size that the user has measured."""

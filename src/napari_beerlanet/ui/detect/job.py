@@ -1,4 +1,4 @@
-"""Run one detection job. Runs off the GUI thread and knows neither Qt nor layers.
+"""Run one detection job. Runs off the GUI thread and touches neither widgets nor layers.
 
 Whatever is slow to import is imported here, in the thread, so that the panel opens at once.
 """
@@ -18,6 +18,7 @@ from napari_beerlanet.core.checkpoints.info import limits_text
 from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
 from napari_beerlanet.core.detection.settings import DetectSettings
 from napari_beerlanet.core.images.slide import SLIDE_PIXELS
+from napari_beerlanet.ui.common.model_section import load_model, place_model
 from napari_beerlanet.ui.viewer.planes import Plane, SliceWindow
 from napari_beerlanet.ui.viewer.viewport import SearchArea
 
@@ -104,6 +105,8 @@ def run_job(job: DetectJob, report: Report) -> DetectResult:
         report=detections.report | {"warnings": warnings, "limits": limits_text(model.info)},
     )
     detections = merge_before(job, model, detections)
+    everything = detections if detections.candidates is None else detections.candidates
+    assert len(everything.type_labels) == len(everything)  # cached here, not while one waits
     return DetectResult(job, model, detections, warnings, time.monotonic() - started, stains)
 
 
@@ -130,28 +133,13 @@ def merge_before(job: DetectJob, model: Detector, detections: Detections) -> Det
     return merged.above(DetectSettings.default("confidence"))
 
 
-def load_model(key: str, device: str, report: Report) -> Detector:
-    """The model of a name or path, ready to run."""
-    report_progress(report, 0, 1, "loading the model")
-    from napari_beerlanet.core.checkpoints.checkpoint import load_detector
-
-    model = load_detector(key, device)
-    report_progress(report, 1, 2, "loading the model")
-    assert model.runner is not None  # created now, not at the first image
-    return model
-
-
 def job_model(job: DetectJob, report: Report) -> Detector:
     """The job's model on its device."""
-    from napari_beerlanet.core.common.device import pick_device
-
     if job.model is None:
-        return load_model(job.model_key, job.device, report)
-    device = pick_device(job.device)
-    same = device.type == job.model.device.type
-    if same and (device.index or 0) == (job.model.device.index or 0):
-        return job.model
-    return job.model.to(device)
+        model: Detector = load_model(job.model_key, job.device, report)
+        return model
+    moved: Detector = place_model(job.model, job.device)
+    return moved
 
 
 def learned_stains(

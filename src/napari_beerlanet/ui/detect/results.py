@@ -24,6 +24,7 @@ from napari_beerlanet.ui.detect.form import AREA_NAMES
 from napari_beerlanet.ui.detect.job import DetectResult
 from napari_beerlanet.ui.detections.detection_layer import DetectionLayer
 from napari_beerlanet.ui.detections.image_detections import detection_layer_of
+from napari_beerlanet.ui.detections.type_counts import TypeCountsView, count_boxes
 from napari_beerlanet.ui.viewer.layers import covering_images
 from napari_beerlanet.ui.viewer.planes import PlaneIndex
 
@@ -162,8 +163,6 @@ class DetectionResults(QObject):
             self._counts.clear()
             return
         store, mask = passing
-        numbers = np.bincount(store.labels[mask], minlength=len(store.names))
-        counts = dict(zip(store.names, numbers.tolist(), strict=True))
         report = layer.report
         facts = {
             "image": self.source.name,
@@ -177,7 +176,10 @@ class DetectionResults(QObject):
             facts["searched"] = AREA_NAMES[searched["area"]].lower()
             searched_text = _searched_text(searched, store.xyxy[mask])
         self._counts.show_run(searched_text, layer.can_undo, layer.undone)
-        self._counts.show_counts(ClassCounts(counts, facts), layer.colours)
+        counts = count_boxes(layer, facts)
+        if counts is not None:
+            self._counts.show_counts(counts, layer.colours)
+            self._counts.types.show_layer(counts, layer)
 
     # --- images over the one that was searched ---
 
@@ -304,6 +306,7 @@ class CountsPanel(QWidget):
         self.covered = _label("The boxes are drawn over an image that they do not belong to.")
         self.covered.setTextInteractionFlags(Qt.TextInteractionFlag.LinksAccessibleByMouse)
         self.covered.set_kind("warning")
+        self.types = TypeCountsView()
         self.searched = _label("Which part of the image the last run has searched.")
         self.undo_run = QPushButton()
         layout = QVBoxLayout(self)
@@ -317,6 +320,7 @@ class CountsPanel(QWidget):
             self.searched,
             self.table,
             self.parasitaemia,
+            self.types,
             self.note,
         ):
             layout.addWidget(widget)

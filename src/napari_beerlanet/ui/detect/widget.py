@@ -17,6 +17,7 @@ from napari_beerlanet.ui.common.controls import (
     separator,
 )
 from napari_beerlanet.ui.common.model_picker import dropped_model
+from napari_beerlanet.ui.common.model_section import ModelSection
 from napari_beerlanet.ui.common.panel import Panel
 from napari_beerlanet.ui.common.progress_bar import TaskProgressBar
 from napari_beerlanet.ui.common.recent import FoundSizes
@@ -24,7 +25,6 @@ from napari_beerlanet.ui.common.session import get_session
 from napari_beerlanet.ui.common.tasks import TaskOutcome
 from napari_beerlanet.ui.detect.form import CellRuler, DetectForm
 from napari_beerlanet.ui.detect.job import DetectJob, DetectResult, run_job
-from napari_beerlanet.ui.detect.model_section import ModelSection
 from napari_beerlanet.ui.detect.results import CountsPanel, DetectionResults
 from napari_beerlanet.ui.detect.slide_search import (
     PreviousSearch,
@@ -71,7 +71,7 @@ class DetectWidget(Panel):
     def _build(self) -> None:
         self.image = ImagePicker(self)
         self.form = DetectForm(self.image)
-        self.model = ModelSection(self, self.session, self.form)
+        self.model = ModelSection(self, self.session, self.form.device)
         self.run_button = QPushButton("Find cells")
         self.run_button.setToolTip("Search with these settings (Ctrl+Shift+F).")
         self.run_reason = DisabledReason(self.run_button)

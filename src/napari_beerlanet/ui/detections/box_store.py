@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,11 @@ import numpy.typing as npt
 from napari_beerlanet.core.boxes.detections import (
     AGREEMENT_COLUMN,
     DOMAIN_SHIFT_COLUMN,
+    TYPE_COLUMN,
+    TYPE_FACTS,
     Detections,
+    is_type_column,
+    type_columns,
 )
 from napari_beerlanet.core.common.arrays import GrowableArray
 
@@ -30,15 +34,34 @@ USER = "user"
 RowIndices = npt.NDArray[np.int64]
 """Indices of rows of the store."""
 
+DetectionsOrNone = TypeVar("DetectionsOrNone", Detections, Detections | None)
+
 BoxFilter = float | npt.NDArray[np.bool_]
 """Boxes of at least this confidence, or of a mask over the model's boxes."""
 
 
 class OriginalBox(NamedTuple):
-    """A box of the model's as it was before the user edited it."""
+    """A box of the model's as it was before the user edited it; `type_code` as in `BoxStore`."""
 
     box: npt.NDArray[np.float32]
     label: int
+    type_code: int
+
+
+class TypeColumns(NamedTuple):
+    """The cell types of the rows of a store: `codes` (n,) as in `BoxStore`, names, numbers.
+
+    `numbers`: probability, entropy and P(name), (n,) float32 each. `facts`: the entries of a report
+    in `TYPE_FACTS`. `detections`: the model's, with these types, None where they are to be
+    assembled; `originals`: the types of boxes that the user edited, by row.
+    """
+
+    names: list[str]
+    codes: npt.NDArray[np.int16]
+    numbers: dict[str, npt.NDArray[np.float32]]
+    facts: dict[str, Any]
+    detections: Detections | None
+    originals: dict[int, int]
 
 
 class BoxStore:
@@ -48,10 +71,12 @@ class BoxStore:
     duplicate, `touched` is true where the user edited it. `ids` (n,) stay. The model's boxes are
     the rows `model_rows`, in the order of the model's `Detections`; where all came at once, they
     are the first rows and their ids are their positions. `version` counts the changes.
+
+    `type_codes` (n,) int16: 0 where a box has no cell type, else 1 + the place in `type_names`.
     """
 
     def __init__(self, detections: Detections) -> None:
-        everything = detections.candidates if detections.candidates is not None else detections
+        everything = _with_candidates(detections)
         n = len(everything)
         self.names = list(everything.names)
         self.status_names = [FOUND, EDITED, ADDED]
@@ -59,6 +84,7 @@ class BoxStore:
         self.version = 0
         self.originals: dict[int, OriginalBox] = {}
         self._label_by_name = {name: k for k, name in enumerate(self.names)}
+        self.type_names = list(everything.types)
         self._columns = {
             "xyxy": GrowableArray(everything.xyxy),
             "labels": GrowableArray(everything.labels),
@@ -68,11 +94,14 @@ class BoxStore:
             "origin": GrowableArray(np.zeros(n, np.uint8)),
             "alive": GrowableArray(np.ones(n, bool)),
             "touched": GrowableArray(np.zeros(n, bool)),
+            "type_codes": GrowableArray((everything.type_labels + 1).astype(np.int16)),
         }
         self._extra_columns = {
             name: GrowableArray(values)
             for name, values in everything.columns.items()
-            if name.endswith(" mean") or name in (DOMAIN_SHIFT_COLUMN, AGREEMENT_COLUMN)
+            if name.endswith(" mean")
+            or name in (DOMAIN_SHIFT_COLUMN, AGREEMENT_COLUMN)
+            or _is_type_number(name, values)
         }
         self._detections: Detections | None = detections
         self._writable = False
@@ -92,6 +121,7 @@ class BoxStore:
         self.origin: npt.NDArray[np.uint8] = self._columns["origin"].values
         self.alive: npt.NDArray[np.bool_] = self._columns["alive"].values
         self.touched: npt.NDArray[np.bool_] = self._columns["touched"].values
+        self.type_codes: npt.NDArray[np.int16] = self._columns["type_codes"].values
         self.columns = {name: column.values for name, column in self._extra_columns.items()}
         self.version += 1
 
@@ -157,9 +187,12 @@ class BoxStore:
         retracted = ~self.alive & ~self.touched
         rows = np.flatnonzero(from_model & ~retracted)
         rows = rows[np.argsort(-self.scores[rows], kind="stable")]
-        xyxy, labels = self.xyxy.copy(), self.labels.copy()
+        xyxy, labels, types = self.xyxy.copy(), self.labels.copy(), self.type_codes.copy()
         for row, original in self.originals.items():
-            xyxy[row], labels[row] = original
+            xyxy[row], labels[row], types[row] = original
+        columns = {name: values[rows] for name, values in self.columns.items()}
+        if self.type_names:
+            columns[TYPE_COLUMN] = self._type_words[types[rows]]
         self._model_rows, self.model_count = rows, len(rows)
         self.reviewed = np.zeros(len(rows), bool)
         return replace(
@@ -168,7 +201,7 @@ class BoxStore:
             labels=labels[rows],
             scores=self.scores[rows],
             names=self.names,
-            columns={name: values[rows] for name, values in self.columns.items()},
+            columns=columns,
             candidates=None,
         )
 
@@ -176,7 +209,7 @@ class BoxStore:
 
     def extend(self, detections: Detections) -> RowIndices:
         """Add boxes that the model detected later; their rows. Amortised: costs what is added."""
-        new = detections.candidates if detections.candidates is not None else detections
+        new = _with_candidates(detections)
         labels = np.array([self.label_index(name) for name in new.names], np.int64)[new.labels]
         self.append(
             {"xyxy": new.xyxy, "labels": labels, "scores": new.scores},
@@ -204,6 +237,7 @@ class BoxStore:
             "origin": np.full(count, int(by_user)),
             "alive": np.ones(count, bool),
             "touched": np.full(count, by_user),
+            "type_codes": columns.get("type_codes", np.zeros(count)),
         }
         for name, column in self._columns.items():
             column.extend(values[name])
@@ -248,6 +282,7 @@ class BoxStore:
             "status": self.status_of(rows),
             "source": np.array(self.sources, dtype=object)[self.origin[rows]],
             "area": width * height,
+            **({TYPE_COLUMN: self.types_of(rows)} if self.type_names else {}),
             **{name: values[rows] for name, values in self.columns.items()},
         }
 
@@ -255,6 +290,7 @@ class BoxStore:
         """The table's row for the next box that the user draws."""
         mine = {"id": -1, "class": self.names[label] if self.names else "", "confidence": 1.0}
         mine |= {"status": ADDED, "source": USER, "area": 0.0}
+        mine |= {TYPE_COLUMN: ""} if self.type_names else {}
         return mine | dict.fromkeys(self.columns, np.nan)
 
     def label_index(self, name: str) -> int:
@@ -270,6 +306,61 @@ class BoxStore:
             self.status_names.append(name)
         return self.status_names.index(name)
 
+    # --- cell types -------------------------------------------------------------------------------
+
+    @property
+    def _type_words(self) -> npt.NDArray[Any]:
+        """(k + 1,) the name of each code."""
+        return np.array(["", *self.type_names], dtype=object)
+
+    def types_of(self, rows: Any) -> npt.NDArray[Any]:
+        """(m,) names, "" where there is none, of some rows."""
+        names: npt.NDArray[Any] = self._type_words[self.type_codes[rows]]
+        return names
+
+    def type_code(self, name: str) -> int:
+        """The code of a type, which is added if it is new; 0 for ""."""
+        if name and name not in self.type_names:
+            self.type_names.append(name)
+        return 1 + self.type_names.index(name) if name else 0
+
+    def type_counts(self, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+        """(k + 1,) how many of a mask have each code: without a type, then of each type."""
+        return np.bincount(self.type_codes[mask], minlength=len(self.type_names) + 1)
+
+    @property
+    def types(self) -> TypeColumns:
+        """As they are now; writing to the store does not change them."""
+        return TypeColumns(
+            list(self.type_names),
+            self.type_codes.copy(),
+            {n: v.copy() for n, v in self.columns.items() if _is_type_number(n, v)},
+            {key: self.report[key] for key in TYPE_FACTS if key in self.report},
+            self._detections if self._in_order else None,
+            {row: original.type_code for row, original in self.originals.items()},
+        )
+
+    def set_types(self, types: TypeColumns) -> None:
+        """Make these the types of all rows; rows that came since have none."""
+        new = len(self) - len(types.codes)
+        self.type_names = list(types.names)
+        self._columns["type_codes"] = GrowableArray(_padded(types.codes, new, 0))
+        others = {n: c for n, c in self._extra_columns.items() if not is_type_column(n)}
+        self._extra_columns = others | {
+            name: GrowableArray(_padded(values, new, np.nan))
+            for name, values in types.numbers.items()
+        }
+        self.originals = {
+            row: original._replace(type_code=types.originals.get(row, 0))
+            for row, original in self.originals.items()
+        }
+        kept = {key: v for key, v in self.report.items() if key not in TYPE_FACTS}
+        self._template = replace(self._template, report=kept | types.facts)
+        all_of = _with_candidates(types.detections)
+        fits = self._in_order and all_of is not None and len(all_of) == self.model_count
+        self._detections = types.detections if fits else None
+        self._refresh()
+
     # --- a review ---------------------------------------------------------------------------------
 
     def apply_review(
@@ -278,10 +369,13 @@ class BoxStore:
         states: Sequence[str],
         labels: RowIndices,
         names: Sequence[str],
+        type_labels: RowIndices | None = None,
+        type_names: Sequence[str] = (),
     ) -> None:
         """Apply a review of the model's boxes (n,): `status` are indices into `states`.
 
-        The first of the states means not decided on: those stay as they were.
+        The first of the states means not decided on: those stay as they were. `type_labels` (n,)
+        into `type_names`, -1 for none; None leaves the types as they are.
         """
         own_labels = np.array([self.label_index(name) for name in names], np.int64)
         codes = np.array([0, *(self.status_code(name) for name in states[1:])], np.uint8)
@@ -291,7 +385,73 @@ class BoxStore:
         if len(rows):
             self.make_writable()
         self.labels[rows] = own_labels[labels[changed]]
+        if type_labels is not None and (len(type_names) or self.type_names):
+            own_types = np.array([0, *(self.type_code(name) for name in type_names)], np.int16)
+            self.type_codes[rows] = own_types[type_labels[changed] + 1]
         unedited = ~self.touched[rows]
         self.states[rows[unedited]] = codes[status[changed[unedited]]]
         self.reviewed = decided
         self.version += 1
+
+
+def classified_types(
+    store_types: TypeColumns,
+    model_rows: RowIndices,
+    rows: RowIndices,
+    names: Sequence[str],
+    probabilities: npt.NDArray[np.float32],
+    facts: Mapping[str, Any],
+) -> TypeColumns:
+    """The types of a store after `rows` (m,) of it were classified; for any thread.
+
+    `probabilities` (m, k) of the types `names`. Of an earlier classifier that knew the same types,
+    what it said of other rows stays. `model_rows`: those of `store_types.detections`.
+    """
+    before, n = store_types, len(store_types.codes)
+    same = before.facts.get("types") == list(names)
+    columns = type_columns(names, probabilities)
+    codes = before.codes.copy() if same else np.zeros(n, np.int16)
+    codes[rows] = 1 + np.asarray(probabilities).reshape(-1, len(names)).argmax(1)
+    numbers = {}
+    for name, values in columns.items():
+        if name != TYPE_COLUMN:
+            column = np.full(n, np.nan, np.float32)
+            if same and name in before.numbers:
+                column[:] = before.numbers[name]
+            column[rows] = values
+            numbers[name] = column
+    facts = {"types": list(names), **facts}
+    originals = {row: int(codes[row]) for row in before.originals}
+    detections = before.detections
+    if detections is not None:
+        of_model = np.full(n, -1, np.int64)
+        of_model[model_rows] = np.arange(len(model_rows))
+        places = of_model[rows]
+        mine = places >= 0
+        detections = detections.with_types(
+            names,
+            np.asarray(probabilities).reshape(-1, len(names))[mine],
+            rows=places[mine],
+            classifier=str(facts.get("classifier", "")),
+        )
+        detections = replace(detections, report=detections.report | facts)
+        assert len(detections.type_labels) == len(detections)  # cached here, not while one waits
+    return TypeColumns(list(names), codes, numbers, facts, detections, originals)
+
+
+def _with_candidates(detections: DetectionsOrNone) -> DetectionsOrNone:
+    """All candidates, or themselves where that is all there is."""
+    if detections is None or detections.candidates is None:
+        return detections
+    return detections.candidates
+
+
+def _is_type_number(name: str, values: npt.NDArray[Any]) -> bool:
+    """Whether a column is one of numbers that a classifier writes."""
+    return is_type_column(name) and values.dtype.kind == "f"
+
+
+def _padded(values: npt.NDArray[Any], count: int, with_: float) -> npt.NDArray[Any]:
+    """A copy with so many values more at the end."""
+    more: npt.NDArray[Any] = np.full(count, with_, values.dtype)
+    return np.concatenate([values, more])

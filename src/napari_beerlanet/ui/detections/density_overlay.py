@@ -45,11 +45,15 @@ def fade_fraction(in_view: int, limit: int) -> float:
 
 @dataclass(frozen=True, eq=False)
 class _DensityRequest:
-    """A picture of boxes: which of them (n,), their plane, the colours (k, 3) of the classes."""
+    """A picture of boxes: which of them (n,), their plane, colours (k, 3), and whose (n,) each is.
+
+    `codes` are labels or types: rows of `colours`.
+    """
 
     boxes: VisibleBoxes
     mask: npt.NDArray[np.bool_]
     index: PlaneIndex
+    codes: npt.NDArray[Any]
     colours: npt.NDArray[Any]
 
     def is_same(self, other: _DensityRequest) -> bool:
@@ -105,11 +109,15 @@ class CellDensityOverlay:
         self,
         boxes: VisibleBoxes,
         box_filter: BoxFilter,
+        codes: npt.NDArray[Any],
         colours: npt.NDArray[Any],
         index: PlaneIndex,
     ) -> None:
-        """Render the boxes that pass the filter, if not done; `colours` (k, 3) from 0 to 255."""
-        request = _DensityRequest(boxes, boxes.mask(box_filter), index, colours)
+        """Render the boxes that pass the filter, if not done.
+
+        `colours` (k, 3) from 0 to 255; `codes` (n,) which of them each box has.
+        """
+        request = _DensityRequest(boxes, boxes.mask(box_filter), index, codes, colours)
         if self.dismissed or (self._requested is not None and request.is_same(self._requested)):
             return
         self._requested = request
@@ -140,7 +148,7 @@ class CellDensityOverlay:
         self._rendered = request
         self._refresh_timer.stop()
         store, shape, full = request.boxes.store, self._shape, self._opacity_scale_of(request.boxes)
-        mask, colours, xyxy, labels = request.mask, request.colours, store.xyxy, store.labels
+        mask, colours, xyxy, labels = request.mask, request.colours, store.xyxy, request.codes
 
         def work(report: Report) -> tuple[HeatmapGrid, RGBAImage, float]:
             rows = np.flatnonzero(mask[: len(xyxy)])

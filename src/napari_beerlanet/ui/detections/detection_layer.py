@@ -11,6 +11,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -23,10 +24,16 @@ from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.detection.settings import DetectSettings
 from napari_beerlanet.ui.common.panel import Connection
 from napari_beerlanet.ui.common.session import get_session
-from napari_beerlanet.ui.detections.box_store import BoxFilter, BoxStore, RowIndices
+from napari_beerlanet.ui.detections.box_store import (
+    BoxFilter,
+    BoxStore,
+    RowIndices,
+    TypeColumns,
+)
 from napari_beerlanet.ui.detections.density_overlay import MIN_BOXES_FOR_DENSITY
 from napari_beerlanet.ui.detections.drawing import (
     BoxStyle,
+    ColourBy,
     DetectionRenderer,
     EditListener,
     create_detections_layer,
@@ -56,8 +63,10 @@ class DetectionLayer:
     """Detections of an image layer, shown in one Shapes layer of the same place in the world.
 
     Signals: `message_changed` with a short text on how many boxes are drawn; `changed` when the
-    user edited something; `removed` when the user deleted the layer, after which every method does
-    nothing; `selected` with the index in `detections` of a box that the user selected.
+    user edited something, or boxes got types; `filter_changed` when others pass the filter;
+    `colours_changed` when the colours say something else; `removed` when the user deleted the
+    layer, after which every method does nothing; `selected` with the index in `detections` of a box
+    that the user selected.
 
     Where boxes come one part after the other, as from the tiles of a slide::
 
@@ -71,6 +80,8 @@ class DetectionLayer:
 
     message_changed = Signal(str)
     changed = Signal()
+    filter_changed = Signal()
+    colours_changed = Signal()
     removed = Signal()
     selected = Signal(int)
 
@@ -91,9 +102,10 @@ class DetectionLayer:
         self.layer = create_detections_layer(viewer, source)
         self._base_name = self._own_name = self.layer.name
         self.set_tag(tag)
-        self._palette = get_session(viewer).palette
+        session = get_session(viewer)
+        self._palette, self._type_palette = session.palette, session.type_palette
         self.set_colours(colours, detections.names)
-        style = BoxStyle(self._palette)
+        style = BoxStyle(self._palette, self._type_palette)
         self._renderer = DetectionRenderer(viewer, source, self.layer, style, redraw=self._draw)
         self._renderer.labels_visible = labels_visible
         self._drawn = self._renderer.drawn
@@ -103,6 +115,10 @@ class DetectionLayer:
         self._throttler.setTimeout(_REDRAW_INTERVAL_MS)
         self._throttler.triggered.connect(self._follow_viewport)
         self.growing = False  # while a search adds boxes, which are of the last run
+        # The types before the last classification, or those undone; and which of the two.
+        self._other_types: WeakKeyDictionary[BoxStore, tuple[TypeColumns, bool]] = (
+            WeakKeyDictionary()
+        )
         self._connect_events(True)
         self._bind_undo()
         _alive_layers.add(self)
@@ -267,11 +283,17 @@ class DetectionLayer:
         self.changed.emit()
 
     def _bind_undo(self) -> None:
-        """Ctrl+Z undoes a run, unless boxes were edited since: that is not what the user means."""
+        """Ctrl+Z undoes a run, unless boxes were edited since: that is not what the user means.
+
+        Types came after the boxes, and go first.
+        """
         weak = weakref.ref(self)
 
         def pressed(layer: Shapes) -> None:
             this = weak()
+            if this is not None and this.can_undo_types and not this.types_undone:
+                this.undo_types()
+                return
             if this is None or not this.can_undo:
                 return
             if this.edited:
@@ -300,6 +322,74 @@ class DetectionLayer:
             self._commit_edits(force=True)
             self._redraw_all()
 
+    # --- cell types -------------------------------------------------------------------------------
+
+    @property
+    def has_types(self) -> bool:
+        """Whether boxes of the current plane have cell types."""
+        store = self.store
+        return store is not None and bool(store.type_names)
+
+    @property
+    def type_colours(self) -> list[str]:
+        """Of the types of the current plane, in their order."""
+        store = self.store
+        return self._type_palette.colours(store.type_names) if store is not None else []
+
+    @property
+    def colour_by(self) -> ColourBy:
+        """What colours say; those of classes where boxes have no types."""
+        return self._renderer.drawn.style.colour_by
+
+    def set_colour_by(self, colour_by: ColourBy) -> None:
+        """Colour boxes, their labels and the picture of their density by class or by type."""
+        if colour_by != self.colour_by:
+            self._renderer.drawn.style.colour_by = colour_by
+            self._recolour()
+            self.colours_changed.emit()
+
+    def set_types(self, types: TypeColumns, index: PlaneIndex = ()) -> bool:
+        """Give the boxes of a plane types; `undo_types` brings back the earlier ones.
+
+        False where the plane has no boxes any more.
+        """
+        store = self.stores.get(tuple(index))
+        if not self.alive or store is None:
+            return False
+        self._commit_edits(force=True)
+        self._other_types[store] = store.types, False
+        self._write_types(store, types)
+        return True
+
+    @property
+    def can_undo_types(self) -> bool:
+        """Whether a classification of the current plane can be undone or redone."""
+        return self.alive and self.store in self._other_types
+
+    @property
+    def types_undone(self) -> bool:
+        """Whether the last classification is undone, so that `undo_types` redoes it."""
+        store = self.store
+        return store is not None and store in self._other_types and self._other_types[store][1]
+
+    def undo_types(self) -> None:
+        """Swap the types of the last classification with those before; a second call redoes it."""
+        store = self.store
+        if not self.can_undo_types or store is None:
+            return
+        self._commit_edits(force=True)
+        other, undone = self._other_types[store]
+        self._other_types[store] = store.types, not undone
+        self._write_types(store, other)
+
+    def _write_types(self, store: BoxStore, types: TypeColumns) -> None:
+        store.set_types(types)
+        self._redraw_all()  # at once: the new table must not be mistaken for an edit of the user's
+        if store is self.store:
+            session = get_session(self.viewer)
+            session.set_detections(self._source, store.detections, self, same_run=True)
+        self.changed.emit()
+
     # --- what is visible --------------------------------------------------------------------------
 
     def set_filter(self, box_filter: BoxFilter) -> None:
@@ -308,6 +398,7 @@ class DetectionLayer:
             self._commit_edits()
             self._planes.set_filter(box_filter)
             self._draw()
+            self.filter_changed.emit()
 
     def set_labels_visible(self, visible: bool) -> None:
         """Label boxes with class and confidence, wherever few are in view."""
@@ -328,19 +419,27 @@ class DetectionLayer:
         self._drawn.select(row)
 
     def apply_review(
-        self, status: Any, states: Sequence[str], labels: Any, names: Sequence[str]
+        self,
+        status: Any,
+        states: Sequence[str],
+        labels: Any,
+        names: Sequence[str],
+        type_labels: Any = None,
+        type_names: Sequence[str] = (),
     ) -> None:
         """Write a review's decisions on the boxes of `detections` into the table.
 
         `status` (n,) indices into `states`, the first of which is for boxes that are not decided
-        on: they stay as they were. `labels` (n,) indices into `names`.
+        on: they stay as they were. `labels` (n,) indices into `names`; `type_labels` (n,) into
+        `type_names`, -1 for none, or None.
         """
         store = self.store
         status = np.asarray(status)
         if not self.alive or store is None or not store.accepts(status):
             return
         self._commit_edits()
-        store.apply_review(status, states, np.asarray(labels), names)
+        types = None if type_labels is None else np.asarray(type_labels)
+        store.apply_review(status, states, np.asarray(labels), names, types, type_names)
         self._edit_listener.edited |= bool(store.reviewed.any())
         self._draw()  # at once: the new table must not be mistaken for an edit of the user's
 
@@ -362,6 +461,7 @@ class DetectionLayer:
             (self.viewer.dims.events.point, self._schedule_redraw),
             (layers.removed, self._on_removed),
             (self._palette.changed, self._recolour),
+            (self._type_palette.changed, self._recolour),
         ]
         for emitter, method in connections:
             (emitter.connect if connect else emitter.disconnect)(method)

@@ -6,7 +6,7 @@ Style, labels, edge width, density.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ from napari.layers import Image, Shapes
 from napari.layers.base import ActionType
 from napari.utils.colormaps.standardize_color import transform_color
 
+from napari_beerlanet.core.boxes.detections import PROBABILITY_COLUMN
 from napari_beerlanet.ui.common.panel import Connection
 from napari_beerlanet.ui.common.session import ClassPalette
 from napari_beerlanet.ui.detections.box_store import BoxFilter, BoxStore, RowIndices
@@ -49,8 +50,13 @@ _WIDTH_TOLERANCE = 0.02  # relative difference of widths that nobody sees
 _FADE_TOLERANCE = 0.02  # that nobody sees
 _MAX_LABELLED_BOXES = 150  # in view
 _LABEL_FORMAT = "{class} {confidence:.2f}"
+UNTYPED_COLOUR = "#8c8c8c"
+"""Of boxes without a cell type, where colours are those of types."""
 _NO_LABELS = {"string": {"constant": ""}, "visible": False}
 _NO_BOXES = np.empty((0, 4), np.float32)
+
+ColourBy = Literal["class", "type"]
+"""What the colours of boxes say: the detector's class, or the classifier's cell type."""
 
 
 def create_detections_layer(viewer: Viewer, source: Image) -> Shapes:
@@ -142,8 +148,9 @@ class DetectionRenderer:
         self, boxes: VisibleBoxes, box_filter: BoxFilter, index: PlaneIndex
     ) -> None:
         if boxes.total(box_filter) > MIN_BOXES_FOR_DENSITY:
-            colours = np.rint(255 * self.drawn.style.class_rgba(boxes.store)[:, :3])
-            self.density.request(boxes, box_filter, colours, index)
+            codes, colours = self.drawn.style.coding(boxes.store)
+            rgb = np.rint(255 * colours[:, :3])
+            self.density.request(boxes, box_filter, codes, rgb, index)
 
     def _select_boxes(
         self, boxes: VisibleBoxes, box_filter: BoxFilter, viewport: Viewport | None
@@ -300,10 +307,11 @@ class DrawnBoxes:
 
 
 class BoxStyle:
-    """Colours by class, edge width and labels of boxes."""
+    """Colours by class or type, edge width and labels of boxes."""
 
-    def __init__(self, palette: ClassPalette) -> None:
-        self._palette = palette
+    def __init__(self, palette: ClassPalette, type_palette: ClassPalette) -> None:
+        self._palette, self._type_palette = palette, type_palette
+        self.colour_by: ColourBy = "class"
         self.edge_width = 1.0
         self._next_colour = ""
 
@@ -321,9 +329,16 @@ class BoxStyle:
         self.edge_width = width
         return True
 
-    def class_rgba(self, store: BoxStore) -> npt.NDArray[np.float32]:
-        """(k, 4) RGBA of the classes, from 0 to 1."""
-        return np.asarray(transform_color(self.colours_of(store.names)), np.float32)
+    def by_type(self, store: BoxStore) -> bool:
+        """Whether these boxes have the colours of types: they need to have some."""
+        return self.colour_by == "type" and bool(store.type_names)
+
+    def coding(self, store: BoxStore) -> tuple[npt.NDArray[Any], npt.NDArray[np.float32]]:
+        """(n,) what each box is, class or type, as a row of the colours (k, 4) RGBA, 0 to 1."""
+        if self.by_type(store):
+            colours = [UNTYPED_COLOUR, *self._type_palette.colours(store.type_names)]
+            return store.type_codes, np.asarray(transform_color(colours), np.float32)
+        return store.labels, np.asarray(transform_color(self.colours_of(store.names)), np.float32)
 
     def edge_colours(
         self, store: BoxStore | None, rows: RowIndices, fade: float
@@ -331,7 +346,8 @@ class BoxStyle:
         """(m, 4) RGBA of the rows' edges; `fade` from 0 to 1 for all but the user's."""
         if store is None or not len(rows):
             return np.empty((0, 4), np.float32)
-        colours = self.class_rgba(store)[store.labels[rows]]
+        codes, shades = self.coding(store)
+        colours: npt.NDArray[np.float32] = shades[codes[rows]]
         colours[~store.touched[rows], 3] *= 1 - fade
         return colours
 
@@ -347,16 +363,19 @@ class BoxStyle:
         label = int(np.bincount(store.labels, minlength=1).argmax())
         layer.feature_defaults = store.feature_defaults(label)
         layer.current_edge_width = self.edge_width
-        colour = self.colours_of(store.names)[label]
+        by_type = self.by_type(store)
+        colour = UNTYPED_COLOUR if by_type else self.colours_of(store.names)[label]
         if self._next_colour != colour:
             self._next_colour = colour
             with layer.block_thumbnail_update():
                 layer.current_edge_color = self._next_colour
 
     def show_labels(self, layer: Shapes, store: BoxStore, rows: RowIndices) -> None:
-        """Write class and confidence at the boxes, which are these rows."""
+        """Write class and confidence, or type and probability, at boxes, which are these rows."""
         colours = self.edge_colours(store, rows, 0.0)
         text: dict[str, Any] = {"string": _LABEL_FORMAT, "size": 9, "anchor": "upper_left"}
+        if self.by_type(store):
+            text["string"] = {"array": _type_labels(store, rows), "default": ""}
         if len(colours):
             text["color"] = {"array": colours, "default": "gray"}
         layer.text = text | {"visible": True}
@@ -365,6 +384,18 @@ class BoxStyle:
         """Write nothing; to be done before many boxes come, as text takes long."""
         if layer.text.visible:
             layer.text = _NO_LABELS
+
+
+def _type_labels(store: BoxStore, rows: RowIndices) -> list[str]:
+    """Type and probability of each box; class and confidence where it has no type."""
+    probability = store.columns.get(PROBABILITY_COLUMN, np.full(len(store), np.nan))[rows]
+    labels = []
+    for row, name, p in zip(rows.tolist(), store.types_of(rows), probability, strict=True):
+        if not name:
+            labels.append(f"{store.names[store.labels[row]]} {store.scores[row]:.2f}")
+        else:
+            labels.append(f"{name} {p:.2f}" if np.isfinite(p) else str(name))
+    return labels
 
 
 class EditListener:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from napari_beerlanet.core.boxes.detections import Detections
+from napari_beerlanet.core.boxes.detections import TYPE_COLUMN, Detections
 from napari_beerlanet.ui.detections.box_store import (
     EDITED,
     FOUND,
@@ -71,6 +71,8 @@ def transfer_edits(old: BoxStore, new: BoxStore) -> None:
             continue
         _save_original(new, at)
         new.xyxy[at], new.labels[at] = old.xyxy[row], label
+        if old.type_names:
+            new.type_codes[at] = new.type_code(_type_of_row(old, row))
         new.states[at] = new.status_code(old.status_names[old.states[row]])
         new.alive[at], new.touched[at] = old.alive[row], True
     new.version += 1
@@ -79,6 +81,7 @@ def transfer_edits(old: BoxStore, new: BoxStore) -> None:
 def _append_user_box(old: BoxStore, row: int, label: int, new: BoxStore) -> None:
     """Copy an edited box as one of the user's own."""
     columns = {"xyxy": old.xyxy[row][None], "labels": [label], "scores": old.scores[row][None]}
+    columns["type_codes"] = [new.type_code(_type_of_row(old, row))]
     new.append(columns, {}, by_user=True)
     new.states[-1] = new.status_code(old.status_names[old.states[row]])
 
@@ -111,21 +114,30 @@ def rows_of_boxes(store: BoxStore, near: RowIndices, boxes: npt.NDArray[Any]) ->
 
 def _save_original(store: BoxStore, row: int) -> None:
     if not store.origin[row] and row not in store.originals:
-        store.originals[row] = OriginalBox(store.xyxy[row].copy(), int(store.labels[row]))
+        store.originals[row] = OriginalBox(
+            store.xyxy[row].copy(), int(store.labels[row]), int(store.type_codes[row])
+        )
+
+
+def _type_of_row(store: BoxStore, row: int) -> str:
+    return str(store.types_of([row])[0])
 
 
 def _update_row(store: BoxStore, row: int, box: Any, table: Mapping[str, Any], k: int) -> bool:
-    """Store one row's box, class and status; whether anything changed."""
+    """Store one row's box, class, type and status; whether anything changed."""
     new = _label_from_table(store, table, k, int(store.labels[row]))
+    cell_type = _type_from_table(store, table, k, int(store.type_codes[row]))
     previous = store.status_names[store.states[row]]
     status = str(table["status"][k]) if "status" in table else previous
-    if box is None and new == store.labels[row] and status == previous:
+    same = new == store.labels[row] and cell_type == store.type_codes[row]
+    if box is None and same and status == previous:
         return False
     _save_original(store, row)
     store.make_writable()
     if box is not None:
         store.xyxy[row] = box
     store.labels[row], store.touched[row], store.alive[row] = new, True, True
+    store.type_codes[row] = cell_type
     store.states[row] = store.status_code(EDITED if status == FOUND else status)
     return True
 
@@ -136,6 +148,7 @@ def _append_drawn_box(store: BoxStore, box: Any, table: Mapping[str, Any], k: in
         "xyxy": np.asarray(box, np.float32)[None],
         "labels": [_label_from_table(store, table, k, 0)],
         "scores": [1.0],
+        "type_codes": [_type_from_table(store, table, k, 0)],
     }
     store.append(columns, {}, by_user=True)
     return len(store) - 1
@@ -145,6 +158,12 @@ def _label_from_table(store: BoxStore, table: Mapping[str, Any], k: int, default
     """The label of the class that the table names; a new name becomes a new class."""
     name = table["class"][k] if "class" in table else None
     return store.label_index(name) if isinstance(name, str) and name else default
+
+
+def _type_from_table(store: BoxStore, table: Mapping[str, Any], k: int, default: int) -> int:
+    """The code of the type that the table names; a new name becomes a new type."""
+    name = table[TYPE_COLUMN][k] if TYPE_COLUMN in table else None
+    return store.type_code(name) if isinstance(name, str) else default
 
 
 def finalised_store(old: BoxStore | None, detections: Detections) -> BoxStore:

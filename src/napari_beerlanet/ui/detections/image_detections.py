@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from napari.layers import Image, Shapes
 
-from napari_beerlanet.core.boxes.detections import Detections
+from napari_beerlanet.core.boxes.detections import TYPE_COLUMN, Detections
 from napari_beerlanet.core.review.review import REJECTED
 from napari_beerlanet.ui.common.session import get_session
 from napari_beerlanet.ui.detections.detection_layer import DetectionLayer
@@ -19,7 +19,7 @@ from napari_beerlanet.ui.viewer.planes import PlaneIndex
 if TYPE_CHECKING:
     from napari.viewer import Viewer
 
-_COLUMNS = ("class", "confidence")
+_COLUMNS = ("class", "confidence", TYPE_COLUMN)
 
 
 def detection_layer_of(viewer: Viewer, image: Image) -> DetectionLayer | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 from weakref import WeakSet
 
+import numpy as np
 from superqt.utils import qdebounced
 
 from napari_beerlanet.core.boxes.detections import Detections
@@ -91,8 +92,10 @@ class ReviewAutosave:
             notify_error(f"{saved.problem} Your decisions are saved in {saved.path.name} now.")
         if earlier is not None:
             review.names[:] = earlier.names
+            types = np.array([*map(review.type_index, earlier.type_names), -1], np.int64)
             new = review.status == 0  # without a decision made while the file was read
             review.status[new], review.labels[new] = earlier.status[new], earlier.labels[new]
+            review.type_labels[new] = types[earlier.type_labels[new]]
         loaded(saved.box_count)
         if review in self._left_unsaved:
             self._left_unsaved.discard(review)
@@ -122,5 +125,6 @@ class ReviewAutosave:
         self._unsaved = False
         path, name, review = self._path, self._name, copy.copy(self._review)
         review.status, review.labels = review.status.copy(), review.labels.copy()
-        review.names = list(review.names)
+        review.names, review.type_names = list(review.names), list(review.type_names)
+        review.type_labels = review.type_labels.copy()
         self._save_task.start(lambda report: save_review(path, review, name), failed=notify_error)

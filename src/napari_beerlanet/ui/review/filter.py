@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from napari_beerlanet.core.review.review import (
     ORDERS,
     OUT_OF_DOMAIN,
     STATES,
+    UNCERTAIN_TYPE,
     DetectionFilter,
     Review,
     ReviewOrder,
@@ -25,11 +26,13 @@ from napari_beerlanet.ui.common.controls import button, combo_box, form, hint, n
 from napari_beerlanet.ui.review.table import column_label
 
 _ALL_CLASSES, _ALL_STATES, _NO_COLUMN = "all classes", "all states", "none"
+_ALL_TYPES, _NO_TYPE = "all types", "without a type"
 _DEBOUNCE_MS = 30
 _ORDER_TEXTS = {
     "confidence": ("highest confidence", "Highest confidence first."),
     "least confident": ("lowest confidence", "Lowest confidence first."),
     "uncertain": ("uncertain", "Nearest to the threshold first: these change the count."),
+    UNCERTAIN_TYPE: ("least certain type", "Lowest probability of the cell type first."),
     "unusual": ("unusual stain", "Stain least like the rest of the class first."),
     OUT_OF_DOMAIN: (
         "out of domain",
@@ -39,6 +42,7 @@ _ORDER_TEXTS = {
     "shuffled": ("random", "In a fixed random order: an unbiased sample."),
 }
 """How each order is called on the screen, and its tooltip."""
+_NO_TYPES = "These boxes have no types of a classifier: classify them first."
 _NO_TRAINING_STATISTICS = (
     "Unknown for these boxes: detect again, with a model that records the stains of its training "
     "images."
@@ -60,6 +64,7 @@ class FilterForm(QWidget):
         self.states = _filter_combo_box(
             "Show only detections in this state.", [_ALL_STATES, *STATES]
         )
+        self.types = _filter_combo_box("Show only cells of this type.", [_ALL_TYPES])
         self.text = QLineEdit()
         self.text.setPlaceholderText("Search class, state and other text columns")
         self.text.setToolTip(
@@ -79,10 +84,13 @@ class FilterForm(QWidget):
         orders = [_ORDER_TEXTS[order][0] for order in ORDERS]
         self.order = _filter_combo_box("The order of table and gallery.", orders)
         self.order.setMinimumContentsLength(max(map(len, orders)))
-        self._update_orders(has_domain_shift=False)
+        self._update_orders(set())
         clear = button("Clear", "Remove all filters.", self.clear)
         lines = form()
         lines.addRow("Show", row(self.classes, self.states, stretch=0))
+        self.types_row = row(self.types, stretch=0)
+        lines.addRow("Type", self.types_row)
+        self._lines = lines
         lines.addRow("Text", row(self.text, clear, stretch=0))
         lines.addRow("Confidence", self.confidence)
         lines.addRow("Filter by", self.column)
@@ -92,7 +100,8 @@ class FilterForm(QWidget):
         layout = QVBoxLayout(self)
         layout.setContentsMargins(0, 0, 0, 0)
         layout.addLayout(lines)
-        for combo in (self.classes, self.states, self.order):
+        self.update_types([])
+        for combo in (self.classes, self.types, self.states, self.order):
             combo.currentIndexChanged.connect(self._changed_soon)
         self.column.currentIndexChanged.connect(self._apply_column)
         self.text.textChanged.connect(self._changed_soon)
@@ -105,31 +114,48 @@ class FilterForm(QWidget):
         """Offer the classes and columns of a review."""
         self.blockSignals(True)
         self.update_classes(review.names)
+        self.update_types(review.type_names)
         columns = [name for name in review.numeric_columns if name not in ("id", "confidence")]
         self._extents = {name: _extent(review.column(name)) for name in columns}
         self._ranges = {name: r for name, r in self._ranges.items() if name in self._extents}
         _replace_items(self.column, {_NO_COLUMN: ""} | {column_label(n): n for n in self._extents})
         self._apply_column()
-        self._update_orders(review.has_domain_shift)
+        known: set[ReviewOrder] = {OUT_OF_DOMAIN} if review.has_domain_shift else set()
+        self._update_orders(known | ({UNCERTAIN_TYPE} if review.has_type_probability else set()))
         if confidence is not None:
             self.confidence.setValue((confidence, 1.0))
         self.blockSignals(False)
         self._changed_soon()
 
-    def _update_orders(self, has_domain_shift: bool) -> None:
-        """Enable all orders; that by domain shift only where it is known."""
+    def _update_orders(self, known: Collection[ReviewOrder]) -> None:
+        """Enable all orders; those by domain shift and by type only where these are known."""
         model = self.order.model()
         assert isinstance(model, QStandardItemModel)  # Qt's own, of a combo box
+        reasons = {OUT_OF_DOMAIN: _NO_TRAINING_STATISTICS, UNCERTAIN_TYPE: _NO_TYPES}
         for place, order in enumerate(ORDERS):
-            known, item = has_domain_shift or order != OUT_OF_DOMAIN, not_none(model.item(place))
-            item.setEnabled(known)
-            item.setToolTip(_ORDER_TEXTS[order][1] if known else _NO_TRAINING_STATISTICS)
-        if not has_domain_shift and self.current_order == OUT_OF_DOMAIN:
-            self.order.setCurrentIndex(ORDERS.index("unusual"))
+            enabled = order in known or order not in reasons
+            item = not_none(model.item(place))
+            item.setEnabled(enabled)
+            item.setToolTip(_ORDER_TEXTS[order][1] if enabled else reasons[order])
+        instead: dict[ReviewOrder, ReviewOrder] = {
+            OUT_OF_DOMAIN: "unusual",
+            UNCERTAIN_TYPE: "confidence",
+        }
+        if self.current_order in instead and self.current_order not in known:
+            self.order.setCurrentIndex(ORDERS.index(instead[self.current_order]))
 
     def update_classes(self, names: list[str]) -> None:
         """Offer these classes; the selection stays if it is among them."""
         _replace_items(self.classes, dict.fromkeys([_ALL_CLASSES, *names]))
+
+    def update_types(self, names: list[str]) -> None:
+        """Offer these cell types; the selection stays if it is among them."""
+        texts = [_ALL_TYPES, *names, _NO_TYPE] if names else [_ALL_TYPES]
+        _replace_items(self.types, dict.fromkeys(texts))
+        self.types_row.setVisible(bool(names))
+        label = self._lines.labelForField(self.types_row)
+        if label is not None:
+            label.setVisible(bool(names))
 
     @property
     def current_filter(self) -> DetectionFilter:
@@ -142,7 +168,12 @@ class FilterForm(QWidget):
             states=_selected_item(self.states),
             ranges=ranges,
             text=self.text.text().strip(),
+            types=self._selected_types(),
         )
+
+    def _selected_types(self) -> frozenset[str] | None:
+        without = self.types.count() > 1 and self.types.currentIndex() == self.types.count() - 1
+        return frozenset({""}) if without else _selected_item(self.types)
 
     @property
     def min_confidence(self) -> float:
@@ -157,6 +188,7 @@ class FilterForm(QWidget):
     def clear(self) -> None:
         """Remove all filters."""
         self.classes.setCurrentIndex(0)
+        self.types.setCurrentIndex(0)
         self.states.setCurrentIndex(0)
         self._ranges.clear()
         self.column.setCurrentIndex(0)

@@ -26,6 +26,7 @@ from qtpy.QtGui import (
 from qtpy.QtWidgets import QAbstractScrollArea, QComboBox, QToolTip, QVBoxLayout, QWidget
 from superqt.utils import signals_blocked
 
+from napari_beerlanet.core.boxes.detections import PROBABILITY_COLUMN
 from napari_beerlanet.core.review.review import ACCEPTED, REJECTED, STATES, Review, RowIndices
 from napari_beerlanet.ui.common.controls import form, not_none
 from napari_beerlanet.ui.common.panel import Panel
@@ -33,7 +34,7 @@ from napari_beerlanet.ui.review.crops import CROP_SIDE, IMAGE_COLOURS, CropLoade
 
 CELL_WIDTH = CROP_SIDE + 8
 """Pixels from one crop to the next."""
-CAPTION_HEIGHT = 15  # pixels of the line with the class
+CAPTION_HEIGHT = 15  # pixels of the line with the class or type
 CELL_HEIGHT = CELL_WIDTH + CAPTION_HEIGHT
 NO_ROWS = np.empty(0, np.int64)
 _STATE_COLOURS = {ACCEPTED: QColor(60, 190, 100), REJECTED: QColor(220, 70, 60)}
@@ -64,6 +65,7 @@ class CropGallery(QAbstractScrollArea):
         self.rows: RowIndices = NO_ROWS
         self._review: Review | None = None
         self._colours: list[QColor] = []
+        self._type_colours: list[QColor] = []
         self._loader: CropLoader | None = None
         self._selected = np.zeros(0, bool)
         self._current = self._anchor = -1
@@ -71,16 +73,25 @@ class CropGallery(QAbstractScrollArea):
         self._selected_before_drag = np.zeros(0, bool)
 
     def set_review(
-        self, review: Review | None, loader: CropLoader | None, colours: Sequence[str] = ()
+        self,
+        review: Review | None,
+        loader: CropLoader | None,
+        colours: Sequence[str] = (),
+        type_colours: Sequence[str] = (),
     ) -> None:
-        """Show another review; `colours` are "#rrggbb" by class."""
+        """Show another review; `colours` are "#rrggbb" by class, `type_colours` by type."""
         self._colours = [QColor(colour) for colour in colours]
+        self.set_type_colours(type_colours)
         if self._loader is not None:
             self._loader.ready.disconnect(self.update_cells)
         self._review, self._loader = review, loader
         if loader is not None:
             loader.ready.connect(self.update_cells)
         self.show_rows(NO_ROWS)
+
+    def set_type_colours(self, colours: Sequence[str]) -> None:
+        """The colours "#rrggbb" of cell types; there may be more types than before."""
+        self._type_colours = [QColor(colour) for colour in colours]
 
     def show_rows(self, rows: RowIndices) -> None:
         """Show these rows in this order; the current one stays current if it is among them."""
@@ -190,17 +201,17 @@ class CropGallery(QAbstractScrollArea):
             painter.drawRect(cell.adjusted(1, 1, -2, -2))
 
     def _paint_caption(self, painter: QPainter, place: int, selected: bool) -> None:
-        """The class's colour and name under the crop."""
+        """The name under the crop, with its colour: of the cell type or, without one, the class."""
         caption, cell = self.caption(place), self.cell(place)
         if not caption or self._review is None:
             return
         line = QRect(
             cell.left() + 4, cell.bottom() - CAPTION_HEIGHT, cell.width() - 8, CAPTION_HEIGHT
         )
-        label = int(self._review.labels[int(self.rows[place])])
-        if label < len(self._colours):
+        colour = self.caption_colour(place)
+        if colour is not None:
             top = line.center().y() - _SWATCH_PIXELS // 2
-            painter.fillRect(line.left(), top, _SWATCH_PIXELS, _SWATCH_PIXELS, self._colours[label])
+            painter.fillRect(line.left(), top, _SWATCH_PIXELS, _SWATCH_PIXELS, colour)
         line.setLeft(line.left() + _SWATCH_PIXELS + 4)
         role = QPalette.ColorRole.HighlightedText if selected else QPalette.ColorRole.Text
         painter.setPen(self.palette().color(role))
@@ -208,8 +219,21 @@ class CropGallery(QAbstractScrollArea):
         painter.drawText(line, Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft, text)
 
     def caption(self, place: int) -> str:
-        """The class of a detection, as the reviewer has it."""
-        return "" if self._review is None else self._review.class_of(int(self.rows[place]))
+        """The cell type of a detection or, without one, its class, as the reviewer has it."""
+        if self._review is None:
+            return ""
+        row = int(self.rows[place])
+        return self._review.type_of(row) or self._review.class_of(row)
+
+    def caption_colour(self, place: int) -> QColor | None:
+        """The colour of what `caption` says."""
+        if self._review is None:
+            return None
+        row = int(self.rows[place])
+        label, colours = int(self._review.type_labels[row]), self._type_colours
+        if label < 0:
+            label, colours = int(self._review.labels[row]), self._colours
+        return colours[label] if label < len(colours) else None
 
     def viewportEvent(self, event: QEvent | None) -> bool:
         """Qt's own name: a tooltip with class, confidence and state."""
@@ -223,12 +247,10 @@ class CropGallery(QAbstractScrollArea):
         return bool(super().viewportEvent(event))
 
     def tooltip_text(self, place: int) -> str:
-        """Class, confidence and state of a detection."""
+        """Class, confidence, type and state of a detection."""
         if self._review is None:
             return ""
-        row, review = int(self.rows[place]), self._review
-        name, state = review.names[review.labels[row]], STATES[review.status[row]]
-        return f"{name}, confidence {review.detections.scores[row]:.2f}, {state}"
+        return describe_detection(self._review, int(self.rows[place]))
 
     # --- selection ---
 
@@ -350,6 +372,24 @@ class CropGallery(QAbstractScrollArea):
             event.ignore()
 
 
+def describe_detection(review: Review, row: int) -> str:
+    """ "WBC, confidence 0.93, monocyte (probability 0.71), accepted"."""
+    parts = [review.class_of(row), f"confidence {review.detections.scores[row]:.2f}"]
+    cell_type = review.type_of(row)
+    if cell_type:
+        parts.append(cell_type + _probability_text(review, row))
+    return ", ".join([*parts, review.state_of(row)])
+
+
+def _probability_text(review: Review, row: int) -> str:
+    """The probability of a type that the classifier gave; nothing for one that a person gave."""
+    changed = review.type_labels[row] != review.detections.type_labels[row]
+    if changed or not review.has_type_probability:
+        return ""
+    p = review.column(PROBABILITY_COLUMN, np.array([row]))[0]
+    return f" (probability {p:.2f})" if np.isfinite(p) else ""
+
+
 class GalleryTab(QWidget):
     """The gallery, and a choice of what its thumbnails show."""
 
@@ -373,9 +413,13 @@ class GalleryTab(QWidget):
         layout.addWidget(self.gallery, 1)
 
     def set_review(
-        self, review: Review | None, styles: CropStyles | None, colours: Sequence[str] = ()
+        self,
+        review: Review | None,
+        styles: CropStyles | None,
+        colours: Sequence[str] = (),
+        type_colours: Sequence[str] = (),
     ) -> None:
-        """Show other detections; the style stays, if they have it. `colours` by class."""
+        """Show other detections; the style stays, if they have it. Colours by class and by type."""
         old, wanted = self._loader, self.style_choice.currentText()
         self._styles, self._loader = styles, None
         names = styles.names if styles is not None else [IMAGE_COLOURS]
@@ -386,7 +430,7 @@ class GalleryTab(QWidget):
         if review is not None and styles is not None:
             read_crop = styles.crop_reader(self.style_choice.currentText())
             self._loader = CropLoader(review.detections.xyxy, read_crop, self._task, self)
-        self.gallery.set_review(review, self._loader, colours)
+        self.gallery.set_review(review, self._loader, colours, type_colours)
         if old is not None:
             old.deleteLater()
 

@@ -1,4 +1,7 @@
-"""Histograms of confidence and stain densities per class; dragging over a range filters by it."""
+"""Histograms of confidence and stain densities per class, and of what a classifier says per type.
+
+Dragging over a range filters by it.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from qtpy.QtGui import QColor
 from qtpy.QtWidgets import QComboBox, QVBoxLayout, QWidget
 from superqt.utils import signals_blocked
 
+from napari_beerlanet.core.boxes.detections import PROBABILITY_COLUMN, is_type_column
 from napari_beerlanet.core.review.review import Review
 from napari_beerlanet.ui.common.controls import PlotTheme, button, hint, row
 from napari_beerlanet.ui.review.table import column_label
@@ -38,9 +42,10 @@ class _RangeSelectionBox(pg.ViewBox):
 
 
 class ReviewHistogram(QWidget):
-    """The distribution of a value in each class. `range_selected`: column, minimum, maximum.
+    """The distribution of a value in each class or type.
 
-    `range_of` returns the range that a column is filtered by, None for none.
+    `range_selected`: column, minimum, maximum. `range_of` returns the range that a column is
+    filtered by, None for none.
     """
 
     range_selected = Signal(str, float, float)
@@ -72,13 +77,16 @@ class ReviewHistogram(QWidget):
         layout.addWidget(hint("Drag over a range, or its edges, to filter canvas and table."))
         self._review: Review | None = None
         self._colours: Sequence[str] = ()
+        self._type_colours: Sequence[str] = ()
         self._extent = (0.0, 1.0)
         self._is_stale = False  # whether a hidden histogram must be plotted when it becomes visible
         self.range_of: Callable[[str], tuple[float, float] | None] = lambda name: None
 
-    def set_review(self, review: Review, colours: Sequence[str]) -> None:
-        """Show the values of a review, the classes in these colours."""
-        self._review, self._colours = review, colours
+    def set_review(
+        self, review: Review, colours: Sequence[str], type_colours: Sequence[str] = ()
+    ) -> None:
+        """Show the values of a review, classes and types in these colours."""
+        self._review, self._colours, self._type_colours = review, colours, type_colours
         with signals_blocked(self.column):
             self.column.clear()
             for name in review.numeric_columns:
@@ -123,21 +131,29 @@ class ReviewHistogram(QWidget):
             return
         low, high = float(values[finite].min()), float(values[finite].max())
         high = high if high > low else low + 1e-6
-        self._extent = (0.0, 1.0) if name == "confidence" else (low, high)
+        is_share = name in ("confidence", PROBABILITY_COLUMN) or name.startswith("P(")
+        self._extent = (0.0, 1.0) if is_share else (low, high)
         edges = np.linspace(*self._extent, _BIN_COUNT + 1)
-        for label, title in enumerate(review.names):
-            of_class = values[finite & (review.labels == label)]
+        by_type = is_type_column(name)
+        titles = review.type_names if by_type else review.names
+        labels, colours = (
+            (review.type_labels, self._type_colours) if by_type else (review.labels, self._colours)
+        )
+        for label, title in enumerate(titles):
+            mine = values[finite & (labels == label)]
             # A number of bins and a range is faster than `edges`.
-            counts = np.histogram(of_class, _BIN_COUNT, range=self._extent)[0]
+            counts = np.histogram(mine, _BIN_COUNT, range=self._extent)[0]
             if counts.any():
-                self._plot_class(edges, counts, title, label)
+                self._plot_group(
+                    edges, counts, title, colours[label % len(colours)] if colours else "#888"
+                )
         self._set_region(self.range_of(name) or self._extent)
         self.plot.addItem(self.range)
         self.plot.setLabel("bottom", column_label(name))
         self.plot.setXRange(*self._extent, padding=0.02)
 
-    def _plot_class(self, edges: Any, counts: Any, title: str, label: int) -> None:
-        colour = pg.mkColor(self._colours[label % len(self._colours)] if self._colours else "#888")
+    def _plot_group(self, edges: Any, counts: Any, title: str, shade: str) -> None:
+        colour = pg.mkColor(shade)
         fill = pg.mkColor(colour)
         fill.setAlpha(60)
         self.plot.plot(

@@ -15,7 +15,7 @@ from qtpy.QtGui import QColor, QFocusEvent
 from qtpy.QtWidgets import QAbstractItemView, QAbstractScrollArea, QHeaderView, QTableView
 from superqt.utils import signals_blocked
 
-from napari_beerlanet.core.boxes.detections import DOMAIN_SHIFT_COLUMN
+from napari_beerlanet.core.boxes.detections import DOMAIN_SHIFT_COLUMN, TYPE_COLUMN
 from napari_beerlanet.core.common.arrays import stable_argsort
 from napari_beerlanet.core.review.review import ACCEPTED, REJECTED, STATES, Review, RowIndices
 from napari_beerlanet.ui.common.controls import not_none
@@ -24,7 +24,7 @@ _ROOT_INDEX = QModelIndex()
 _STATE_TINTS = {ACCEPTED: QColor(60, 160, 90, 90), REJECTED: QColor(200, 70, 60, 90)}
 _ALIGN_RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
 _COLUMN_TITLES = {"x": "x (px)", "y": "y (px)", "area": "area (px²)"}
-_WIDTHS_PX = {"id": 46, "class": 80, "confidence": 88, "status": 88}  # all four fit a narrow dock
+_WIDTHS_PX = {"id": 46, "class": 80, TYPE_COLUMN: 96, "confidence": 88, "status": 88}
 
 
 class ReviewTableModel(QAbstractTableModel):
@@ -54,8 +54,12 @@ class ReviewTableModel(QAbstractTableModel):
         return int(places[0]) if len(places) else None
 
     def update_cells(self) -> None:
-        """Classes or states have changed."""
-        if len(self.rows):
+        """Classes, types or states have changed; the first type brings its column."""
+        if self.names != self.review.columns:
+            self.beginResetModel()
+            self.names = self.review.columns
+            self.endResetModel()
+        elif len(self.rows):
             last = self.index(len(self.rows) - 1, len(self.names) - 1)
             self.dataChanged.emit(self.index(0, 0), last)
 
@@ -88,9 +92,11 @@ class ReviewTableModel(QAbstractTableModel):
 
     def _sort_keys(self, name: str) -> npt.NDArray[Any]:
         """(n,) numbers that sort like a column's values, missing values first."""
+        review = self.review
         categories: dict[str, tuple[Any, npt.NDArray[Any]]] = {
-            "class": (self.review.names, self.review.labels),
-            "status": (STATES, self.review.status),
+            "class": (review.names, review.labels),
+            "status": (STATES, review.status),
+            TYPE_COLUMN: ([*review.type_names, ""], review.type_labels),
         }
         if name in categories:
             texts, codes = categories[name]

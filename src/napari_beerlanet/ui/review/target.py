@@ -5,7 +5,7 @@ The camera follows the current detection, and a bright frame marks it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from napari.layers import Image, Shapes
 from napari.utils.colormaps.standardize_color import transform_color
 from superqt.utils import qthrottled
 
-from napari_beerlanet.core.boxes.detections import Detections
+from napari_beerlanet.core.boxes.detections import TYPE_COLUMN, Detections
 from napari_beerlanet.core.detection.settings import DetectSettings
 from napari_beerlanet.core.review.review import ACCEPTED, REJECTED, STATES, Review
 from napari_beerlanet.ui.common.session import get_session
@@ -87,6 +87,10 @@ class ReviewTarget:
         """The colours of the classes."""
         return list(self.detection_layer.colours)
 
+    def type_colours(self, names: Sequence[str]) -> list[str]:
+        """The colours of cell types."""
+        return get_session(self.viewer).type_palette.colours(names)
+
     @property
     def confidence(self) -> float:
         """The confidence from which the layer shows its boxes."""
@@ -145,9 +149,16 @@ class ReviewTarget:
         self._marker.show_at(np.asarray(box))
 
     def write_decisions(self, review: Review) -> None:
-        """Write states and classes into the layer's features."""
+        """Write states, classes and types into the layer's features."""
         if self.detection_layer.alive:
-            self.detection_layer.apply_review(review.status, STATES, review.labels, review.names)
+            self.detection_layer.apply_review(
+                review.status,
+                STATES,
+                review.labels,
+                review.names,
+                review.type_labels,
+                review.type_names,
+            )
 
     def accepted_detections(self, review: Review) -> Detections:
         """Accepted boxes, and those moved or drawn on the canvas, as they are now."""
@@ -160,8 +171,9 @@ class ReviewTarget:
         keep[store.model_rows] |= review.in_states(frozenset({ACCEPTED}))
         keep[store.model_rows] &= ~review.in_states(frozenset({REJECTED}))
         rows = np.flatnonzero(keep & store.alive)
+        columns = {TYPE_COLUMN: store.types_of(rows)} if store.type_names else {}
         return Detections(
-            store.xyxy[rows], store.labels[rows], store.scores[rows], list(store.names)
+            store.xyxy[rows], store.labels[rows], store.scores[rows], list(store.names), columns
         )
 
     # --- keys and clicks ---

@@ -44,7 +44,7 @@ from napari_beerlanet.ui.review.autosave import ReviewAutosave
 from napari_beerlanet.ui.review.compare_runs import RunComparison
 from napari_beerlanet.ui.review.export import ReviewExport
 from napari_beerlanet.ui.review.filter import FilterForm
-from napari_beerlanet.ui.review.gallery import CropGallery, GalleryTab
+from napari_beerlanet.ui.review.gallery import CropGallery, GalleryTab, describe_detection
 from napari_beerlanet.ui.review.histogram import ReviewHistogram
 from napari_beerlanet.ui.review.table import ReviewTable, ReviewTableModel
 from napari_beerlanet.ui.review.target import (
@@ -61,9 +61,11 @@ if TYPE_CHECKING:
     from napari.viewer import Viewer
 
 _KEYS_HINT = (
-    "Keys: N next, B back, Y accept, X reject, U undo, 1–9 change class, F fix annotation. "
-    "They work here and on the canvas."
+    "Keys: N next, B back, Y accept, X reject, U undo, Shift+U redo, 1–9 change {what}, F fix "
+    "annotation. They work here and on the canvas."
 )
+_NUMBER_KEYS = 9
+_CLASS, _TYPE = "class", "type"
 _NO_DETECTIONS_HINT = (
     "Detect cells first (Plugins › Find cells), or open a file of boxes, to review them here."
 )
@@ -114,6 +116,9 @@ class ReviewWidget(Panel):
         self.connect_event(self.viewer.layers.events.inserted, self._update_targets)
         self.connect_event(self.viewer.dims.events.point, self._plane_moved)
         self.image.chosen.connect(self._image_chosen)
+        session = get_session(self.viewer)
+        self.connect_event(session.classifier_changed, self._offer_types)
+        self.connect_event(session.type_palette.changed, self._show_type_colours)
         self._set_target(None)
         self._update_targets()
 
@@ -142,14 +147,22 @@ class ReviewWidget(Panel):
         top.addRow("Detections", self.target_choice)
         self.body.addLayout(top)
         self.empty.setAlignment(Qt.AlignmentFlag.AlignTop)
-        self.decision_buttons, self.keys_hint = self._buttons(), hint(_KEYS_HINT)
+        self.decision_buttons, self.keys_hint = self._buttons(), hint()
+        self.keys_set = combo_box(
+            "What the number keys change: the detector's class, or the cell type.", 6
+        )
+        self.keys_set.addItems([_CLASS, _TYPE])
+        self.keys_set.activated.connect(lambda *_: self._keys_chosen())
+        self.keys_legend = hint()
+        self._keys_by_user = False
+        self.keys_row = row(QLabel("Keys set"), self.keys_set, self.keys_legend, stretch=2)
         above = (self.filter, self.progress, self.decision_buttons, self.current_line)
         self.body.addWidget(self.empty, 1)
         for widget in above:
             self.body.addWidget(widget)
         self.body.addWidget(self.tabs, 1)
         below = (self.run_comparison, self.export, self.export.bar, self.bar)
-        for widget in (self.keys_hint, *below):
+        for widget in (self.keys_row, self.keys_hint, *below):
             self.body.addWidget(widget)
 
     def _tabs(self) -> QTabWidget:
@@ -182,7 +195,8 @@ class ReviewWidget(Panel):
         histogram.range_of = self.filter.range_of
         not_none(self.histogram_tab.layout()).addWidget(histogram)
         if self.review is not None and self.target is not None:
-            histogram.set_review(self.review, self.target.colours)
+            colours = self.target.type_colours(self.review.type_names)
+            histogram.set_review(self.review, self.target.colours, colours)
         return histogram
 
     def _buttons(self) -> QWidget:
@@ -191,7 +205,7 @@ class ReviewWidget(Panel):
             button("Next ›", "Go to the next unreviewed detection (N).", self.next),
             button("Accept", "Correct (Y). Applies to all selected detections.", self.accept),
             button("Reject", "Not correct (X). Applies to all selected detections.", self.reject),
-            button("Undo", "Undo the last decision (U).", self.undo),
+            button("Undo", "Undo the last decision (U); Shift+U redoes it.", self.undo),
         )
 
     def _connect_annotation_tab(self) -> None:
@@ -211,9 +225,10 @@ class ReviewWidget(Panel):
             "Y": self.accept,
             "X": self.reject,
             "U": self.undo,
+            "Shift+U": self.redo,
             "F": self.annotation_tab.metrics.request_fix,
         }
-        self.keys = keys | {str(k + 1): (lambda k=k: self.relabel(k)) for k in range(9)}
+        self.keys = keys | {str(k + 1): (lambda k=k: self.relabel(k)) for k in range(_NUMBER_KEYS)}
         for key, method in self.keys.items():
             shortcut = QShortcut(QKeySequence(key), self)
             shortcut.setContext(Qt.ShortcutContext.WidgetWithChildrenShortcut)
@@ -264,7 +279,7 @@ class ReviewWidget(Panel):
         self.target = target
         self.review = self.current = self.subset = self.in_scope = None
         parts = (self.filter, self.progress, self.decision_buttons, self.current_line, self.tabs)
-        for widget in (*parts, self.keys_hint, self.run_comparison, self.export):
+        for widget in (*parts, self.keys_row, self.keys_hint, self.run_comparison, self.export):
             widget.setVisible(target is not None)
         self.empty.setVisible(target is None)
         left = None
@@ -295,9 +310,11 @@ class ReviewWidget(Panel):
         if len(review) > _MIN_ROWS_TO_PREPARE:
             self._prepare_task.start(lambda report: review.precompute_orders())
         self.table.set_review_model(ReviewTableModel(review, self.table))
-        self.gallery_tab.set_review(review, target.crop_styles(), target.colours)
+        type_colours = target.type_colours(review.type_names)
+        self.gallery_tab.set_review(review, target.crop_styles(), target.colours, type_colours)
         if "histogram" in vars(self):
-            self.histogram.set_review(review, target.colours)
+            self.histogram.set_review(review, target.colours, type_colours)
+        self._offer_types()
         self._bind_target(target)
         # What this panel has saved itself is not of an earlier session.
         loaded = (lambda _: self._decisions_loaded(0)) if returned else self._decisions_loaded
@@ -325,6 +342,55 @@ class ReviewWidget(Panel):
         if self.review is not None and self.review.status.any():
             self._decisions_changed(save=False)
             self.refresh()
+
+    # --- what the number keys set ---
+
+    @property
+    def keys_set_types(self) -> bool:
+        """Whether number keys change the cell type."""
+        return self.keys_set.currentText() == _TYPE
+
+    def _offer_types(self, event: Any = None) -> None:
+        """Offer the types that boxes have or, without any, those of the loaded classifier.
+
+        Where a classifier has given types, the keys are for these, until the user decides.
+        """
+        review = self.review
+        if review is None:
+            return
+        if not self._keys_by_user:
+            self.keys_set.setCurrentText(_TYPE if review.detections.types else _CLASS)
+        self._show_keys()
+
+    @property
+    def key_names(self) -> list[str]:
+        """The classes or types of the number keys, in their order."""
+        if self.review is None:
+            return []
+        if not self.keys_set_types:
+            return self.review.names
+        classifier = get_session(self.viewer).classifier
+        known = classifier.classes if classifier is not None else []
+        return list(dict.fromkeys([*self.review.type_names, *known]))
+
+    def _keys_chosen(self) -> None:
+        self._keys_by_user = True
+        self._show_keys()
+
+    def _show_keys(self) -> None:
+        names = self.key_names
+        legend = ", ".join(
+            f"{k + 1}\N{NO-BREAK SPACE}{name}" for k, name in enumerate(names[:_NUMBER_KEYS])
+        )
+        none = "No types yet: classify the cells, or load a classifier (tab “Classify”)."
+        self.keys_legend.setText(legend or (none if self.keys_set_types else ""))
+        self.keys_hint.setText(_KEYS_HINT.format(what=self.keys_set.currentText()))
+
+    def _show_type_colours(self, event: Any = None) -> None:
+        """A type has got another colour, or there is another type."""
+        if self.review is not None and self.target is not None:
+            self.gallery.set_type_colours(self.target.type_colours(self.review.type_names))
+            self.gallery.update_cells()
 
     # --- what is listed ---
 
@@ -424,15 +490,27 @@ class ReviewWidget(Panel):
         self._decide(lambda review, rows: review.reject(rows))
 
     def relabel(self, label: int) -> None:
-        """Give the current or selected detections the class with this number, from 0."""
-        if self.review is not None and label < len(self.review.names):
-            self._decide(lambda review, rows: review.relabel(rows, review.names[label]))
+        """Give the current or selected detections the class or type of this key, from 0."""
+        names = self.key_names
+        if label >= len(names):
+            return
+        name = names[label]
+        if self.keys_set_types:
+            self._decide(lambda review, rows: review.relabel_type(rows, name))
+        else:
+            self._decide(lambda review, rows: review.relabel(rows, name))
 
     def undo(self) -> None:
         """Undo the last decision and go there."""
-        if self.review is None:
-            return
-        rows = self.review.undo()
+        if self.review is not None:
+            self._show_changed(self.review.undo())
+
+    def redo(self) -> None:
+        """Redo the decision that was undone last, and go there."""
+        if self.review is not None:
+            self._show_changed(self.review.redo())
+
+    def _show_changed(self, rows: RowIndices) -> None:
         if len(rows):
             self._decisions_changed()
             self.go_to(int(rows[0]))
@@ -463,10 +541,14 @@ class ReviewWidget(Panel):
         self.table.update_cells()
         self.gallery.update_cells()
         self.filter.update_classes(self.review.names)
+        self.filter.update_types(self.review.type_names)
+        self._show_type_colours()
+        self._show_keys()
         self.target.write_decisions(self.review)
         if save:
             self.autosave.save_soon()
-        if self.filter.current_filter.states is not None:
+        criteria = self.filter.current_filter
+        if criteria.states is not None or criteria.types is not None:
             QTimer.singleShot(0, self.refresh)
         self._show_progress()
 
@@ -498,8 +580,9 @@ def _is_same(target: ReviewTarget | None, other: ReviewTarget | None) -> bool:
 
 
 def _describe(review: Review, row: int | None) -> str:
-    """Rich text on a detection: number, class, confidence and state."""
+    """Rich text on a detection: number, class, confidence, type and state."""
     if row is None:
         return ""
-    name, state = html.escape(review.class_of(row)), review.state_of(row)
-    return f"No. {row}: <b>{name}</b>, confidence {review.detections.scores[row]:.2f}, {state}"
+    name = review.class_of(row)
+    rest = describe_detection(review, row).removeprefix(name)
+    return f"No. {row}: <b>{html.escape(name)}</b>{html.escape(rest)}"

@@ -18,6 +18,7 @@ from napari_beerlanet.ui.workspace.workspace import (
     ANNOTATE,
     BATCH,
     CELLS,
+    CLASSIFY,
     DOCK_NAME,
     REVIEW,
     STAINS,
@@ -107,6 +108,12 @@ class CellsEntry(MenuEntry):
     """Opens “Cells”."""
 
     tab = CELLS
+
+
+class ClassifyEntry(MenuEntry):
+    """Opens “Classify”."""
+
+    tab = CLASSIFY
 
 
 class AnnotateEntry(MenuEntry):

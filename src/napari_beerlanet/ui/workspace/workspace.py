@@ -106,6 +106,12 @@ CELLS = Tab(
     "Find and count the cells of the image with a model.",
     "detect.widget:DetectWidget",
 )
+CLASSIFY = Tab(
+    "Classify",
+    "Classify cells",
+    "Give the boxes of cells a type with a classifier, and count the types.",
+    "classify.widget:ClassifyWidget",
+)
 ANNOTATE = Tab(
     "Annotate",
     "Annotate",
@@ -131,7 +137,7 @@ BATCH = Tab(
     "batch.widget:BatchWidget",
 )
 
-TABS = (STAINS, CELLS, ANNOTATE, TRAIN, REVIEW, BATCH)
+TABS = (STAINS, CELLS, CLASSIFY, ANNOTATE, TRAIN, REVIEW, BATCH)
 """From left to right."""
 
 

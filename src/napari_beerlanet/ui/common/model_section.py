@@ -1,47 +1,112 @@
-"""The model section of the panel: choose a model, load it, describe it, share it."""
+"""The model section of a panel: choose a model, load it, describe it, share it."""
 
 from __future__ import annotations
 
 import html
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from magicgui.widgets import ComboBox
 from qtpy.QtCore import Qt, Signal
 from qtpy.QtWidgets import QLabel, QVBoxLayout, QWidget
 
 from napari_beerlanet.core.boxes.classes import class_colours
-from napari_beerlanet.core.checkpoints.checkpoint import packaged_models
-from napari_beerlanet.core.checkpoints.info import limits_text
+from napari_beerlanet.core.checkpoints.checkpoint import (
+    CheckpointError,
+    model_kind,
+    packaged_models,
+    read_info,
+)
+from napari_beerlanet.core.checkpoints.info import CLASSIFIER, DETECTOR, limits_text
 from napari_beerlanet.core.checkpoints.model_card import headline, training_facts
-from napari_beerlanet.core.common.progress import Report
-from napari_beerlanet.ui.common.controls import CollapsibleGroup
-from napari_beerlanet.ui.common.model_picker import ModelPicker
+from napari_beerlanet.core.common.progress import Report, report_progress
+from napari_beerlanet.ui.common.controls import CollapsibleGroup, expand
+from napari_beerlanet.ui.common.model_picker import PANELS, ModelPicker
 from napari_beerlanet.ui.common.panel import Panel
 from napari_beerlanet.ui.common.progress_bar import TaskProgressBar
 from napari_beerlanet.ui.common.session import Session
-from napari_beerlanet.ui.detect.form import DetectForm
-from napari_beerlanet.ui.detect.job import load_model
 
-if TYPE_CHECKING:
-    from napari_beerlanet.core.detection.detector import Detector
-
+_AUTO_DEVICE = ("Automatic", "auto")
 _MAX_NAMED_CLASSES = 12
+_WHAT_IT_DOES = {DETECTOR: "finds cells", CLASSIFIER: "classifies cells"}
+
+
+class DevicePicker(ComboBox):
+    """Where a model runs."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            choices=[_AUTO_DEVICE],
+            tooltip="Where the model runs. Automatic uses a GPU if there is one.",
+        )
+        expand(self)
+
+    @property
+    def chosen(self) -> str:
+        """A name for `pick_device`."""
+        return str(self.value)
+
+    def offer(self, names: list[str]) -> None:
+        """Offer the devices of this machine; the chosen one stays if it is among them."""
+        chosen = self.chosen
+        self.choices = []  # or magicgui keeps old entries first
+        self.choices = [_AUTO_DEVICE, *((name, name) for name in names)]
+        self.value = chosen if chosen in names else "auto"
+
+
+def load_model(key: str, device: str, report: Report, kind: str = DETECTOR) -> Any:
+    """The `Detector` or `Classifier` of a name or path, ready to run; for a worker thread."""
+    report_progress(report, 0, 1, "loading the model")
+    from napari_beerlanet.core.checkpoints.checkpoint import load_classifier, load_detector
+
+    _check_kind(key, kind)
+    model: Any = (load_classifier if kind == CLASSIFIER else load_detector)(key, device)
+    report_progress(report, 1, 2, "loading the model")
+    assert model.runner is not None  # created now, not at the first image
+    return model
+
+
+def _check_kind(key: str, kind: str) -> None:
+    """A model of the other kind is a `CheckpointError` that says where it belongs."""
+    is_pt = key.lower().endswith(".pt")
+    found = DETECTOR if is_pt and Path(key).is_file() else kind
+    found = found if is_pt else model_kind(read_info(key))
+    if found != kind:
+        raise CheckpointError(
+            f"{Path(key).name}: a {found}, which {_WHAT_IT_DOES[found]}; choose it in "
+            f"“{PANELS[found]}”, and here a {kind}."
+        )
+
+
+def place_model(model: Any, device: str) -> Any:
+    """A loaded model on the chosen device: itself, if it is there already."""
+    from napari_beerlanet.core.common.device import pick_device
+
+    chosen = pick_device(device)
+    same = chosen.type == model.device.type
+    if same and (chosen.index or 0) == (model.device.index or 0):
+        return model
+    return model.to(chosen)
 
 
 class ModelSection(QWidget):
     """Card and loading state of the chosen model; the panel places `picker`.
 
-    `ready` is emitted when a model is loaded or another one is chosen. If a model cannot be loaded,
-    that is reported in one sentence, and the choice returns to the last one that could.
+    `kind`: "detector" or "classifier". `ready` is emitted when a model is loaded or another one is
+    chosen. If a model cannot be loaded, that is reported in one sentence, and the choice returns to
+    the last one that could.
     """
 
     ready = Signal()
 
-    def __init__(self, panel: Panel, session: Session, form: DetectForm) -> None:
+    def __init__(
+        self, panel: Panel, session: Session, device: DevicePicker, kind: str = DETECTOR
+    ) -> None:
         super().__init__()
-        self._session, self._form = session, form
+        self._session, self._device, self.kind = session, device, kind
         self.task = panel.task()
-        self.picker = ModelPicker()
+        self.picker = ModelPicker(kind)
         self.card = ModelCard()
         self.progress_bar = TaskProgressBar(self.task, can_cancel=False)  # loading is short
         layout = QVBoxLayout(self)
@@ -50,68 +115,90 @@ class ModelSection(QWidget):
         layout.addWidget(self.progress_bar)
         self._last_key = ""
         self.picker.chosen.connect(self._chosen)
-        session.model_changed.connect(self._session_model_changed)
+        self._changed.connect(self._session_model_changed)
+
+    # --- the session's model of this kind ---
 
     @property
-    def loaded(self) -> Detector | None:
+    def _model(self) -> Any:
+        return self._session.classifier if self.kind == CLASSIFIER else self._session.model
+
+    @property
+    def _key(self) -> str | None:
+        session = self._session
+        return session.classifier_key if self.kind == CLASSIFIER else session.model_key
+
+    @property
+    def _changed(self) -> Any:
+        session = self._session
+        return session.classifier_changed if self.kind == CLASSIFIER else session.model_changed
+
+    def _share(self, model: Any, key: str) -> None:
+        session = self._session
+        (session.set_classifier if self.kind == CLASSIFIER else session.set_model)(model, key)
+
+    @property
+    def loaded(self) -> Any:
         """The chosen model, None while it is not loaded."""
-        return self._session.model if self._session.model_key == self.picker.key else None
+        return self._model if self._key == self.picker.key else None
 
     def load_initial(self) -> None:
         """Choose the model of the viewer's other panels or the first packaged one, and load it."""
-        names = packaged_models("detector")
-        key = self._session.model_key or (names[0] if names else "")
+        names = packaged_models(self.kind)
+        key = self._key or (names[0] if names else "")
         self.picker.set_key(str(key))
-        if self._session.model is not None:
-            self._session_model_changed(self._session.model)
+        if self._model is not None:
+            self._session_model_changed(self._model)
         elif key:
             self._load(str(key))
 
-    def share_model(self, model: Detector, key: str) -> None:
+    def share_model(self, model: Any, key: str) -> None:
         """Share a model that a run has loaded or moved to another device with all panels."""
-        if model is not self._session.model:
-            self._session.set_model(model, key)
+        if model is not self._model:
+            self._share(model, key)
 
     def _chosen(self, key: str) -> None:
-        if key and key != self._session.model_key:
+        if key and key != self._key:
             self._load(key)
         self.ready.emit()
 
     def _load(self, key: str) -> None:
-        device = self._form.chosen_device
+        device, kind = self._device.chosen, self.kind
 
-        def work(report: Report) -> tuple[Detector, list[str]]:
+        def work(report: Report) -> tuple[Any, list[str]]:
             from napari_beerlanet.core.common.device import available_devices
 
-            return load_model(key, device, report), available_devices()
+            return load_model(key, device, report, kind), available_devices()
 
         self.task.start(work, lambda loaded: self._loaded(key, *loaded), self._failed)
 
-    def _loaded(self, key: str, model: Detector, devices: list[str]) -> None:
-        self._form.offer_devices(devices)
-        self._session.set_model(model, key)
+    def _loaded(self, key: str, model: Any, devices: list[str]) -> None:
+        self._device.offer(devices)
+        self._share(model, key)
 
     def _failed(self, error: BaseException) -> None:
         self.picker.set_key(self._last_key)
         self.ready.emit()
 
-    def _session_model_changed(self, model: Detector | None) -> None:
+    def _session_model_changed(self, model: Any) -> None:
         """This panel or another one has set the model of the session."""
         if model is None:
             return
         from napari_beerlanet.core.common.device import describe_device
 
-        self._last_key = str(self._session.model_key or "")
+        self._last_key = str(self._key or "")
         self.picker.set_key(self._last_key)
         if self._last_key:
             self.picker.add_recent(self._last_key)
-        colours = self._session.palette.colours(model.classes)
+        classifies, session = self.kind == CLASSIFIER, self._session
+        palette = session.type_palette if classifies else session.palette
+        colours = palette.colours(model.classes)
         self.card.show_info({**model.info, "colours": colours}, describe_device(model.device))
         self.ready.emit()
 
     def disconnect_session(self) -> None:
         """Disconnect from the session."""
-        self._session.model_changed.disconnect(self._session_model_changed)
+        self._changed.disconnect(self._session_model_changed)
 
 
 class ModelCard(QWidget):
@@ -185,11 +272,18 @@ def model_facts(info: Mapping[str, Any], device: str = "") -> list[tuple[str, st
     facts = [("Name", str(info.get("name") or "—"))]
     if device:
         facts.append(("Runs on", device))
-    facts.append(("Stains", f"{info['components']} components, {info['iterations']} iterations"))
+    if info.get("front_end", "beerlanet") == "beerlanet":
+        stains = f"{info['components']} components, {info['iterations']} iterations"
+        facts.append(("Stains", stains))
     facts += training_facts(info)
     if limits_text(info):
         facts.append(("Limits", limits_text(info)))
-    facts.append(("Image size", f"{info['image_size']} pixels"))
+    if info.get("applies_to"):
+        facts.append(("Meant for", ", ".join(info["applies_to"])))
+    if info.get("image_size"):
+        facts.append(("Image size", f"{info['image_size']} pixels"))
+    if info.get("input_size"):
+        facts.append(("Crop size", f"{info['input_size']} pixels"))
     if info.get("pixel_size"):
         facts.append(("Pixel size", f"{info['pixel_size']:.3g} µm"))
     for name, size in (info.get("object_sizes") or {}).items():

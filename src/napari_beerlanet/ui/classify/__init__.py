@@ -1,0 +1,1 @@
+"""The panel *Classify cells*."""

@@ -1,0 +1,429 @@
+"""The classification panel ("Classify cells")."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+from napari.layers import Shapes
+from psygnal import SignalInstance
+from qtpy.QtCore import Signal
+from qtpy.QtWidgets import QCheckBox, QGridLayout, QPushButton, QVBoxLayout, QWidget
+from superqt.utils import QSignalDebouncer, signals_blocked
+
+from napari_beerlanet.core.boxes.classes import applicable_classes
+from napari_beerlanet.core.checkpoints.info import CLASSIFIER
+from napari_beerlanet.ui.classify.job import ClassifyResult, run_classification, run_summary
+from napari_beerlanet.ui.classify.target import (
+    AnnotationTarget,
+    ClassifyTarget,
+    DetectionTarget,
+    classify_targets,
+)
+from napari_beerlanet.ui.common.controls import (
+    CollapsibleGroup,
+    DisabledReason,
+    button,
+    combo_box,
+    copy_text,
+    form,
+    row,
+    separator,
+)
+from napari_beerlanet.ui.common.model_picker import dropped_model
+from napari_beerlanet.ui.common.model_section import DevicePicker, ModelSection
+from napari_beerlanet.ui.common.panel import Panel
+from napari_beerlanet.ui.common.progress_bar import TaskProgressBar
+from napari_beerlanet.ui.common.session import get_session
+from napari_beerlanet.ui.common.tasks import TaskOutcome
+from napari_beerlanet.ui.detections.detection_layer import DetectionLayer
+from napari_beerlanet.ui.detections.drawing import ColourBy
+from napari_beerlanet.ui.detections.type_counts import TypeCountsView
+from napari_beerlanet.ui.viewer.empty_state import EmptyState
+from napari_beerlanet.ui.viewer.layers import ImagePicker, LayerListWatcher
+
+if TYPE_CHECKING:
+    from napari import Viewer
+
+_DEBOUNCE_MS = 30
+_CLASS_COLUMNS = 3  # check boxes side by side
+_NO_BOXES = "There are no boxes yet: find cells first (tab “Cells”), or annotate some."
+COLOUR_CHOICES: dict[ColourBy, str] = {"class": "class of the detector", "type": "cell type"}
+"""What the colours of boxes can say, as the user reads it."""
+
+
+class ClassifyWidget(Panel):
+    """The panel "Classify cells".
+
+    `classified` is emitted with the `ClassifyResult` when its types are in their layer. Other rooms
+    put presets into `presets`, above the model, and what else a classifier does into `extras`.
+    """
+
+    title = "Classify cells"
+    classified = Signal(object)
+
+    def __init__(self, napari_viewer: Viewer) -> None:
+        super().__init__(napari_viewer)
+        self.session = get_session(self.viewer)
+        self.classify_task = self.task()
+        self.targets: list[ClassifyTarget] = []
+        self._layer: DetectionLayer | None = None  # whose signals are connected
+        self._annotations: Shapes | None = None
+        self._build()
+        self._debounce = QSignalDebouncer(parent=self)
+        self._debounce.setTimeout(_DEBOUNCE_MS)
+        self._connect()
+        self.setAcceptDrops(True)
+        self.model.load_initial()
+        self._image_chosen()
+
+    def _build(self) -> None:
+        self.image = ImagePicker(self)
+        self.device = DevicePicker()
+        self.model = ModelSection(self, self.session, self.device, CLASSIFIER)
+        self.empty = EmptyState(self)
+        self.presets, self.extras = QVBoxLayout(), QVBoxLayout()
+        self.boxes = combo_box(
+            "Which boxes are classified: the detections of this image, or its annotations. "
+            "Annotations get the types as theirs, to be corrected and trained on.",
+            12,
+            expanding=True,
+        )
+        self.classes = ClassChoice()
+        self.run_button = QPushButton("Classify cells")
+        self.run_button.setToolTip("Give the boxes of these classes a cell type (Ctrl+Shift+K).")
+        self.run_reason = DisabledReason(self.run_button)
+        self.progress_bar = TaskProgressBar(self.classify_task)
+        self.more = CollapsibleGroup("More settings")
+        more = form()
+        more.addRow("Device", self.device.native)
+        self.more.body.addLayout(more)
+        self.result = self._result_section()
+        model = form()
+        model.addRow("Model", self.model.picker)
+        rows = form()
+        rows.addRow("Image", self.image)
+        rows.addRow("Boxes", self.boxes)
+        rows.addRow("Classes", self.classes)
+        self.section = QWidget()
+        section = QVBoxLayout(self.section)
+        section.setContentsMargins(0, 0, 0, 0)
+        section.setSpacing(6)
+        section.addLayout(rows)
+        for widget in (
+            self.more,
+            row(self.run_button),
+            self.run_reason,
+            self.progress_bar,
+            self.result,
+        ):
+            section.addWidget(widget)
+        self.body.addLayout(self.presets)
+        self.body.addLayout(model)
+        self.body.addWidget(self.model)
+        self.body.addWidget(separator())
+        self.body.addWidget(self.empty)
+        self.body.addWidget(self.section)
+        self.body.addLayout(self.extras)
+        self.body.addStretch(1)
+
+    def _result_section(self) -> QWidget:
+        self.counts = TypeCountsView()
+        self.colour_by = combo_box("What the colours of the boxes say.", 12, expanding=True)
+        for colour_by, text in COLOUR_CHOICES.items():
+            self.colour_by.addItem(text, colour_by)
+        self.undo_run = QPushButton()
+        self.copy = button(
+            "Copy table", "Copy the types as a table for a spreadsheet.", self.copy_table
+        )
+        self.copy_summary_button = button(
+            "Copy summary", "Copy the types as one sentence.", self.copy_summary
+        )
+        colours = form()
+        colours.addRow("Colour boxes by", self.colour_by)
+        section = QWidget()
+        layout = QVBoxLayout(section)
+        layout.setContentsMargins(0, 0, 0, 0)
+        layout.setSpacing(6)
+        layout.addWidget(separator())
+        layout.addWidget(self.counts)
+        self.colour_row = QWidget()
+        self.colour_row.setLayout(colours)
+        layout.addWidget(self.colour_row)
+        layout.addWidget(row(self.copy, self.copy_summary_button, self.undo_run))
+        return section
+
+    def _connect(self) -> None:
+        self.image.chosen.connect(lambda *_: self._image_chosen())
+        self.model.ready.connect(self._model_ready)
+        self.boxes.activated.connect(lambda *_: self._boxes_chosen())
+        self.classes.changed.connect(self._update_run_button)
+        self.colour_by.activated.connect(lambda *_: self._colour_chosen())
+        self.undo_run.clicked.connect(lambda *_: self.undo())
+        self.run_button.clicked.connect(lambda *_: self.run())
+        self.classify_task.started.connect(self._update_run_button)
+        self.classify_task.ended.connect(self._ended)
+        self._debounce.triggered.connect(self.update_targets)
+        self.add_shortcut("Ctrl+Shift+K", self.run)
+        self.connect_event(self.session.detections_changed, self._update_soon)
+        self.connect_event(self.session.type_palette.changed, self._update_soon)
+        self.connect_event(self.viewer.dims.events.point, self._update_soon)
+        self._layer_list = LayerListWatcher(self, self._layers_changed)
+
+    # --- state ------------------------------------------------------------------------------------
+
+    @property
+    def target(self) -> ClassifyTarget | None:
+        """The boxes that are chosen, None where there are none."""
+        index = self.boxes.currentIndex()
+        return self.targets[index] if 0 <= index < len(self.targets) else None
+
+    def _layers_changed(self) -> None:
+        self.empty.update_text()
+        self._image_chosen()
+
+    def _image_chosen(self) -> None:
+        has_image = self.image.layer is not None
+        self.empty.setVisible(not has_image)
+        self.section.setVisible(has_image)
+        if not self.classify_task.running:
+            self.progress_bar.set_message("")  # it was about the image before
+        self.update_targets()
+
+    def _update_soon(self, event: Any = None) -> None:
+        self._debounce.throttle()
+
+    def update_targets(self) -> None:
+        """Offer the boxes that the image has now, with their classes; show counts of types."""
+        chosen = self.target.kind if self.target is not None else None
+        self.targets = classify_targets(self.viewer, self.image.layer)
+        kinds = [target.kind for target in self.targets]
+        with signals_blocked(self.boxes):
+            self.boxes.clear()
+            self.boxes.addItems(kinds)
+            self.boxes.setCurrentIndex(kinds.index(chosen) if chosen in kinds else 0)
+        self.boxes.setEnabled(bool(kinds))
+        self._follow_layers()
+        self._boxes_chosen()
+
+    def _follow_layers(self) -> None:
+        """Hear of changes of the layers that hold the boxes."""
+        layers = [target.layer for target in self.targets if isinstance(target, DetectionTarget)]
+        layer = layers[0] if layers else None
+        if layer is not self._layer:
+            for signal in _signals(self._layer):
+                signal.disconnect(self._update_soon, missing_ok=True)
+            self._layer = layer
+            for signal in _signals(layer):
+                signal.connect(self._update_soon)
+        annotated = [t.layer for t in self.targets if isinstance(t, AnnotationTarget)]
+        annotations = annotated[0] if annotated else None
+        if annotations is not self._annotations:
+            for old, connect in (
+                (self._annotations, self.disconnect_event),
+                (annotations, self.connect_event),
+            ):
+                if old is not None:
+                    connect(old.events.data, self._update_soon)
+                    connect(old.events.features, self._update_soon)
+            self._annotations = annotations
+
+    def _boxes_chosen(self) -> None:
+        target = self.target
+        self.classes.offer(target.class_counts() if target is not None else {})
+        self._show_types()
+        self._update_run_button()
+
+    def _model_ready(self) -> None:
+        model = self.model.loaded
+        if model is not None:
+            self.classes.prefer(model.info.get("applies_to") or ())
+        self._update_run_button()
+
+    def _show_types(self) -> None:
+        target = self.target
+        if target is None:
+            self.counts.clear()
+        else:
+            target.show(self.counts)
+        has_types = self.counts.class_counts is not None
+        can_undo = target is not None and target.can_undo
+        self.result.setVisible(has_types or can_undo)
+        self.copy.setVisible(has_types)
+        self.copy_summary_button.setVisible(has_types)
+        self.colour_row.setVisible(has_types and isinstance(target, DetectionTarget))
+        if isinstance(target, DetectionTarget):
+            self.colour_by.setCurrentIndex(list(COLOUR_CHOICES).index(target.layer.colour_by))
+        undone = target is not None and target.undone
+        self.undo_run.setVisible(can_undo)
+        self.undo_run.setText("Redo run" if undone else "Undo run")
+        self.undo_run.setToolTip(
+            "Give the boxes the types of the last run again."
+            if undone
+            else "Bring back the types before the last run; boxes stay as they are."
+        )
+
+    def _update_run_button(self) -> None:
+        reason = ""
+        if self.image.layer is None:
+            reason = "Open an image first."
+        elif self.target is None:
+            reason = _NO_BOXES
+        elif not self.model.picker.key:
+            reason = "Choose a model first."
+        elif not self.classes.chosen:
+            reason = "Choose a class."
+        elif self.classify_task.running:
+            reason = "A classification is running."
+        self.run_reason.update_button(reason)
+        self.classes.setVisible(self.target is not None)
+
+    def _colour_chosen(self) -> None:
+        if isinstance(self.target, DetectionTarget):
+            self.target.layer.set_colour_by(self.colour_by.currentData())
+
+    # --- running ----------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Classify with the present settings."""
+        target = self.target
+        if target is None or self.classify_task.running or not self.run_button.isEnabled():
+            return
+        try:
+            job = target.job(
+                self.classes.chosen, self.model.picker.key, self.model.loaded, self.device.chosen
+            )
+        except Exception as error:
+            self.progress_bar.show_error(error)
+            return
+        self.classify_task.start(
+            lambda report: run_classification(job, report),
+            lambda result: self._done(target, result),
+            self._failed,
+        )
+
+    def _done(self, target: ClassifyTarget, result: ClassifyResult) -> None:
+        self.model.share_model(result.model, result.job.model_key)
+        if not target.write(result):
+            self.progress_bar.set_message(
+                "The boxes were removed or detected again meanwhile; classify them again."
+            )
+            return
+        self.update_targets()
+        self.progress_bar.set_message(run_summary(result))
+        self.show_soon(self.counts.table)
+        self.classified.emit(result)
+
+    def _failed(self, error: BaseException) -> None:
+        self.model.picker.refresh()  # a file may have been deleted
+
+    def _ended(self, outcome: TaskOutcome) -> None:
+        self._update_run_button()
+
+    def undo(self) -> None:
+        """Bring back the types before the last run, or redo it."""
+        if self.target is not None:
+            self.target.undo()
+            self.update_targets()
+
+    def copy_table(self) -> None:
+        """Copy the counts to the clipboard as a table."""
+        if self.counts.class_counts is not None:
+            copy_text(self.counts.class_counts.tsv())
+
+    def copy_summary(self) -> None:
+        """Copy the counts to the clipboard as a sentence."""
+        if self.counts.class_counts is not None:
+            copy_text(self.counts.class_counts.text())
+
+    # --- models -----------------------------------------------------------------------------------
+
+    def choose_model(self, key: str) -> None:
+        """Choose a packaged model by its name or a file by its path."""
+        self.model.picker.choose(key)
+
+    def dragEnterEvent(self, event: Any) -> None:
+        """Accept model files."""
+        if dropped_model(event.mimeData()):
+            event.acceptProposedAction()
+
+    def dropEvent(self, event: Any) -> None:
+        """Choose the model that is dropped."""
+        path = dropped_model(event.mimeData())
+        if path:
+            event.acceptProposedAction()
+            self.choose_model(path)
+
+    def on_closed(self) -> None:
+        """Layers stay as they are."""
+        self._debounce.cancel()
+        for signal in _signals(self._layer):
+            signal.disconnect(self._update_soon, missing_ok=True)
+        self.model.disconnect_session()
+
+
+def _signals(layer: DetectionLayer | None) -> list[SignalInstance]:
+    if layer is None:
+        return []
+    return [layer.changed, layer.filter_changed, layer.colours_changed, layer.removed]
+
+
+class ClassChoice(QWidget):
+    """A check box for each class of the boxes, with their number.
+
+    Those that a classifier is meant for are checked, by name; all, where it does not say, or where
+    there are none of them. What the user has checked or unchecked stays, until another model comes.
+    """
+
+    changed = Signal()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.boxes: dict[str, QCheckBox] = {}
+        self._preferred: tuple[str, ...] = ()
+        self._by_user: dict[str, bool] = {}
+        self._grid = QGridLayout(self)
+        self._grid.setContentsMargins(0, 0, 0, 0)
+        self._grid.setSpacing(4)
+
+    @property
+    def chosen(self) -> list[str]:
+        """Names of the classes that are checked."""
+        return [name for name, box in self.boxes.items() if box.isChecked()]
+
+    def prefer(self, names: Collection[str]) -> None:
+        """Check the classes that a model is meant for; [] for all."""
+        if tuple(names) != self._preferred:
+            self._preferred = tuple(names)
+            self._by_user.clear()
+        self._check()
+        self.changed.emit()
+
+    def offer(self, counts: Mapping[str, int]) -> None:
+        """Offer these classes, with the number of boxes of each."""
+        if list(counts) != list(self.boxes):
+            for box in self.boxes.values():
+                self._grid.removeWidget(box)
+                box.deleteLater()
+            self.boxes = {}
+            for place, name in enumerate(counts):
+                box = self.boxes[name] = QCheckBox()
+                box.setToolTip(f"Classify the boxes of the class “{name}”.")
+                box.clicked.connect(self._clicked(name))
+                self._grid.addWidget(box, *divmod(place, _CLASS_COLUMNS))
+            self._check()
+        for name, count in counts.items():
+            self.boxes[name].setText(f"{name} ({count:,})")
+
+    def _clicked(self, name: str) -> Callable[[bool], None]:
+        def clicked(checked: bool) -> None:
+            self._by_user[name] = checked
+            self.changed.emit()
+
+        return clicked
+
+    def _check(self) -> None:
+        names = list(self.boxes)
+        meant = applicable_classes(self._preferred, names) or names
+        for name, box in self.boxes.items():
+            box.setChecked(self._by_user.get(name, name in meant))

@@ -1,0 +1,295 @@
+"""The panel "Classify cells": types of detections and of annotations, colours, counts, undo."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from qtpy.QtCore import QMimeData, QPointF, Qt, QUrl
+from qtpy.QtGui import QDropEvent
+
+import napari_beerlanet as nb
+from napari_beerlanet.core.boxes.classes import class_colours, wilson_interval
+from napari_beerlanet.core.boxes.detections import Detections
+from napari_beerlanet.ui.classify.widget import ClassifyWidget
+from napari_beerlanet.ui.common.model_picker import get_reader
+from napari_beerlanet.ui.common.recent import recent_models
+from napari_beerlanet.ui.common.session import get_session
+from napari_beerlanet.ui.detect.widget import DetectWidget
+from napari_beerlanet.ui.detections.detection_layer import DetectionLayer
+from napari_beerlanet.ui.viewer.layers import Role, role_metadata
+from tinyclasses import TYPES, cell, tiny_backbone, tiny_classifier
+
+pytestmark = pytest.mark.window
+
+NAMES = ["RBC", "WBC"]
+
+
+@pytest.fixture(scope="module")
+def clf():
+    return tiny_classifier(info={"applies_to": ["wbc"], "unknown": {"blasts": ["pale"]}})
+
+
+def field(count=12) -> tuple[np.ndarray, Detections]:
+    """Cells in rows of six with their boxes; the classes take turns, the confidence falls."""
+    image = np.full((40 * -(-count // 6) + 4, 244, 3), (228, 222, 232), np.uint8)
+    boxes = []
+    for k in range(count):
+        y, x = 5 + 40 * (k // 6), 5 + 40 * (k % 6)
+        image[y : y + 30, x : x + 30] = cell(TYPES[k % 2], k)
+        boxes.append([x + 4.5, y + 4.5, x + 25.5, y + 25.5])
+    labels = np.arange(count) // 2 % 2
+    scores = np.linspace(0.9, 0.05, count)
+    return image, Detections(np.array(boxes).reshape(-1, 4), labels, scores, NAMES)
+
+
+@pytest.fixture
+def opened(shared_viewer, clf):
+    """The panel in a viewer with an image, its detections, and a loaded classifier."""
+
+    def make(count=12, model=clf, confidence=0.25):
+        viewer = shared_viewer()
+        image, found = field(count)
+        source = viewer.add_image(image, name="smear")
+        session = get_session(viewer)
+        layer = DetectionLayer(
+            viewer, source, found.above(confidence), class_colours(2), confidence=confidence
+        )
+        session.set_detections(source, layer.detections, layer)
+        if model is not None:
+            session.set_classifier(model, "tiny")
+        panel = ClassifyWidget(viewer)
+        viewer.window.add_dock_widget(panel, name="Classify cells")
+        return viewer, panel, layer, image, found
+
+    return make
+
+
+@pytest.fixture
+def classify(until):
+    def press(panel) -> None:
+        panel.run_button.click()
+        assert panel.classify_task.running
+        until(lambda: not panel.classify_task.running)
+
+    return press
+
+
+def test_types_of_all_candidates_of_the_chosen_classes(opened, classify, clf, until):
+    _viewer, panel, layer, image, found = opened()
+    assert panel.classes.chosen == ["WBC"]  # what the classifier says it is for, whatever the case
+    assert panel.model.card.summary.text().endswith("runs on CPU")
+    ended = []
+    panel.classify_task.ended.connect(ended.append)
+    classify(panel)
+    assert len(ended) == 1
+    expected = clf.classify(image, found)
+    white = found.labels == 1
+    names = np.where(white, np.array(TYPES, object)[expected.labels], "")
+    typed = layer.detections
+    assert len(typed) == 12
+    assert typed.columns["type"].tolist() == names.tolist()
+    np.testing.assert_allclose(
+        typed.columns["probability"][white], expected.confidence[white], atol=1e-5
+    )
+    assert np.isnan(typed.columns["probability"][~white]).all()
+    # Features of the boxes that are drawn, those above the threshold.
+    shown = found.scores >= np.float32(0.25)
+    assert layer.layer.features["type"].tolist() == names[shown].tolist()
+    np.testing.assert_allclose(
+        layer.layer.features["P(dark)"][white[shown]],
+        expected.scores[white & shown, 0],
+        atol=1e-5,
+    )
+    assert layer.colour_by == "type"
+    assert "boxes classified in" in panel.progress_bar.text
+    assert "on CPU" in panel.progress_bar.text
+    assert "Does not know blasts; may call them pale." in panel.counts.limits.text()
+
+
+def test_counts_follow_the_confidence_with_their_intervals(opened, classify, clf, until):
+    _viewer, panel, layer, image, found = opened()
+    for name in NAMES:
+        panel.classes.boxes[name].setChecked(True)
+    classify(panel)
+    labels = clf.classify(image, found).labels
+    for confidence in (0.25, 0.05, 0.6):
+        layer.set_filter(confidence)
+        chosen = found.scores >= np.float32(confidence)
+        expected = dict(zip(TYPES, np.bincount(labels[chosen], minlength=2).tolist(), strict=True))
+        until(lambda expected=expected: panel.counts.class_counts.types == expected)
+        total = int(chosen.sum())
+        assert f"Of {total} classified cells" in panel.counts.basis.text()
+        low, high = wilson_interval(expected["dark"], total)
+        assert f"({100 * low:.1f}–{100 * high:.1f})" in panel.counts.table.text()
+    panel.copy_summary()
+    panel.copy_table()
+
+
+def test_colours_are_those_of_types_or_of_classes(opened, classify):
+    viewer, panel, layer, _, _found = opened()
+    by_class = layer.layer.edge_color.copy()
+    classify(panel)
+    session = get_session(viewer)
+    shades = dict(zip(["", *TYPES], ["#8c8c8c", *session.type_palette.colours(TYPES)], strict=True))
+    assert shades["dark"] == class_colours(2)[0]  # colour-blind safe, and the same every time
+
+    def colours() -> list[str]:
+        eight = np.rint(255 * layer.layer.edge_color[:, :3]).astype(int)
+        return ["#{:02x}{:02x}{:02x}".format(*rgb) for rgb in eight]
+
+    assert colours() == [shades[name] for name in layer.layer.features["type"]]
+    panel.colour_by.setCurrentIndex(0)
+    panel.colour_by.activated.emit(0)
+    assert layer.colour_by == "class"
+    np.testing.assert_allclose(layer.layer.edge_color, by_class, atol=1e-6)
+    layer.set_labels_visible(True)
+    layer.set_colour_by("type")
+    texts = [str(text) for text in layer.layer.text.values]
+    assert texts[0].startswith("RBC 0.90")
+    assert texts[2].startswith(layer.layer.features["type"][2])
+
+
+def test_a_run_is_undone_and_done_again_and_edits_stay(opened, classify):
+    _viewer, panel, layer, _, _found = opened()
+    table = layer.layer.features.copy()
+    table.loc[0, "class"] = "WBC"
+    layer.layer.features = table
+    classify(panel)
+    types = layer.layer.features["type"].tolist()
+    assert types[0]  # what the user calls a white cell is one
+    assert (panel.undo_run.text(), panel.undo_run.isVisibleTo(panel)) == ("Undo run", True)
+    panel.undo_run.click()
+    assert "type" not in layer.layer.features
+    assert layer.layer.features["class"][0] == "WBC"
+    assert not panel.counts.isVisibleTo(panel)
+    assert panel.undo_run.text() == "Redo run"
+    panel.undo_run.click()
+    assert layer.layer.features["type"].tolist() == types
+    # The key on the layer does the same.
+    layer.layer.keymap[next(k for k in layer.layer.keymap if "Z" in str(k))](layer.layer)
+    assert layer.types_undone
+
+
+def test_a_drawn_box_is_classified_and_one_outside_is_left_out(opened, classify):
+    _viewer, panel, layer, _image, _found = opened()
+    layer.layer.add_rectangles([np.array([[9.0, 129], [9, 150], [30, 150], [30, 129]])])
+    layer.layer.add_rectangles([np.array([[-60.0, -60], [-60, -40], [-40, -40], [-40, -60]])])
+    table = layer.layer.features.copy()
+    table.loc[len(table) - 2 :, "class"] = "WBC"
+    layer.layer.features = table
+    classify(panel)
+    assert layer.layer.features["type"].tolist()[-2] in TYPES
+    assert layer.layer.features["type"].tolist()[-1] == ""
+    assert "1 box has no part in the image and was left out." in panel.progress_bar.text
+
+
+def test_cancelled_nothing_has_changed(opened, until):
+    _, panel, layer, _, _ = opened()
+    panel.run_button.click()
+    panel.classify_task.cancel()
+    until(lambda: not panel.classify_task.running)
+    assert panel.progress_bar.text == "Cancelled; nothing has changed."
+    assert not layer.has_types
+    assert not panel.undo_run.isVisibleTo(panel)
+
+
+def test_boxes_that_are_found_again_meanwhile_keep_what_they_have(opened, until):
+    _, panel, layer, _, found = opened()
+    panel.run_button.click()
+    layer.set_detections(found[:3])
+    until(lambda: not panel.classify_task.running)
+    assert not layer.has_types
+    assert "classify them again" in panel.progress_bar.text
+
+
+def test_another_classifier_replaces_the_types(opened, classify):
+    viewer, panel, layer, _, _ = opened()
+    classify(panel)
+    names = ["x", "y", "z"]
+    other = tiny_classifier(tiny_backbone(3), names, info={"applies_to": ["Platelets"]})
+    get_session(viewer).set_classifier(other, "other")
+    assert panel.classes.chosen == NAMES  # there are none of those it is meant for: all
+    classify(panel)
+    assert layer.detections.types == names
+    assert "P(dark)" not in layer.layer.features
+    assert sum(panel.counts.class_counts.types.values()) == panel.counts.class_counts.total == 9
+    layer.undo_types()
+    assert layer.detections.types == TYPES
+
+
+def test_annotations_get_the_types_as_theirs(opened, classify, until):
+    viewer, panel, layer, _image, found = opened()
+    white = found[found.labels == 1]
+    from napari_beerlanet.ui.viewer.box_shapes import corners_from_boxes
+
+    source = viewer.layers["smear"]
+    drawn = viewer.add_shapes(
+        list(corners_from_boxes(white.xyxy)),
+        features={
+            "class": np.array(["WBC"] * len(white), object),
+            "status": np.array(["drawn"] * len(white), object),
+            "id": np.arange(len(white)),
+        },
+        metadata=role_metadata(Role.ANNOTATIONS, source),
+    )
+    panel.update_targets()
+    panel.boxes.setCurrentText("Annotations")
+    panel.boxes.activated.emit(1)
+    classify(panel)
+    assert set(drawn.features["type"]) <= set(TYPES)
+    assert panel.counts.class_counts.types == dict(Counter(drawn.features["type"]))
+    assert not layer.has_types
+    types = drawn.features["type"].tolist()
+    table = drawn.features.copy()
+    table.loc[0, "type"] = "mine"
+    drawn.features = table
+    panel.undo_run.click()
+    assert drawn.features["type"].tolist() == ["mine"] + [""] * (len(white) - 1)
+    panel.undo_run.click()
+    assert drawn.features["type"].tolist() == ["mine", *types[1:]]
+
+
+def test_what_there_is_to_do_without_boxes_or_model(shared_viewer, opened):
+    viewer = shared_viewer()
+    panel = ClassifyWidget(viewer)
+    viewer.window.add_dock_widget(panel)
+    assert panel.empty.isVisibleTo(panel)
+    image, _ = field()
+    viewer.add_image(image)
+    assert "find cells first" in panel.run_reason.text()
+    panel.run()
+    assert not panel.classify_task.running
+
+
+def test_models_of_the_other_kind_are_refused_and_lead_to_their_panel(opened, until, tmp_path):
+    path = tmp_path / "types.safetensors"
+    # A backbone of our own is in no file; one of torchvision is.
+    from tinyclasses import SMALL
+
+    nb.save_checkpoint(tiny_classifier(SMALL), path)
+    viewer, panel, _, _, _ = opened()
+    panel.choose_model("blood-cells")
+    until(lambda: not panel.model.task.running)
+    assert panel.model.progress_bar.text == (
+        "blood-cells: a detector, which finds cells; choose it in “Find cells”, and here a "
+        "classifier."
+    )
+    assert panel.model.picker.key == "tiny"
+    mime = QMimeData()
+    mime.setUrls([QUrl.fromLocalFile(str(path))])
+    left, none = Qt.MouseButton.LeftButton, Qt.KeyboardModifier.NoModifier
+    panel.dropEvent(QDropEvent(QPointF(5, 5), Qt.DropAction.CopyAction, mime, left, none))
+    until(lambda: get_session(viewer).classifier_key == str(path))
+    assert recent_models("classifier")[0] == path.resolve()
+    assert recent_models() == []
+    cells = DetectWidget(viewer)
+    viewer.window.add_dock_widget(cells)
+    until(lambda: not cells.model.task.running)
+    before = cells.model.picker.key
+    cells.choose_model(str(path))
+    until(lambda: not cells.model.task.running)
+    assert "a classifier, which classifies cells; choose it in “Classify cells”" in (
+        cells.model.progress_bar.text
+    )
+    assert cells.model.picker.key == before
+    assert get_reader(str(path)) is not None
