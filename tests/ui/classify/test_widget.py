@@ -8,15 +8,17 @@ from qtpy.QtCore import QMimeData, QPointF, Qt, QUrl
 from qtpy.QtGui import QDropEvent
 
 import napari_beerlanet as nb
+from napari_beerlanet.core.boxes.annotations import Annotations
 from napari_beerlanet.core.boxes.classes import class_colours, wilson_interval
 from napari_beerlanet.core.boxes.detections import Detections
+from napari_beerlanet.ui.annotate.annotated_image import AnnotatedImage
+from napari_beerlanet.ui.annotate.classes import ClassList, TypeList
 from napari_beerlanet.ui.classify.widget import ClassifyWidget
 from napari_beerlanet.ui.common.model_picker import get_reader
 from napari_beerlanet.ui.common.recent import recent_models
 from napari_beerlanet.ui.common.session import get_session
 from napari_beerlanet.ui.detect.widget import DetectWidget
 from napari_beerlanet.ui.detections.detection_layer import DetectionLayer
-from napari_beerlanet.ui.viewer.layers import Role, role_metadata
 from tinyclasses import TYPES, cell, tiny_backbone, tiny_classifier
 
 pytestmark = pytest.mark.window
@@ -217,36 +219,33 @@ def test_another_classifier_replaces_the_types(opened, classify):
     assert layer.detections.types == TYPES
 
 
-def test_annotations_get_the_types_as_theirs(opened, classify, until):
-    viewer, panel, layer, _image, found = opened()
+def test_annotations_get_the_types_as_theirs(opened, classify):
+    viewer, panel, layer, _, found = opened()
     white = found[found.labels == 1]
-    from napari_beerlanet.ui.viewer.box_shapes import corners_from_boxes
-
-    source = viewer.layers["smear"]
-    drawn = viewer.add_shapes(
-        list(corners_from_boxes(white.xyxy)),
-        features={
-            "class": np.array(["WBC"] * len(white), object),
-            "status": np.array(["drawn"] * len(white), object),
-            "id": np.arange(len(white)),
-        },
-        metadata=role_metadata(Role.ANNOTATIONS, source),
-    )
+    annotated = AnnotatedImage(viewer.layers["smear"], viewer, ClassList(), types=TypeList())
+    annotated.put(Annotations.empty(NAMES, annotated.shape).with_detections(white), ())
+    drawn = annotated.boxes.layer
     panel.update_targets()
     panel.boxes.setCurrentText("Annotations")
     panel.boxes.activated.emit(1)
     classify(panel)
-    assert set(drawn.features["type"]) <= set(TYPES)
-    assert panel.counts.class_counts.types == dict(Counter(drawn.features["type"]))
+    types = list(annotated.annotations(()).types)
+    assert types == drawn.features["type"].tolist()
+    assert set(types) <= set(TYPES)
+    assert panel.counts.class_counts.types == dict(Counter(types))
     assert not layer.has_types
-    types = drawn.features["type"].tolist()
-    table = drawn.features.copy()
-    table.loc[0, "type"] = "mine"
-    drawn.features = table
+    # A type that was set by hand since stays.
+    drawn.selected_data = {0}
+    annotated.boxes.types.add(["mine"])
+    annotated.boxes.set_type("mine")
     panel.undo_run.click()
-    assert drawn.features["type"].tolist() == ["mine"] + [""] * (len(white) - 1)
+    assert list(annotated.annotations(()).types) == ["mine"] + [""] * (len(white) - 1)
     panel.undo_run.click()
-    assert drawn.features["type"].tolist() == ["mine", *types[1:]]
+    assert list(annotated.annotations(()).types) == ["mine", *types[1:]]
+    # The layer's own undo knows the run, too.
+    annotated.boxes.undo()
+    assert list(annotated.annotations(()).types)[1:] == [""] * (len(white) - 1)
+    annotated.close()
 
 
 def test_what_there_is_to_do_without_boxes_or_model(shared_viewer, opened):
