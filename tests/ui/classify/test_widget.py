@@ -258,6 +258,15 @@ def test_what_there_is_to_do_without_boxes_or_model(shared_viewer, opened):
     assert "find cells first" in panel.run_reason.text()
     panel.run()
     assert not panel.classify_task.running
+    assert not panel.classes.isVisibleTo(panel)
+
+
+def test_no_box_of_the_chosen_classes(opened):
+    _, panel, layer, _, _ = opened(2)  # two red cells
+    panel.run_button.click()
+    assert not panel.classify_task.running
+    assert panel.progress_bar.text == "There are no boxes of WBC to classify."
+    assert not layer.has_types
 
 
 def test_models_of_the_other_kind_are_refused_and_lead_to_their_panel(opened, until, tmp_path):

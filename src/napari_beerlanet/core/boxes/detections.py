@@ -203,13 +203,12 @@ class Detections:
         """
         if not self.types:
             return self
-        shown = np.array(self.names, object)[self.labels]
-        typed = self._type_column.astype(str) != ""
-        shown[typed] = self._type_column[typed]
-        left = set(shown[~typed].tolist())
-        names = list(dict.fromkeys([*self.types, *(n for n in self.names if n in left)]))
+        untyped = self.type_labels < 0
+        left = [self.names[k] for k in np.unique(self.labels[untyped])]
+        names = list(dict.fromkeys([*self.types, *left]))
         place = {name: k for k, name in enumerate(names)}
-        labels = np.array([place[str(name)] for name in shown], np.int64)
+        of_class = np.array([place.get(name, -1) for name in self.names], np.int64)
+        labels = np.where(untyped, of_class[self.labels], self.type_labels)
         return replace(self, labels=labels, names=names, candidates=None)
 
     def table(self) -> dict[str, npt.NDArray[Any]]:

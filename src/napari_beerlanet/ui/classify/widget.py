@@ -101,7 +101,7 @@ class ClassifyWidget(Panel):
         self.result = self._result_section()
         model = form()
         model.addRow("Model", self.model.picker)
-        rows = form()
+        self.rows = rows = form()
         rows.addRow("Image", self.image)
         rows.addRow("Boxes", self.boxes)
         rows.addRow("Classes", self.classes)
@@ -276,7 +276,9 @@ class ClassifyWidget(Panel):
         elif self.classify_task.running:
             reason = "A classification is running."
         self.run_reason.update_button(reason)
-        self.classes.setVisible(self.target is not None)
+        for part in (self.classes, self.rows.labelForField(self.classes)):
+            if part is not None:
+                part.setVisible(self.target is not None)
 
     def _colour_chosen(self) -> None:
         if isinstance(self.target, DetectionTarget):
@@ -295,6 +297,10 @@ class ClassifyWidget(Panel):
             )
         except Exception as error:
             self.progress_bar.show_error(error)
+            return
+        if not len(job.rows):
+            classes = ", ".join(self.classes.chosen)
+            self.progress_bar.set_message(f"There are no boxes of {classes} to classify.")
             return
         self.classify_task.start(
             lambda report: run_classification(job, report),
