@@ -12,11 +12,11 @@ import json
 from pathlib import Path
 
 import torch
-from classify import SHARED, write_white_cells
+from classify import PRIOR, SHARED, write_white_cells
 
 import napari_beerlanet as nb
 
-RECIPE = {"front_end": "none", "input_size": 96, "fill": 0.8, "views": 4, "epochs": 6}
+RECIPE = {"front_end": "none", "input_size": 96, "fill": 0.8, "views": 4, "epochs": 12}
 UNKNOWN = {
     "blasts": ["monocyte", "lymphocyte"],
     "immature granulocytes": ["neutrophil", "monocyte"],
@@ -44,6 +44,7 @@ def main():
         seed=options.seed,
         resume=resume,
         progress=show,
+        prior=PRIOR,
         **RECIPE,
     )
     model = nb.load_checkpoint(run / "last.safetensors", device="cpu")

@@ -10,10 +10,15 @@ from PIL import Image
 
 from napari_beerlanet.cli import main
 from napari_beerlanet.core.boxes.detections import Detections
-from napari_beerlanet.core.checkpoints.checkpoint import load_classifier, save_checkpoint
+from napari_beerlanet.core.checkpoints.checkpoint import (
+    load_classifier,
+    packaged_models,
+    read_info,
+    save_checkpoint,
+)
 from napari_beerlanet.core.formats import read_detections, write_csv
 from napari_beerlanet.core.images.files import read_image
-from napari_beerlanet.samples import blood_smear
+from napari_beerlanet.samples import blood_smear, photograph_path
 from tinyclasses import SMALL, TYPES, tiny_classifier, write_classes
 
 
@@ -139,6 +144,21 @@ def test_types_are_resumed_and_are_those_of_detect(field, model, tmp_path, capsy
     assert "give --classify" in capsys.readouterr().err
     assert run("report", image, *out, "--one-page", "--out", tmp_path / "c.html") == 2
     assert "infected red cells" in capsys.readouterr().err
+
+
+def test_the_packaged_model_names_white_cells(tmp_path, capsys):
+    info = read_info("white-cells")
+    assert info["classes"] == ["basophil", "eosinophil", "lymphocyte", "monocyte", "neutrophil"]
+    assert info["applies_to"] == ["WBC"]
+    assert "white-cells" in packaged_models("classifier")
+    assert info["stain_seen"], "so that a strange stain is told"
+    smear = photograph_path("Blood smear (BCCD)")
+    options = ("--detect", "blood-cells", "--model", "white-cells", "--out", tmp_path)
+    assert run("classify", smear, *options, "--device", "cpu") == 0
+    found = read_detections(tmp_path / f"{smear.stem}.types.csv")
+    assert found.counts()["WBC"] == len(found) > 0, "by itself it takes white cells alone"
+    assert set(found.columns["type"]) <= set(info["classes"])
+    assert "Does not know blasts" in capsys.readouterr().err
 
 
 def test_one_bad_file_does_not_spoil_the_others(data, model, tmp_path, capsys):

@@ -91,7 +91,7 @@ def test_what_is_saved_comes_back(clf, good):
 
 
 def test_a_file_from_before_there_were_views(whole, tmp_path):
-    data = changed(whole, also=lambda info, _: info.pop("views"))
+    data = changed(whole, also=lambda info, _: (info.pop("views"), info.pop("prior")))
     (tmp_path / "old.safetensors").write_bytes(data)
     assert load_checkpoint(tmp_path / "old.safetensors", "cpu").network.settings.views == 1
 
@@ -190,6 +190,7 @@ BAD = {
     "denoise": [0],
     "standardize": ["imagenet"],
     "views": [0, 9, 2.5, "all"],
+    "prior": [[1.0], [1.0, 0.0], [1.0, -1.0], ["a", "b"], None, 3],
     "temperature": [0, -1, 1e9, "hot", None],
     "classes": [[], ["a"], ["a", "b", "c"], ["a", "a"], "ab"],
     "components": [4, 0, 10**9],
@@ -206,7 +207,7 @@ def test_entry_that_does_not_fit(whole, tmp_path, key, value):
     refused(tmp_path / "a.safetensors", changed(whole, {key: value}))
 
 
-@pytest.mark.parametrize("key", sorted(BAD.keys() - {"kind", "views"}))
+@pytest.mark.parametrize("key", sorted(BAD.keys() - {"kind", "views", "prior"}))
 def test_entry_that_is_missing(whole, tmp_path, key):
     data = changed(whole, also=lambda info, _: info.pop(key))
     assert f"lacks {key}" in refused(tmp_path / "a.safetensors", data)

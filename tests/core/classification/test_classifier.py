@@ -155,6 +155,13 @@ def test_temperature_softens_and_changes_no_label(clf, crops):
     )
 
 
+def test_a_prior_is_added_to_the_logits(clf, crops):
+    rare = tiny_classifier(info={"prior": [4.0, 0.5], "temperature": 2.0})
+    first, second = (model.classify(crops).scores.astype(float) for model in (clf, rare))
+    expected = (np.log(first[:, 0] / first[:, 1]) + np.log(8)) / 2
+    np.testing.assert_allclose(np.log(second[:, 0] / second[:, 1]), expected, atol=1e-5)
+
+
 def test_where_memory_does_not_suffice(crops, monkeypatch):
     clf = tiny_classifier()
     sizes = []

@@ -188,6 +188,14 @@ def test_crops_recentred_by_a_detector(data, tmp_path):
     assert clf.info["training"]["data_hash"] != plain.info["training"]["data_hash"]
 
 
+def test_priors_are_those_of_the_names(data, tmp_path):
+    options = {**QUICK, "epochs": 1, "prior": {"pale": 3.0}}
+    clf = train_classifier(data, tmp_path / "a", SMALL, **options)
+    assert clf.info["prior"] == [1.0, 3.0]
+    again = train_classifier(data, tmp_path / "b", model=clf, epochs=1, batch=6, device="cpu")
+    assert again.info["prior"] == [1.0, 3.0], "what is learned further keeps it"
+
+
 def test_the_layout_of_ultralytics(data, tmp_path):
     write_classes(tmp_path / "data" / "train", 4)
     write_classes(tmp_path / "data" / "val", 2, first=50)
@@ -464,6 +472,8 @@ def test_a_backbone_that_takes_no_such_crops(data, tmp_path):
         ({"fill": 2.0}, "fill must be"),
         ({"jitter": {"wobble": 1}}, "jitter has no such setting"),
         ({"no_such": 1}, "no setting 'no_such'"),
+        ({"prior": {"dark": 0.0}}, "prior of dark must be a number above 0"),
+        ({"prior": {"blue": 2.0}}, "prior names 'blue', which is no class; there are dark, pale"),
     ],
 )
 def test_wrong_settings_are_one_sentence(data, tmp_path, settings, words):

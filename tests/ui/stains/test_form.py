@@ -128,6 +128,7 @@ def test_sliders_on_auto_show_what_was_chosen(form, told, smear):
 
 def test_the_packaged_model_is_offered(form, told, until):
     index = form.start.findText("Model “blood-cells”")
+    assert form.start.findText("Model “white-cells”") < 0, "it has no spectra"
     form.start.setCurrentIndex(index)
     form.start.activated.emit(index)
     until(lambda: form.start.spectra is not None)

@@ -193,6 +193,9 @@ class ClassifierInfo(_SharedInfo):
     temperature: Annotated[float, Field(ge=0.01, le=100)] = Field(
         description="a number from 0.01 to 100"
     )
+    prior: list[Annotated[float, Field(gt=0, le=1e6)]] = Field(
+        [], description="a positive number for each class, or an empty list"
+    )
     applies_to: Annotated[list[_Text], Field(max_length=100)] = Field(
         [], description="a list of the detector's classes that it tells apart"
     )
@@ -215,6 +218,8 @@ def check_info(info: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(f"{len(checked.colours)} colours for {len(classes)} classes")
     if not {name for called in checked.unknown.values() for name in called} <= set(classes):
         raise ValueError("unknown names classes that the model does not have")
+    if isinstance(checked, ClassifierInfo) and len(checked.prior) not in (0, len(classes)):
+        raise ValueError(f"{len(checked.prior)} priors for {len(classes)} classes")
     if isinstance(checked, CheckpointInfo):
         return {**info, "model_yaml": _check_detector(checked)}
     return dict(info)

@@ -125,6 +125,7 @@ def describe_classifier(
         "colours": class_colours(len(classes)),
         **_network_settings(network),
         "temperature": 1.0,
+        "prior": [],
         "applies_to": [],
         "stain_seen": None,
         "unknown": {},

@@ -158,6 +158,8 @@ class Classifier:
         rest = report if front is None else subprogress(report, 0.2, 1.0)
         logits = np.empty((count, len(self.classes)))
         logits[order] = self._run(read, count, front, batch, notes, rest)
+        # Logit adjustment: training is balanced, what is classified need not be.
+        logits = logits + np.log(self.info.get("prior") or np.ones(len(self.classes)))
         scores = _softmax(logits / float(self.info.get("temperature") or 1.0))
         facts = {
             "model": self.info.get("name", ""),

@@ -223,6 +223,11 @@ def checkpoint_info(
     known: dict[str, Any] = {"training": _training_record(dataset, settings)}
     if settings.object_class is not None:
         known["applies_to"] = [settings.object_class]
+    prior = dict(settings.prior or {})
+    if parent is not None and parent.info.get("prior"):
+        prior = dict(zip(parent.classes, parent.info["prior"], strict=True)) | prior
+    if prior:
+        known["prior"] = [float(prior.get(name, 1)) for name in dataset.names]
     if parent is not None:
         inherited = dict(zip(parent.classes, parent.info["colours"], strict=True))
         colours = assign_colours(dataset.names, {}, inherited)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from napari_beerlanet.core.boxes.annotations import MIN_CLASS_BOXES
 from napari_beerlanet.core.classification.settings import ClassifierSettings, FrontEnd
@@ -100,6 +100,11 @@ class ClassifierTrainSettings(ClassifierSettings, RunSettings):
     batch: int | None = Field(None, ge=2, description="Crops per training step.")
     learning_rate: float | None = Field(None, gt=0, description="Learning rate of Adam.")
     balanced: bool = Field(True, description="Show as many crops of each class.")
+    prior: dict[str, float] | None = Field(
+        None,
+        description="How frequent classes are in what will be classified, relative to the others "
+        "(1 where none is given); training itself is balanced.",
+    )
     validation: float = Field(
         0.2, gt=0, lt=1, description="Part of each class to validate on, where no set is given."
     )
@@ -144,6 +149,14 @@ class ClassifierTrainSettings(ClassifierSettings, RunSettings):
         description="How far the weights move from the starting model to what was learned.",
     )
     cosine: bool | None = Field(None, description="Let the learning rate fall along a cosine.")
+
+    @field_validator("prior")
+    @classmethod
+    def _check_prior(cls, prior: dict[str, float] | None) -> dict[str, float] | None:
+        for name, value in (prior or {}).items():
+            if not 0 < value <= 1e6:
+                raise ValueError(f"prior of {name} must be a number above 0, not {value!r}.")
+        return prior
 
     @property
     def network_settings(self) -> ClassifierSettings:
@@ -282,6 +295,10 @@ class _ClassifierRun(TrainingRun):
         state = self.folder.read_state()
         whole = _with_parents_classes(read_crop_dataset(settings.data), settings)
         _check_classes(whole)
+        unknown = sorted(set(settings.prior or {}) - set(whole.names))
+        if unknown:
+            known = ", ".join(whole.names)
+            raise ValueError(f"prior names {unknown[0]!r}, which is no class; there are {known}.")
         dataset = with_validation(whole, settings.validation, settings.seed)
         checking = subprogress(self.report, 0.0, _DATA_CHECK_FRACTION)
         least = 0 if dataset.annotated else 1
