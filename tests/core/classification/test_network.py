@@ -1,5 +1,8 @@
 """The network against a plain transcription; its options, backbones and starting weights."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -234,3 +237,18 @@ def test_mobilenet_of_another_package_fits_by_order(shared):
     own = [v for k, v in backbone.features.state_dict().items() if v.is_floating_point()]
     assert len(own) == len(kept)
     assert all(torch.equal(a, b.float()) for a, b in zip(own, kept, strict=True))
+
+
+def test_a_backbone_comes_without_the_compiler():
+    """Which loads triton, and that ends the process after software OpenGL has drawn a window."""
+    code = (
+        "import sys\n"
+        "from napari_beerlanet.core.classification.network import build_backbone\n"
+        "build_backbone('mobilenet_v2', 2)\n"
+        "print([name for name in ('triton', 'torch._dynamo') if name in sys.modules])\n"
+        "import torchvision.ops, torch\n"
+        "box = torch.tensor([[0.0, 0, 0, 4, 4]])\n"
+        "print(torchvision.ops.roi_align(torch.ones(1, 1, 8, 8), box, 2).mean().item())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:2] == ["[]", "1.0"]

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from napari_beerlanet.core.classification.settings import ClassifierSettings
+from napari_beerlanet.core.common.device import import_torchvision
 from napari_beerlanet.core.stains.front_end import (
     PADDING,
     MixConv,
@@ -171,8 +172,7 @@ def weighted_percentile(values: Tensor, weights: Tensor, fraction: float = _PERC
 
 def backbone_names() -> list[str]:
     """All classification networks of torchvision."""
-    from torchvision import models
-
+    models = import_torchvision().models
     return list(models.list_models(module=models))
 
 
@@ -181,8 +181,7 @@ def build_backbone(name: str, classes: int) -> nn.Module:
 
     Nothing is downloaded.
     """
-    from torchvision import models
-
+    models = import_torchvision().models
     check_backbone_name(name)
     more = {"aux_logits": False, "init_weights": False} if name in _WITH_AUXILIARY_HEADS else {}
     network: nn.Module = models.get_model(name, weights=None, num_classes=classes, **more)
@@ -221,8 +220,7 @@ def backbone_shapes(
 
 def _published_size(name: str) -> int:
     """The number of a network's weights, with ImageNet's head, as torchvision states it."""
-    from torchvision import models
-
+    models = import_torchvision().models
     return int(models.get_model_weights(name).DEFAULT.meta["num_params"])
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +32,43 @@ def preload_torch() -> None:
     # As torch does it: first what all of its libraries need, for all to see.
     dlopen(os.fsencode(folder / "libtorch_global_deps.so"), os.RTLD_NOW | os.RTLD_GLOBAL)
     dlopen(os.fsencode(folder / "libtorch.so"), os.RTLD_NOW | os.RTLD_LOCAL)
+
+
+def import_torchvision() -> Any:
+    """torchvision, imported with nothing in the place of torch's compiler, which it would load.
+
+    That takes more than a second, and it loads triton: where Mesa draws a window without a graphics
+    card, each brings an LLVM, and the one that comes second ends the process.
+    """
+    if "torchvision" not in sys.modules and "torch._dynamo" not in sys.modules:
+        absent = {name: ModuleType(name) for name in ("torch._dynamo", "torch._dynamo.utils")}
+        for module in absent.values():
+            module.__dict__["__getattr__"] = _ineffective
+        sys.modules |= absent
+        try:
+            import torchvision
+        finally:
+            for name in absent:
+                del sys.modules[name]
+        pooling = sys.modules.get("torchvision.ops.roi_align")
+        if pooling is not None and hasattr(pooling, "is_compile_supported"):
+            pooling.is_compile_supported = _is_compile_supported  # type: ignore[attr-defined]
+    import torchvision
+
+    return torchvision
+
+
+def _ineffective(name: str) -> Callable[..., Any]:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return lambda function=None, *_, **__: function
+
+
+def _is_compile_supported(device: str) -> bool:
+    """What torchvision asks the compiler when someone pools regions, which we never do."""
+    from torch._dynamo.utils import is_compile_supported
+
+    return bool(is_compile_supported(device))
 
 
 def pick_device(device: str | torch.device = "auto") -> torch.device:

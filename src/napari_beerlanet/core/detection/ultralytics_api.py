@@ -16,12 +16,13 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import platformdirs
 import torch  # before Ultralytics, whose OMP_NUM_THREADS=1 it would otherwise read for good
 from PIL import Image
+
+from napari_beerlanet.core.common.device import import_torchvision
 
 # Child processes need them, too.
 _KEPT_VARIABLES = ("YOLO_CONFIG_DIR", "YOLO_OFFLINE", "YOLO_AUTOINSTALL")
@@ -116,7 +117,7 @@ def optimize_without_compiler() -> None:
     """
     if "torch._dynamo" in sys.modules:
         return
-    _import_torchvision()
+    import_torchvision()
     optimizer = torch.optim.Optimizer
     for name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
         function = inspect.unwrap(getattr(optimizer, name))
@@ -127,28 +128,6 @@ def optimize_without_compiler() -> None:
         code = getattr(step, "__code__", None)
         if step is not None and code is not None and code.co_name == "_use_grad":
             kind.step = _step_without_compiler(step.__wrapped__)
-
-
-def _import_torchvision() -> None:
-    """Import it, which Ultralytics' validator does, with nothing in the place of the compiler.
-
-    Of torchvision, only what suppresses duplicates is used, which is not compiled.
-    """
-
-    def ineffective(name: str) -> Callable[..., Any]:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return lambda function=None, *_, **__: function
-
-    absent = {name: ModuleType(name) for name in ("torch._dynamo", "torch._dynamo.utils")}
-    for module in absent.values():
-        module.__dict__["__getattr__"] = ineffective
-    sys.modules |= absent
-    try:
-        import torchvision  # noqa: F401
-    finally:
-        for name in absent:
-            del sys.modules[name]
 
 
 def _step_without_compiler(step: Callable[..., Any]) -> Callable[..., Any]:
