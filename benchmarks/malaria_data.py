@@ -173,6 +173,7 @@ def describe_field(
         "species": species,
         "slide": path.stem.split("-")[0],
         "parasites": Counter(STAGES[k] for k in stages),
+        "parasite_boxes": boxes,
         "found": found,
         "cells": cells,
         "others": others,

@@ -27,7 +27,7 @@ from napari_beerlanet.core.boxes.classes import (
     infected_types,
 )
 from napari_beerlanet.core.boxes.detections import AGREEMENT_COLUMN, Detections
-from napari_beerlanet.core.boxes.geometry import iou
+from napari_beerlanet.core.boxes import geometry
 from napari_beerlanet.core.checkpoints.info import limits_text, still_unknown
 from napari_beerlanet.core.common.messages import count_of
 from napari_beerlanet.core.common.progress import Report, subprogress
@@ -68,6 +68,7 @@ class MalariaSmear:
 def count_malaria(
     rgb: Any,
     confidence: float = _DEFAULTS.confidence,
+    iou: float = MALARIA_PRESET["iou"],
     report: Report | None = None,
     *,
     detector: Detector | str | os.PathLike[str] = MALARIA_PRESET["model"],
@@ -79,8 +80,8 @@ def count_malaria(
 
     Parameters
     ----------
-    confidence
-        Minimum score of the detector.
+    confidence, iou
+        Minimum score of the detector, and of duplicates, as for `Detector.detect`.
     detector, classifier
         Models, or their names or paths. The classifier's types are red cells without parasites
         ("uninfected") and stages of parasites.
@@ -89,7 +90,7 @@ def count_malaria(
     """
     finder, namer = load_models(detector, classifier, device)
     found = finder.detect(
-        rgb, confidence, report=subprogress(report, 0.0, _DETECTION_SHARE), **settings
+        rgb, confidence, iou, report=subprogress(report, 0.0, _DETECTION_SHARE), **settings
     )
     typed = namer.classify_detections(
         rgb,
@@ -174,7 +175,7 @@ def find_red_cells(
 
     is_called = np.array([found.names[k] in called for k in found.labels], bool)
     odd = np.flatnonzero(is_called & (agreement < MIN_AGREEMENT))
-    twice = (iou(found.xyxy[odd], found.xyxy[red]) >= _SAME_CELL_IOU).any(1)
+    twice = (geometry.iou(found.xyxy[odd], found.xyxy[red]) >= _SAME_CELL_IOU).any(1)
     return np.union1d(red, odd[~twice]), odd[twice]
 
 
