@@ -51,8 +51,10 @@ from napari_beerlanet.core.boxes.classes import class_colours
 from napari_beerlanet.core.boxes.matching import non_max_suppression
 from napari_beerlanet.core.checkpoints.checkpoint import read_info
 from napari_beerlanet.core.evaluation.classification import classification_metrics
+from napari_beerlanet.core.formats.class_folders import read_crop_dataset
 from napari_beerlanet.core.images.files import read_image
-from napari_beerlanet.core.training.trainer.classification import fit_temperature
+from napari_beerlanet.core.stains.domain_shift import describe_stains
+from napari_beerlanet.core.training.trainer.classification import TrainingCrops, fit_temperature
 
 # Slides to test on and to validate on; the others are trained on. The two with most parasites, and
 # all with fields of many, are in different folds, and each stage is in all trainings.
@@ -68,6 +70,7 @@ AUGMENTATION: dict[str, Any] = {"scale_jitter": 0.12, "shift_jitter": 0.06, "blu
 AUGMENTATION |= {"jitter": {"flare": 0.1, "saturation": (1.0, 1.0), "hue": 0.0}}
 MIN_PARASITES = 20  # of a field whose parasitaemia is compared
 TOLERANCE = 0.2
+SAMPLE_CROPS = 200  # whose stains describe those of training
 DETECTOR_INFO = read_info(DETECTOR)
 UNKNOWN = {"platelets or dirt on red cells": ["ring"], "other parasites than Plasmodium": ["ring"]}
 
@@ -372,6 +375,12 @@ def package(options: argparse.Namespace) -> None:
         applies_to=["RBC"],
         unknown=UNKNOWN,
         temperature=round(float(np.exp(np.mean([math.log(f["temperature"]) for f in folds]))), 4),
+    )
+    data = read_crop_dataset(options.folder / "splits" / "all")
+    crops = TrainingCrops(data.splits["train"], model.network.settings)
+    places = np.linspace(0, len(crops) - 1, SAMPLE_CROPS).round().astype(int)
+    model.info["stain_seen"] = describe_stains(
+        [model.network.fit_crop(crops.plain(int(k))) for k in places]
     )
     training = model.info["training"]
     training["command"] = "python benchmarks/malaria.py"

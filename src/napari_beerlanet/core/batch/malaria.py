@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from napari_beerlanet.core.batch.settings import MALARIA_PRESET
+from napari_beerlanet.core.boxes import geometry
 from napari_beerlanet.core.boxes.classes import (
     ClassCounts,
     Parasitaemia,
@@ -27,7 +28,6 @@ from napari_beerlanet.core.boxes.classes import (
     infected_types,
 )
 from napari_beerlanet.core.boxes.detections import AGREEMENT_COLUMN, Detections
-from napari_beerlanet.core.boxes import geometry
 from napari_beerlanet.core.checkpoints.info import limits_text, still_unknown
 from napari_beerlanet.core.common.messages import count_of
 from napari_beerlanet.core.common.progress import Report, subprogress

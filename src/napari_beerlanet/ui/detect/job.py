@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from napari_beerlanet.core.detection.detector import Detector
     from napari_beerlanet.ui.stains.fitting import FitResult, LayerData
 
+Refine = Callable[[Detections, Mapping[str, Any]], Detections]
+
 
 @dataclass(frozen=True, eq=False)
 class DetectJob:
@@ -35,7 +38,8 @@ class DetectJob:
     loaded already. `show_stains`: decompose the image for layers of the learned stains, too. For a
     slide: the `path` of its file, the file of tile `results`, and which `source` these are of.
     `before`: the plane's earlier detections, which stay outside of `windows` if they are of the
-    same model. `size_hint`: the cell size in pixels to try first, where it is automatic.
+    same model. `size_hint`: the cell size in pixels to try first, where it is automatic. `refine`
+    changes the detections of an image that is read at once, by the model's `info`.
     """
 
     plane: Plane
@@ -51,6 +55,7 @@ class DetectJob:
     area: SearchArea = "whole"
     before: Detections | None = None
     size_hint: float | None = None
+    refine: Refine | None = None
 
     @property
     def streamed(self) -> bool:
@@ -96,6 +101,8 @@ def run_job(job: DetectJob, report: Report) -> DetectResult:
         size_hint=job.size_hint,
         report=subprogress(report, first, end),
     )
+    if job.refine is not None:
+        detections = job.refine(detections, model.info)
     stains = learned_stains(model, job, subprogress(report, end, 0.98)) if job.show_stains else None
     report_progress(report, 98, 100, "preparing the layer")
     fast_shapes_supported()  # compiles what drawing needs here, not while the window waits

@@ -345,7 +345,8 @@ class CountsPanel(QWidget):
         )
         total = f"<tr><td>All</td><td align='right'>{class_counts.total:,}</td></tr>"
         self.table.setText(f"<table width='100%'>{rows}{total}</table>")
-        value = class_counts.parasitaemia
+        # That of types stands below them.
+        value = class_counts.parasitaemia if not class_counts.types else None
         self.parasitaemia.setVisible(value is not None)
         if value is not None:
             self.parasitaemia.setText(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -24,7 +25,7 @@ from napari_beerlanet.ui.common.recent import FoundSizes
 from napari_beerlanet.ui.common.session import get_session
 from napari_beerlanet.ui.common.tasks import TaskOutcome
 from napari_beerlanet.ui.detect.form import CellRuler, DetectForm
-from napari_beerlanet.ui.detect.job import DetectJob, DetectResult, run_job
+from napari_beerlanet.ui.detect.job import DetectJob, DetectResult, Refine, run_job
 from napari_beerlanet.ui.detect.results import CountsPanel, DetectionResults
 from napari_beerlanet.ui.detect.slide_search import (
     PreviousSearch,
@@ -188,13 +189,15 @@ class DetectWidget(Panel):
 
     # --- running ----------------------------------------------------------------------------------
 
-    def run(self) -> None:
-        """Detect with the present settings."""
+    def run(self, iou: float | None = None, refine: Refine | None = None) -> None:
+        """Detect with the present settings, perhaps with another `iou`; see `DetectJob`."""
         layer = self.image.layer
         if layer is None or self.detect_task.running:
             return
         try:
-            job = self._job(layer)
+            job = replace(self._job(layer), refine=refine)
+            if iou is not None:
+                job = replace(job, settings=job.settings.replace(iou=iou))
         except Exception as error:
             self.progress_bar.show_error(error)
             return

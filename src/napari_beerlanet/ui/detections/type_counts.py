@@ -9,7 +9,7 @@ import numpy as np
 from qtpy.QtCore import Qt
 from qtpy.QtWidgets import QVBoxLayout, QWidget
 
-from napari_beerlanet.core.boxes.classes import ClassCounts
+from napari_beerlanet.core.boxes.classes import ClassCounts, Parasitaemia
 from napari_beerlanet.core.common.messages import count_of
 from napari_beerlanet.ui.common.controls import heading
 from napari_beerlanet.ui.common.panel import ThemedLabel
@@ -53,12 +53,23 @@ class TypeCountsView(QWidget):
             "Boxes of each type above the confidence threshold, their percentage of all that are "
             "classified, and its 95 % confidence interval for a count of this size (Wilson)."
         )
+        self.parasitaemia = _text(
+            "Infected of all red cells that are classified, the 95 % interval of that share for a "
+            "count of this size (Wilson), and infected red cells for 100 white cells."
+        )
         self.basis = _text("What the percentages are of.")
         self.basis.set_kind("hint")
         layout = QVBoxLayout(self)
         layout.setContentsMargins(0, 0, 0, 0)
         layout.setSpacing(4)
-        for widget in (heading("Cell types"), self.limits, self.warnings, self.table, self.basis):
+        for widget in (
+            heading("Cell types"),
+            self.limits,
+            self.warnings,
+            self.table,
+            self.parasitaemia,
+            self.basis,
+        ):
             layout.addWidget(widget)
         self.hide()
 
@@ -103,10 +114,24 @@ class TypeCountsView(QWidget):
         self.basis.setText(html.escape(_basis(counts, classifier)))
         self.limits.setText(f"<i>{html.escape(limits)}</i>")
         self.limits.setVisible(bool(limits))
-        lines = (f"{_WARNING_SIGN} {html.escape(sentence)}" for sentence in warnings)
+        infected = counts.parasitaemia
+        sentences = [*(infected.warnings if infected is not None else ()), *warnings]
+        lines = (f"{_WARNING_SIGN} {html.escape(sentence)}" for sentence in sentences)
         self.warnings.setText("<br>".join(lines))
-        self.warnings.setVisible(bool(warnings))
+        self.warnings.setVisible(bool(sentences))
+        self.parasitaemia.setText("" if infected is None else _parasitaemia_text(infected))
+        self.parasitaemia.setVisible(infected is not None)
         self.show()
+
+
+def _parasitaemia_text(infected: Parasitaemia) -> str:
+    text = (
+        f"Parasitaemia <b>{infected}</b><br>{infected.infected:,} of {infected.cells:,} red cells"
+    )
+    per_100 = infected.per_100_white_cells
+    if per_100 is None:
+        return text
+    return f"{text}; {per_100:,.1f} per 100 white cells ({infected.white_cells:,} counted)"
 
 
 def _share_cells(counts: ClassCounts, name: str) -> str:

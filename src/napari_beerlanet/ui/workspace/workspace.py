@@ -53,6 +53,7 @@ from napari_beerlanet.ui.viewer.layers import (
     source_image,
 )
 from napari_beerlanet.ui.workspace.footer import Footer, Situation, Step, next_step
+from napari_beerlanet.ui.workspace.presets import MalariaPreset
 
 if TYPE_CHECKING:
     from napari.layers import Image
@@ -322,11 +323,19 @@ class Workspace(DockedWidget):
             store = getattr(panel, "store", None)  # that of the annotations
             if store is not None:
                 store.changed.connect(self._situation_changed)
+            if page.tab is CLASSIFY:
+                self._add_presets(panel)
             self.footer.watch(TABS.index(page.tab), page.tab.label, panel)
             waiting, page.when_filled = page.when_filled, []
             for call in waiting:
                 call(panel)
         return page.panel  # type: ignore[return-value]
+
+    def _add_presets(self, panel: Any) -> None:
+        preset = MalariaPreset(
+            panel, lambda then: self.show_tab(CELLS, then), lambda: self.show_tab(CLASSIFY)
+        )
+        panel.presets.addWidget(preset)
 
     def _show_chosen(self, image: Image | None) -> None:
         if image is not None:
