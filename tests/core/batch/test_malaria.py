@@ -11,6 +11,7 @@ from torch import nn
 from napari_beerlanet.core.batch import image
 from napari_beerlanet.core.batch.malaria import (
     claim_red_cells,
+    count_malaria,
     describe_smear,
     find_red_cells,
     load_models,
@@ -18,7 +19,7 @@ from napari_beerlanet.core.batch.malaria import (
 from napari_beerlanet.core.batch.settings import MALARIA_PRESET
 from napari_beerlanet.core.batch.study import run_study
 from napari_beerlanet.core.boxes.detections import AGREEMENT_COLUMN, TYPE_COLUMN, Detections
-from napari_beerlanet.core.checkpoints.checkpoint import save_checkpoint
+from napari_beerlanet.core.checkpoints.checkpoint import read_info, save_checkpoint
 from tinyclasses import SMALL, tiny_classifier
 
 NAMES = ["RBC", "WBC", "Platelets"]
@@ -186,3 +187,22 @@ def test_a_study_counts_them_as_the_preset_does(tmp_path, monkeypatch):
 def test_a_classifier_of_other_cells_is_refused():
     with pytest.raises(ValueError, match="dark, pale"):
         load_models("blood-cells", tiny_classifier(), "cpu")
+
+
+def test_the_packaged_model_says_what_it_is():
+    info = read_info("malaria")
+    assert sorted(info["classes"]) == STAGES
+    assert info["applies_to"] == ["RBC"]
+    assert info["unknown"]
+
+
+def test_a_field_of_a_real_smear(shared):
+    """A part of a field that the model has learned from, so this measures nothing."""
+    from napari_beerlanet.core.images.files import read_image
+
+    path = shared / "data/malaria-fields/falciparum/images/1704282807-0019-R_G.jpg"
+    result = count_malaria(read_image(path).pixels[:320, :800], device="cpu", object_size=95)
+    # Seven cells with rings are found there, in clumps, and as many again without.
+    assert 5 <= result.parasitaemia.infected <= 10
+    assert 5 <= result.parasitaemia.cells - result.parasitaemia.infected <= 15
+    assert result.warnings[0].startswith("Only ")
