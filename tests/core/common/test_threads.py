@@ -147,10 +147,10 @@ import hashlib
 import numpy as np
 from napari_beerlanet import decompose
 from napari_beerlanet.core.common.threads import thread_count
-from napari_beerlanet.core.stains.solver.columns import _COLUMNS_PER_TASK
+from napari_beerlanet.core.stains.solver.columns import COLUMNS_PER_TASK
 from napari_beerlanet.samples import blood_smear
 image = blood_smear((200, 260), noise=0.03, jpeg_quality=None).image
-assert len(np.unique(image.reshape(-1, 3), axis=0)) > 2 * _COLUMNS_PER_TASK  # work for both
+assert len(np.unique(image.reshape(-1, 3), axis=0)) > 2 * COLUMNS_PER_TASK  # work for both
 for d in (
     decompose(image, 5, 10, lam=2.0, gamma=0.02),
     decompose(image / 255, 5, 4, lam=2.0, gamma=0.02),

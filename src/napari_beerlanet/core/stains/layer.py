@@ -25,6 +25,7 @@ from napari_beerlanet.core.stains.solver.spectra import (
 )
 from napari_beerlanet.core.stains.solver.unroll_backward import (
     TensorColumns,
+    for_each_image,
     is_tracing,
     refuse_second_derivative,
     unroll_tensors,
@@ -146,10 +147,9 @@ class BeerLaNet(nn.Module):
         of one of every distinct colour.
         """
         with torch.autocast(images.device.type, enabled=False):
-            parts = [
-                self._columns(*pair)
-                for pair in zip(images, _weights_per_image(weights), strict=False)
-            ]
+            pairs = list(zip(images, _weights_per_image(weights), strict=False))
+            plain = images.device.type == "cpu" and not images.requires_grad and not is_tracing()
+            parts = for_each_image(lambda pair: self._columns(*pair), pairs, plain)
             dtype = parts[0][0].X.dtype
             learned = (p.to(dtype) for p in (self.spectra, self.lam, self.gamma))
             columns = [part for part, _ in parts]

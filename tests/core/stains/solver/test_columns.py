@@ -71,7 +71,7 @@ def test_kernel_step_is_torch_step_forward_and_backward(c, r, u, first):
 
 @pytest.mark.parametrize("chunk", [7, 30, 64])
 def test_sums_over_several_chunks(monkeypatch, chunk):
-    monkeypatch.setattr(columns, "_COLUMNS_PER_TASK", chunk)
+    monkeypatch.setattr(columns, "COLUMNS_PER_TASK", chunk)
     assert_step_and_gradients(*kernels_and_torch(3, 4, 100, False))
 
 

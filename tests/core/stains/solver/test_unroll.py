@@ -7,6 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from algorithm1 import algorithm1, columns_of, objective
+from napari_beerlanet.core.stains.solver import unroll_backward, unrolled_kernels
 from napari_beerlanet.core.stains.solver.columns import ArrayColumns
 from napari_beerlanet.core.stains.solver.unroll import unroll
 from napari_beerlanet.core.stains.solver.unroll_backward import TensorColumns, unroll_tensors
@@ -337,6 +338,20 @@ def by_kernels_and_by_torch(S, lam, gamma, K, unit, sizes=(700, 40)):
 @pytest.mark.parametrize("lam", [0.0, 0.1, 2.0, 1e3])
 @pytest.mark.parametrize("dead", [False, True], ids=["alive", "dead"])
 def test_adjoint_is_automatic_differentiation(unit, K, lam, dead):
+    check_adjoint(unit, K, lam, dead)
+
+
+@BOTH
+@pytest.mark.parametrize("K", [1, 4])
+@pytest.mark.parametrize(("lam", "dead"), [(0.1, False), (2.0, True), (1e3, False)])
+def test_adjoint_of_more_columns_than_one_kernel_takes(unit, K, lam, dead, monkeypatch):
+    monkeypatch.setattr(unroll_backward, "COLUMNS_PER_TASK", 0)
+    monkeypatch.setattr(unrolled_kernels, "iteration_backward", None)
+    monkeypatch.setattr(unrolled_kernels, "unroll_columns", None)
+    check_adjoint(unit, K, lam, dead)
+
+
+def check_adjoint(unit, K, lam, dead):
     S = start(5)
     S[:, 3] *= not dead
     ours, plain = by_kernels_and_by_torch(S, lam, 0.05, K, unit)

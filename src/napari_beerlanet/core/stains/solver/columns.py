@@ -20,7 +20,8 @@ from napari_beerlanet.core.stains.solver import unrolled_kernels
 
 Array = npt.NDArray[np.float64]
 Map = tuple[Array, Array, Array]
-_COLUMNS_PER_TASK = 1 << 14  # fixed, so that sums do not depend on the number of threads
+COLUMNS_PER_TASK = 1 << 14
+"""Columns that one thread takes: fixed, so that sums do not depend on the number of threads."""
 
 
 class AffineMap(NamedTuple):
@@ -81,6 +82,14 @@ class ArrayColumns:
         self.D, sums = kernel_step(self.X, self.w, before, M, N, b, room)
         self._spare = before if before.shape == self.D.shape else None
         return sums
+
+    def rooms(self, iterations: int) -> npt.NDArray[np.int64]:
+        """(iterations,) which of several arrays each iteration writes its D to."""
+        return np.arange(iterations) % 2
+
+    def keep(self, D: Sequence[Array], sums: Sequence[Sums]) -> None:
+        """Take over what iterations have left: the array and the sums of D of each."""
+        self.D, self._spare = D[-1], None
 
 
 class StreamedColumns:
@@ -185,6 +194,10 @@ def kernel_step(
     """`kernel_map` and its sums."""
     (c, u), r = X.shape, M.shape[1]
     mapped = np.empty((r, u)) if out is None else out
+    if u <= COLUMNS_PER_TASK:  # nothing to share out: a small image is solved in microseconds
+        one = Sums(np.zeros((r, r)), np.zeros((c, r)), np.zeros(r))
+        unrolled_kernels.density_step(X, w, D, M, N, b, mapped, *one, 0, u)
+        return mapped, one
     sums = (_zeros_per_chunk(u, r, r), _zeros_per_chunk(u, c, r), _zeros_per_chunk(u, r))
 
     def work(k: int, part: slice) -> None:
@@ -192,8 +205,7 @@ def kernel_step(
         unrolled_kernels.density_step(X, w, D, M, N, b, mapped, *mine, part.start, part.stop)
 
     _run_chunks(work, u)
-    lower, P, m = (s.sum(0) for s in sums)
-    return mapped, Sums(lower + np.tril(lower, -1).T, P, m)
+    return mapped, Sums(*(s.sum(0) for s in sums))
 
 
 def kernel_step_backward(
@@ -225,11 +237,11 @@ def kernel_step_backward(
 
 
 def _zeros_per_chunk(u: int, *shape: int) -> Array:
-    return np.zeros((len(chunk_slices(u, _COLUMNS_PER_TASK)), *shape))
+    return np.zeros((len(chunk_slices(u, COLUMNS_PER_TASK)), *shape))
 
 
 def _run_chunks(work: Callable[[int, slice], None], u: int) -> None:
-    map_chunks(lambda part: work(part.start // _COLUMNS_PER_TASK, part), u, _COLUMNS_PER_TASK)
+    map_chunks(lambda part: work(part.start // COLUMNS_PER_TASK, part), u, COLUMNS_PER_TASK)
 
 
 PIXELS_PER_BLOCK = 1 << 17

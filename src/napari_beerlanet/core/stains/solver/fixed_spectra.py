@@ -21,10 +21,10 @@ from numba import njit
 
 from napari_beerlanet.core.common.progress import Report, report_progress
 from napari_beerlanet.core.common.threads import map_chunks
+from napari_beerlanet.core.stains.solver.columns import COLUMNS_PER_TASK
 from napari_beerlanet.core.stains.solver.converge import Array, ColourCells, Solution, converge
 from napari_beerlanet.core.stains.solver.converged_kernels import solve_nonnegative
 
-_COLUMNS_PER_TASK = 1 << 14  # fixed, so that sums do not depend on the number of threads
 _MAX_STEPS, _USUAL_STEPS = 500, 10  # the most: without λ, and spectra that are nearly parallel
 _MAX_SUPPORT_CHANGES = 20
 _GRADIENT_TOLERANCE = 1e-11  # of x₀ in the solver's domain, and of each nᵢ relative to itself
@@ -129,7 +129,7 @@ class _Pass:
             self.D[:, part] = piece
             return sums
 
-        total = np.sum(map_chunks(work, len(cells.w), _COLUMNS_PER_TASK), axis=0)
+        total = np.sum(map_chunks(work, len(cells.w), COLUMNS_PER_TASK), axis=0)
         ends = np.cumsum([1, c, r, c * c, c * r, r * r])
         value, gx, square, hxx, hxn, hnn = np.split(total, ends[:-1])
         self.value = float(value[0]) + lam * float(norms.sum()) / 2

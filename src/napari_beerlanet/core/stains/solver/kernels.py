@@ -204,13 +204,17 @@ def unique_codes(codes):
     a photograph's fit the cache.
     """
     group = np.zeros(CODE_COUNT >> 6, np.int32)
+    touched = np.zeros(CODE_COUNT >> 12, np.uint8)  # saves a small image from looking at all groups
     for i in range(codes.shape[0]):
         group[codes[i] >> 6] = 1
+        touched[codes[i] >> 12] = 1
     groups = 0
-    for k in range(group.shape[0]):
-        if group[k]:
-            group[k] = groups
-            groups += 1
+    for part in range(touched.shape[0]):
+        if touched[part]:
+            for k in range(part * _GROUP_SIZE, (part + 1) * _GROUP_SIZE):
+                if group[k]:
+                    group[k] = groups
+                    groups += 1
     table = np.zeros(groups * _GROUP_SIZE, np.int32)
     for i in range(codes.shape[0]):
         table[group[codes[i] >> 6] * _GROUP_SIZE + (codes[i] & 63)] += 1

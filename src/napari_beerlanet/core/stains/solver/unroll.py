@@ -17,7 +17,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from napari_beerlanet.core.stains.solver.columns import AffineMap, Columns, Sums, namespace, ratio
+from napari_beerlanet.core.stains.solver import unrolled_kernels
+from napari_beerlanet.core.stains.solver.columns import (
+    COLUMNS_PER_TASK,
+    AffineMap,
+    Array,
+    ArrayColumns,
+    Columns,
+    Sums,
+    namespace,
+    ratio,
+)
 
 
 class IterationState(NamedTuple):
@@ -83,6 +93,52 @@ def unroll(
     objective = _objective(states[1:], weight, mean, spread, lam, gamma) if track else None
     assert sums is not None
     return Unrolled(x0, S, a, sums, objective, maps, states)
+
+
+def unroll_small(
+    columns: ArrayColumns,
+    S: Array,
+    lam: Any,
+    gamma: Any,
+    *,
+    iterations: int,
+    unit_spectra: bool,
+    track: bool = False,
+) -> Unrolled:
+    """`unroll` on one image of at most `COLUMNS_PER_TASK` columns, all of it in one kernel.
+
+    There the arithmetic on c × r numbers takes longer in NumPy than the columns take, and threads
+    wait for each other in it.
+    """
+    X, w = columns.X, columns.w
+    (c, u), r, K = X.shape, S.shape[1], iterations
+    assert u <= COLUMNS_PER_TASK
+    totals = columns.totals()
+    weight, mean = totals.weight, totals.mean
+    rooms = columns.rooms(K)
+    D = np.empty((1 + int(rooms.max()), r, u))
+    M, N, b = np.empty((K, r, r)), np.empty((K, c, r)), np.empty((K, r))
+    states = np.empty((K, c, r)), np.empty((K, c)), np.empty((K, r))
+    raw = np.zeros((K, r, r)), np.zeros((K, c, r)), np.zeros((K, r))
+    sums = np.empty((K, r, r)), np.empty((K, c, r)), np.empty((K, r))
+    nothing = np.empty((0, u)), np.empty((0, r))
+    numbers = (float(np.asarray(value).item()) for value in (lam, gamma))
+    unrolled_kernels.unroll_columns(
+        X, w, float(weight), mean, S, *numbers, unit_spectra, D, rooms, *nothing,
+        M, N, b, *states, *raw, *sums,
+    )  # fmt: skip
+    columns.keep([D[k] for k in rooms], [Sums(*(t[k] for t in raw)) for k in range(K)])
+    maps = [AffineMap((M[k] if k else nothing[1])[None], N[k][None], b[k][None]) for k in range(K)]
+    steps = [IterationState(S[None], mean[None], None, None)]
+    for k in range(K):
+        after = Sums(*(t[k][None] for t in sums))
+        S_k, x0, a = (t[k][None] for t in states)
+        steps.append(IterationState(S_k, x0, a, after))
+    last = steps[-1]
+    assert last.sums is not None
+    weights, means, spreads = (np.asarray(part)[None] for part in totals)
+    objective = _objective(steps[1:], weights, means, spreads, lam, gamma) if track else None
+    return Unrolled(last.x0, last.S, last.a, last.sums, objective, maps, steps)
 
 
 def _stack(parts: tuple[Any, ...], xp: Any) -> Any:

@@ -15,11 +15,14 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from napari_beerlanet.core.common.threads import run_parallel, thread_count
+from napari_beerlanet.core.stains.solver import unrolled_kernels
 from napari_beerlanet.core.stains.solver.columns import (
+    COLUMNS_PER_TASK,
     AffineMap,
     Array,
     ArrayColumns,
@@ -41,6 +44,7 @@ from napari_beerlanet.core.stains.solver.unroll import (
     root,
     scaled,
     unroll,
+    unroll_small,
 )
 
 Pullback = Callable[..., Any]
@@ -81,6 +85,16 @@ class RecordedColumns(ArrayColumns):
         self.sums.append(sums)
         return sums
 
+    def rooms(self, iterations: int) -> npt.NDArray[np.int64]:
+        """See `ArrayColumns`: every second has its own, those between share the last."""
+        kept = (iterations - 1 - np.arange(iterations)) % 2 == 0
+        return np.where(kept, np.cumsum(kept) - 1, kept.sum())
+
+    def keep(self, D: Sequence[Array], sums: Sequence[Sums]) -> None:
+        """See `ArrayColumns`."""
+        super().keep(D, sums)
+        self.stored, self.sums, self._remaining = list(D[::-1][::2][::-1]), list(sums), 0
+
 
 @dataclass(frozen=True)
 class Tape:
@@ -101,6 +115,8 @@ class Tape:
 
         `stored` is `RecordedColumns.stored`. Nothing given is written to.
         """
+        if len(self.w) <= COLUMNS_PER_TASK:
+            return self._backward_small(stored, g_D, ga, gx0, gS)
         _, lam, gamma = self.learned
         weight, room = self.w.sum(), np.empty_like(g_D)
         total, gm = np.zeros(2), np.zeros_like(ga)  # total: of λ and γ
@@ -130,6 +146,25 @@ class Tape:
                 gx0 = ratio(gx0, weight)
                 gS, gm = gS + gx0[:, None] * before.sums.m, gx0 @ before.S
             gx0 = np.zeros_like(x0)
+        return LearnedParameters(gS, *total)
+
+    def _backward_small(
+        self, stored: Sequence[Array], g_D: Array, ga: Array, gx0: Array, gS: Array
+    ) -> LearnedParameters:
+        """The same by one kernel per iteration; see `unroll.unroll_small`."""
+        _, lam, gamma = (np.asarray(value) for value in self.learned)
+        weight, room, none = float(self.w.sum()), np.empty_like(g_D), np.empty(0)
+        total, gm = np.zeros(2), np.zeros_like(ga)
+        gS, ga, gx0 = gS.copy(), ga.copy(), gx0.copy()
+        for k, D, out in self._iterate_backwards(stored):
+            before, x0, raw = self.states[k], self.states[k + 1].x0, self.sums[k]
+            a, m = (none, none) if before.sums is None else (before.a, before.sums.m)
+            unrolled_kernels.iteration_backward(
+                self.X, self.w, weight, before.S, x0, a, m, self.maps[k].M, *raw, lam.item(),
+                gamma.item(), self.unit_spectra, D, out, g_D, room if k else none[:, None],
+                gS, ga, gx0, gm, total,
+            )  # fmt: skip
+            g_D = room
         return LearnedParameters(gS, *total)
 
     def _iterate_backwards(self, stored: Sequence[Array]) -> Iterator[tuple[int, Array, Array]]:
@@ -309,9 +344,11 @@ def unroll_tensors(
     def solve(image: TensorColumns) -> tuple[ArrayColumns, Unrolled]:
         X, w = contiguous(image.X), contiguous(image.w)
         columns = RecordedColumns(X, w, iterations) if record else ArrayColumns(X, w)
+        if X.shape[1] <= COLUMNS_PER_TASK:
+            return columns, unroll_small(columns, *learned, **settings)
         return columns, unroll([columns], *learned, **settings)
 
-    columns, done = zip(*_run_per_image(solve, images), strict=True)
+    columns, done = zip(*for_each_image(solve, images), strict=True)
     solutions = [(d.scale, d.background, d.spectra) for d in done]
     scale, background, spectra = (_concatenate(t) for t in zip(*solutions, strict=True))
     D = [torch.from_numpy(c.D) for c in columns]
@@ -332,9 +369,11 @@ def unroll_tensors(
     return Unrolled(background, spectra, scale, sums, objective, maps)
 
 
-def _run_per_image(work: Callable[[Any], Any], images: Sequence[Any]) -> list[Any]:
+def for_each_image(
+    work: Callable[[Any], Any], images: Sequence[Any], side_by_side: bool = True
+) -> list[Any]:
     """Images side by side where they occupy all threads; one after the other shares them out."""
-    if len(images) < thread_count():
+    if not side_by_side or len(images) < thread_count():
         return [work(image) for image in images]
     return run_parallel([partial(work, image) for image in images])
 
@@ -393,7 +432,7 @@ class _UnrollFunction(torch.autograd.Function):
             )
             return tapes[k].backward(stored[k], *given)
 
-        gradients_per_image = _run_per_image(pull, range(n))
+        gradients_per_image = for_each_image(pull, range(n))
         columns = zip(*gradients_per_image, strict=True)
         total = (torch.as_tensor(np.sum(t, 0)) for t in columns)
         return None, None, None, *total

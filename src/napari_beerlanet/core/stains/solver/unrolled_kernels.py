@@ -29,7 +29,7 @@ def density_map(X, D, M, N, b, out, first, last):
 def density_step(X, w, D, M, N, b, out, G, P, m, first, last):
     """`density_map` and the result's sums weighted by w (u,), for columns first … last − 1.
 
-    Adds to G (r, r), lower triangle, = out W outᵀ; P (c, r) = X W outᵀ; m (r,) = out w.
+    Adds to G (r, r) = out W outᵀ; P (c, r) = X W outᵀ; m (r,) = out w.
     """
     c = X.shape[0]
     r = M.shape[1]
@@ -47,9 +47,278 @@ def density_step(X, w, D, M, N, b, out, G, P, m, first, last):
         _add_products(weighted, out, start, n, True, square)
         _add_products(weighted, X1, 0, n, False, P1)
     for i in range(r):
-        G[i, : i + 1] += square[i, : i + 1]
+        for j in range(i):
+            G[i, j] += square[i, j]
+            G[j, i] += square[i, j]
+        G[i, i] += square[i, i]
     P += P1[:, :c].T
     m += P1[:, c]
+
+
+@njit(cache=True, nogil=True, fastmath=FASTMATH)
+def unroll_columns(
+    X, w, weight, mean, S0, lam, gamma, unit, Ds, rooms, no_D, no_M, Ms, Ns, bs, Ss, x0s, As,
+    raw_G, raw_P, raw_m, Gs, Ps, ms,
+):  # fmt: skip
+    """All iterations of `unroll.unroll` on columns X (c, u) of weight w from S0 (c, r).
+
+    Iteration k writes D to Ds[rooms[k]], (r, u), its map to Ms[k], Ns[k], bs[k], what it leaves to
+    Ss[k], x0s[k], As[k] and Gs[k], Ps[k], ms[k], and adds the sums of the unscaled D to raw_G[k],
+    raw_P[k], raw_m[k]. no_D (0, u) and no_M (0, r) stand for D = 0.
+    """
+    c, r = S0.shape
+    for k in range(rooms.shape[0]):
+        S = S0 if k == 0 else Ss[k - 1]
+        x0, M, N, b, out = x0s[k], Ms[k], Ns[k], bs[k], Ds[rooms[k]]
+        for i in range(c):
+            x0[i] = mean[i]
+            if k > 0 and weight > 0.0:
+                moved = 0.0
+                for j in range(r):
+                    moved += S[i, j] * ms[k - 1, j]
+                x0[i] += moved / weight
+        square = 0.0
+        for i in range(c):
+            for j in range(r):
+                square += S[i, j] * S[i, j]
+        tau = 1.0 / square if square > 0.0 else 0.0
+        a = As[k]  # until it is known, the ℓ₂ prox's threshold
+        for j in range(r):
+            along = length = 0.0
+            for i in range(c):
+                along += x0[i] * S[i, j]
+                length += S[i, j] * S[i, j]
+                N[i, j] = -tau * S[i, j]
+            a[j] = lam * tau * np.sqrt(length)
+            b[j] = tau * along - gamma * a[j]
+        if k == 0:
+            density_step(X, w, no_D, no_M, N, b, out, raw_G[k], raw_P[k], raw_m[k], 0, w.size)
+        else:
+            for j in range(r):
+                for n in range(r):
+                    product = 0.0
+                    for i in range(c):
+                        product += S[i, j] * S[i, n]
+                    M[j, n] = As[k - 1, j] * ((1.0 if j == n else 0.0) - tau * product)
+            D = Ds[rooms[k - 1]]
+            density_step(X, w, D, M, N, b, out, raw_G[k], raw_P[k], raw_m[k], 0, w.size)
+        for j in range(r):
+            a[j] = _shrink(np.sqrt(raw_G[k, j, j]), a[j])
+        G, P, m, S1 = Gs[k], Ps[k], ms[k], Ss[k]
+        for j in range(r):
+            for n in range(r):
+                G[j, n] = a[j] * raw_G[k, j, n] * a[n]
+            for i in range(c):
+                P[i, j] = raw_P[k, i, j] * a[j]
+            m[j] = raw_m[k, j] * a[j]
+        square = 0.0
+        for j in range(r):
+            square += G[j, j]
+        tau = 1.0 / square if square > 0.0 else 0.0
+        for j in range(r):
+            length = 0.0
+            for i in range(c):
+                slope = P[i, j] - x0[i] * m[j]
+                for n in range(r):
+                    slope += S[i, n] * G[n, j]
+                S1[i, j] = max(S[i, j] - tau * slope, 0.0)
+                length += S1[i, j] * S1[i, j]
+            length = np.sqrt(length)
+            factor = _shrink(length, lam * tau * (gamma * m[j] + np.sqrt(G[j, j])))
+            for i in range(c):
+                S1[i, j] *= factor
+        if unit:
+            _rescale_to_unit(S1, a, G, P, m)
+
+
+@njit(cache=True, nogil=True)
+def iteration_backward(
+    X, w, weight, S, x0, a_before, m_before, M, raw_G, raw_P, raw_m, lam, gamma, unit,
+    D, out, g_D, g_D_before, gS, ga, gx0, gm, total,
+):  # fmt: skip
+    """One iteration of `unroll_backward.Tape.backward`, the names of which it has.
+
+    S, a_before, m_before and D are of before the iteration; a_before (0,), M (0, r) and D (0, u) of
+    the first. Gradients gS (c, r), ga (r,), gx0 (c,), gm (r,), and `total` of λ and γ, are updated
+    in place; that of D goes to g_D_before, which may be g_D.
+    """
+    c, r = S.shape
+    square = 0.0
+    size1, threshold = np.empty(r), np.empty(r)
+    for j in range(r):
+        length = 0.0
+        for i in range(c):
+            length += S[i, j] * S[i, j]
+        square += length
+        size1[j] = np.sqrt(length)
+    tau1 = 1.0 / square if square > 0.0 else 0.0
+
+    # The iteration once more, without its columns.
+    size, a, m = np.empty(r), np.empty(r), np.empty(r)
+    G, P = np.empty((r, r)), np.empty((c, r))
+    for j in range(r):
+        threshold[j] = lam * tau1 * size1[j]
+        size[j] = np.sqrt(raw_G[j, j])
+        a[j] = _shrink(size[j], threshold[j])
+        m[j] = raw_m[j] * a[j]
+        for i in range(c):
+            P[i, j] = raw_P[i, j] * a[j]
+    square = 0.0
+    for j in range(r):
+        for n in range(r):
+            G[j, n] = a[j] * raw_G[j, n] * a[n]
+        square += G[j, j]
+    tau2 = 1.0 / square if square > 0.0 else 0.0
+    slope, T = np.empty((c, r)), np.empty((c, r))
+    for i in range(c):
+        for j in range(r):
+            slope[i, j] = P[i, j] - x0[i] * m[j]
+            for n in range(r):
+                slope[i, j] += S[i, n] * G[n, j]
+            T[i, j] = max(S[i, j] - tau2 * slope[i, j], 0.0)
+
+    # Back through the rescaling to unit spectra, the prox and the data step on S.
+    gT, g_penalty = np.empty((c, r)), np.empty(r)
+    along2 = g_tau2 = 0.0
+    for j in range(r):
+        norm = 0.0
+        for i in range(c):
+            norm += T[i, j] * T[i, j]
+        norm = np.sqrt(norm)
+        penalty = gamma * m[j] + np.sqrt(G[j, j])
+        shrink = _shrink(norm, lam * tau2 * penalty)
+        if unit:
+            length = norm * shrink
+            g_norm = ga[j] * a[j] + gm[j] * m[j]
+            if length > 0.0:
+                for i in range(c):
+                    g_norm -= gS[i, j] * T[i, j] * shrink / length / length
+            for i in range(c):
+                ahead = gS[i, j] / length if length > 0.0 else 0.0
+                turned = T[i, j] * shrink / length * g_norm if length > 0.0 else 0.0
+                gS[i, j] = ahead + turned
+            ga[j] *= length
+            gm[j] *= length
+        onto = 0.0
+        for i in range(c):
+            onto += gS[i, j] * T[i, j]
+        alive = onto / norm if norm > lam * tau2 * penalty else 0.0
+        g_norm = alive - (onto * shrink / norm if norm > 0.0 else 0.0)
+        for i in range(c):
+            turned = T[i, j] / norm * g_norm if norm > 0.0 else 0.0
+            gT[i, j] = gS[i, j] * shrink + turned if T[i, j] > 0.0 else 0.0
+            g_tau2 -= gT[i, j] * slope[i, j]
+        along2 -= alive * penalty
+        g_penalty[j] = -lam * tau2 * alive
+        total[1] += g_penalty[j] * m[j]
+    g_tau2 += lam * along2
+    total[0] += tau2 * along2
+    gsG, gsP = np.empty((r, r)), np.empty((c, r))
+    for i in range(c):
+        for j in range(r):
+            gsP[i, j] = -tau2 * gT[i, j]
+    for j in range(r):
+        root = np.sqrt(G[j, j])
+        for n in range(r):
+            gsG[j, n] = 0.0
+            for i in range(c):
+                gsG[j, n] += S[i, j] * gsP[i, n]
+        gsG[j, j] += (g_penalty[j] / (2.0 * root) if root > 0.0 else 0.0) - tau2 * tau2 * g_tau2
+        gm[j] += gamma * g_penalty[j]
+        for i in range(c):
+            gm[j] -= x0[i] * gsP[i, j]
+    for i in range(c):
+        for j in range(r):
+            gS[i, j] = gT[i, j]
+            for n in range(r):
+                gS[i, j] += gsP[i, n] * G[n, j]
+            gx0[i] -= gsP[i, j] * m[j]
+
+    # Back through the scales of D.
+    g_size, g_threshold = np.empty(r), np.empty(r)
+    for j in range(r):
+        onto = ga[j] + gm[j] * raw_m[j]
+        for n in range(r):
+            onto += a[n] * (gsG[n, j] * raw_G[n, j] + gsG[j, n] * raw_G[j, n])
+        for i in range(c):
+            onto += gsP[i, j] * raw_P[i, j]
+        alive = onto / size[j] if size[j] > threshold[j] else 0.0
+        g_size[j] = alive - (onto * a[j] / size[j] if size[j] > 0.0 else 0.0)
+        g_threshold[j] = -alive
+    both = np.empty((r, r))
+    for j in range(r):
+        for n in range(r):
+            both[j, n] = a[j] * a[n] * (gsG[j, n] + gsG[n, j])
+        both[j, j] += g_size[j] / size[j] if size[j] > 0.0 else 0.0
+    for j in range(r):
+        gm[j] *= a[j]
+        for i in range(c):
+            gsP[i, j] *= a[j]
+
+    # Back through the columns, then through the map.
+    q = M.shape[0]
+    gM, gN, gb = np.zeros((q, r)), np.zeros((c, r)), np.zeros(r)
+    density_step_backward(X, w, D, M, out, g_D, both, gsP, gm, g_D_before, gM, gN, gb, 0, w.size)
+    along1 = g_tau1 = 0.0
+    more = np.empty((c, r))
+    for j in range(r):
+        g = g_threshold[j] - gamma * gb[j]
+        along1 += g * size1[j]
+        total[1] -= gb[j] * threshold[j]
+        for i in range(c):
+            g_tau1 += gb[j] * x0[i] * S[i, j] - gN[i, j] * S[i, j]
+            more[i, j] = x0[i] * gb[j] - gN[i, j]
+            if size1[j] > 0.0:
+                more[i, j] += S[i, j] / size1[j] * lam * g
+    g_tau1 += lam * along1
+    total[0] += tau1 * along1
+    for j in range(q):
+        ga[j] = gM[j, j]
+        for n in range(r):
+            product = 0.0
+            for i in range(c):
+                product += S[i, j] * S[i, n]
+            ga[j] -= tau1 * gM[j, n] * product
+            g_tau1 -= a_before[j] * gM[j, n] * product
+            for i in range(c):
+                more[i, n] -= S[i, j] * a_before[j] * gM[j, n]
+                more[i, j] -= S[i, n] * a_before[j] * gM[j, n]
+    for i in range(c):
+        for j in range(r):
+            gS[i, j] += tau1 * more[i, j] - 2.0 * tau1 * tau1 * g_tau1 * S[i, j]
+            gx0[i] += tau1 * S[i, j] * gb[j]
+    gm[:] = 0.0
+    if q > 0 and weight > 0.0:  # x₀ = mean + S m / weight
+        for i in range(c):
+            for j in range(r):
+                gS[i, j] += gx0[i] / weight * m_before[j]
+                gm[j] += gx0[i] / weight * S[i, j]
+    gx0[:] = 0.0
+
+
+@njit(cache=True, nogil=True)
+def _rescale_to_unit(S, a, G, P, m):
+    """Columns of S to unit length, a and the sums of a ⊙ D to match, in place."""
+    c, r = S.shape
+    for j in range(r):
+        length = 0.0
+        for i in range(c):
+            length += S[i, j] * S[i, j]
+        length = np.sqrt(length)
+        for i in range(c):
+            S[i, j] = S[i, j] / length if length > 0.0 else 0.0
+            P[i, j] *= length
+        a[j] *= length
+        m[j] *= length
+        for other in range(r):
+            G[j, other] *= length
+            G[other, j] *= length
+
+
+@njit(cache=True, nogil=True)
+def _shrink(norm, threshold):
+    """The factor of the ℓ₂ prox, as `unroll.prox_l2`."""
+    return max(norm - threshold, 0.0) / norm if norm > 0.0 else 0.0
 
 
 @njit(cache=True, nogil=True, fastmath=FASTMATH)
