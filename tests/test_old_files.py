@@ -23,8 +23,8 @@ from napari_beerlanet.core.checkpoints.checkpoint import (
 )
 from napari_beerlanet.core.common.events import EventTail, RunState
 from napari_beerlanet.core.common.storage import file_stamp
+from napari_beerlanet.core.common.tile_store import read_summary, tile_store_path
 from napari_beerlanet.core.detection.slide_detector import SlideDetection
-from napari_beerlanet.core.detection.tile_store import read_summary, tile_store_path
 from napari_beerlanet.core.evaluation.dataset import evaluate
 from napari_beerlanet.core.formats import read_detections
 from napari_beerlanet.core.formats.dataset import check_dataset, dataset_hash, read_dataset

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from napari_beerlanet.core.boxes.detections import Detections
     from napari_beerlanet.core.checkpoints.checkpoint import load_checkpoint, save_checkpoint
     from napari_beerlanet.core.classification.classifier import Classification, Classifier
+    from napari_beerlanet.core.classification.slide_classifier import classify_slide
     from napari_beerlanet.core.detection.detector import Detector
     from napari_beerlanet.core.detection.slide_detector import detect_slide
     from napari_beerlanet.core.evaluation.dataset import evaluate
@@ -40,6 +41,7 @@ __all__ = [
     "Palette",
     "StainPreset",
     "__version__",
+    "classify_slide",
     "count_malaria",
     "decompose",
     "decompose_slide",
@@ -63,6 +65,7 @@ _HOME = {
     "Detector": "core.detection.detector",
     "Palette": "core.stains.palette",
     "StainPreset": "core.stains.presets",
+    "classify_slide": "core.classification.slide_classifier",
     "count_malaria": "core.batch.malaria",
     "decompose": "core.stains.decompose",
     "decompose_slide": "core.stains.slide",

@@ -59,6 +59,34 @@ def rows(path):
         return list(csv.DictReader(file))
 
 
+def test_slides_patch_by_patch(model, tmp_path, capsys, monkeypatch):
+    """Tables and heat maps of two slides; what is done is not done again."""
+    image = np.full((70, 130, 3), 240, np.uint8)
+    image[:, :60] = blood_smear((70, 60), cell_diameter=20).image
+    Image.fromarray(image).save(tmp_path / "a.png")
+    out = tmp_path / "out"
+    command = ["classify", tmp_path / "a.png", "--patches", "32", "--min-tissue=0", "--quiet"]
+    command += ["--model", model, "--out", out, "--device=cpu", "--threshold=0.3"]
+    assert run(*command) == 0
+    said = capsys.readouterr().out
+    assert "a.png: 15 patches; dark mean" in said
+    assert "above 0.3" in said
+    table = rows(out / "a.patches.csv")
+    assert [(row["x1"], row["y2"]) for row in table[-2:]] == [("96", "70"), ("128", "70")]
+    patches = [image[int(r["y1"]) : int(r["y2"]), int(r["x1"]) : int(r["x2"])] for r in table[:4]]
+    expected = load_classifier(model, "cpu").classify(patches).scores[:, 0]
+    np.testing.assert_allclose([float(r["P(dark)"]) for r in table[:4]], expected, atol=2e-6)
+    with Image.open(out / "a.dark.png") as picture:
+        assert picture.size == (130, 70)
+        assert not np.array_equal(np.asarray(picture), image)
+    before = (out / "a.patches.csv").read_bytes()
+    monkeypatch.setattr("napari_beerlanet.core.classification.classifier.Classifier._infer", None)
+    assert run(*command) == 0
+    assert (out / "a.patches.csv").read_bytes() == before
+    assert run(*[*command[:3], "2", *command[4:]]) == 2
+    assert "patch must be" in capsys.readouterr().err
+
+
 def test_crops_become_one_table(data, model, tmp_path, capsys):
     files = [data / "dark", data / "pale" / "pale-0.png"]
     assert run("classify", *files, "--model", model, "--out", tmp_path, "--device=cpu") == 0

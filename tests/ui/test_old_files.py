@@ -12,11 +12,10 @@ from napari_beerlanet.ui.annotate.widget import AnnotateWidget
 from napari_beerlanet.ui.batch.progress import RECENT_BATCHES
 from napari_beerlanet.ui.common.recent import RECENT_MODELS, RECENT_PROJECTS
 from napari_beerlanet.ui.common.session import get_session, last_open_project
-from napari_beerlanet.ui.detect.slide_search import SlideCache, read_previous_search
 from napari_beerlanet.ui.detections.detection_layer import DetectionLayer
 from napari_beerlanet.ui.finetune.widget import FineTuneWidget
 from napari_beerlanet.ui.review.widget import ReviewWidget
-from napari_beerlanet.ui.viewer.planes import current_plane
+from napari_beerlanet.ui.viewer.planes import SlideCache, current_plane, read_previous_search
 from old_files import expected, restored
 
 pytestmark = pytest.mark.window

@@ -26,22 +26,29 @@ if TYPE_CHECKING:
     from napari_beerlanet.core.batch.manifest import StudyEntry
     from napari_beerlanet.core.batch.study import StudyResult
     from napari_beerlanet.core.classification.classifier import Classification, Classifier
+    from napari_beerlanet.core.classification.settings import PatchSettings
+    from napari_beerlanet.core.classification.slide_classifier import PatchMap
+    from napari_beerlanet.core.images.slide import Slide
 
 HELP = "say what crops, or the cells of images, show"
 DESCRIPTION = (
     "Classify crops with a cell in the middle of each; types.csv has a line for each. With --boxes "
     "or --detect the cells of images or slides are classified, and for each image NAME there is "
     "NAME.types.csv with boxes, types and the probability of every type, and NAME.detections.json "
-    "(how they came about). Images that are done are skipped."
+    "(how they came about). Images that are done are skipped. With --patches the tissue of slides "
+    "is classified patch by patch: NAME.patches.csv has a line for each patch, "
+    "NAME.patches.ome.tiff a heat map for each class, and NAME.CLASS.png shows it over the slide; "
+    "a run that was stopped is resumed."
 )
 
 _CHUNK = 64  # crops that are in memory at a time
 _TABLE = "types.csv"
+_PICTURE_SIDE = 2048  # pixels of the longer side of a heat map over a slide
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    from napari_beerlanet.core.classification.settings import ClassifierSettings
+    from napari_beerlanet.core.classification.settings import ClassifierSettings, PatchSettings
 
     add = command.add_argument
     add("images", nargs="+", metavar="IMAGE", help="files, folders, or patterns such as '*.png'")
@@ -52,6 +59,16 @@ def add_options(command: argparse.ArgumentParser) -> None:
         "--boxes", type=Path, metavar="FILE", help="boxes of the cells: CSV, GeoJSON, YOLO, …"
     )
     where.add_argument("--detect", metavar="MODEL", help="a detector that finds the cells")
+    where.add_argument(
+        "--patches",
+        nargs="?",
+        const="auto",
+        type=_patch_side,
+        metavar="PIXELS",
+        help="classify slides patch by patch; PIXELS is the side of a patch (as in training)",
+    )
+    add_setting(command, PatchSettings, "min_tissue")
+    add_setting(command, PatchSettings, "threshold")
     add(
         "--only",
         action="append",
@@ -65,6 +82,10 @@ def add_options(command: argparse.ArgumentParser) -> None:
     add("--overwrite", action="store_true", help="process images again that are done")
     add("--quiet", action="store_true", help="print nothing but errors and the summary")
     add_device_option(command)
+
+
+def _patch_side(text: str) -> int | str:
+    return text if text == "auto" else int(text)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -91,6 +112,10 @@ def run(options: argparse.Namespace) -> int:
     prepare_folder(options.out)
     for note in model_notes(model.info):
         print_message(note)
+    if options.patches is not None:
+        slides = _SlideTask(model, options)
+        slides.run(paths)
+        return 1 if slides.failed else 0
     task = _CropTask(model, options)
     counts = task.run(paths)
     print(f"{_counts_text(counts)}; {options.out}", flush=True)
@@ -182,7 +207,7 @@ class _CropTask:
         """Classify files that are crops, and write one table."""
         fit = getattr(self.options, "fit", None)
         rows: list[tuple[str, dict[str, Any]]] = []
-        with self._bar(len(paths)) as bar:
+        with _progress_bar(self.options.quiet, len(paths), "image") as bar:
             for start in range(0, len(paths), _CHUNK):
                 read = [(path, self._read(path)) for path in paths[start : start + _CHUNK]]
                 good = [(path, image.pixels) for path, image in read if image is not None]
@@ -232,10 +257,103 @@ class _CropTask:
         with atomic_path(self.options.out / _TABLE) as unfinished:
             unfinished.write_text(text.getvalue(), encoding="utf-8", newline="")
 
-    @contextmanager
-    def _bar(self, total: int) -> Iterator[Any]:
-        from tqdm import tqdm
 
-        hidden = self.options.quiet or not sys.stderr.isatty()
-        with tqdm(total=total, unit="image", disable=hidden, dynamic_ncols=True) as bar:
-            yield bar
+class _SlideTask:
+    """Slides patch by patch, one after the other."""
+
+    def __init__(self, model: Classifier, options: argparse.Namespace) -> None:
+        self.model, self.options = model, options
+        self.failed = 0
+
+    def run(self, paths: Sequence[Path]) -> None:
+        """Classify slides, and write tables and heat maps of each."""
+        from napari_beerlanet.core.batch.inputs import name_jobs
+        from napari_beerlanet.core.classification.settings import PatchSettings
+
+        given = vars(self.options)
+        chosen = {k: given[k] for k in ("min_tissue", "threshold") if k in given}
+        try:
+            settings = PatchSettings(patch=self.options.patches, **chosen)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        for job in name_jobs(paths):
+            try:
+                print(f"{job.source.name}: {self._slide(job.source, job.name, settings)}")
+            except ValueError as error:
+                self.failed += 1
+                text = str(error)
+                print_message(text if str(job.source) in text else f"{job.source}: {text}")
+
+    def _slide(self, path: Path, name: str, settings: PatchSettings) -> str:
+        """Classify the patches of one slide, write its files, and sum it up in one sentence."""
+        from napari_beerlanet.core.boxes.regions import Region
+        from napari_beerlanet.core.classification.slide_classifier import (
+            PATCH_SUFFIX,
+            SlideClassification,
+        )
+        from napari_beerlanet.core.common.storage import file_stamp
+        from napari_beerlanet.core.images.slide import open_slide
+
+        raise_if_interrupted()
+        start = self.options.out / name
+        with open_slide(path) as slide, _progress_bar(self.options.quiet, 1, "tile") as bar:
+            with SlideClassification(
+                self.model,
+                slide.levels,
+                patch=settings.patch,
+                min_tissue=settings.min_tissue,
+                fit=getattr(self.options, "fit", None),
+                pixel_size=slide.pixel_size,
+                results=start.with_name(f"{name}{PATCH_SUFFIX}"),
+                source={k: v for k, v in file_stamp(path).items() if k != "path"},
+                report=_check_signals,
+            ) as run:
+                bar.total = len(run.tiles)
+                bar.update(run.resumed)
+                for _ in run.classify_tiles(report=_check_signals):
+                    bar.update()
+            self._write_map(run.map, slide, start)
+        for text in run.map.report["warnings"]:
+            print_message(f"{path}: {text}")
+        if not run.map.classified.any():
+            return "no patch has enough tissue; set --min-tissue lower"
+        whole = run.map.region_summary(Region.whole_image(run.map.shape), settings.threshold)
+        parts = [
+            f"{k} mean {whole.means[k]:.3f}, {whole.fractions[k]:.1%} above {settings.threshold:g}"
+            for k in run.map.names
+        ]
+        return f"{int(run.map.classified.sum())} patches; {'; '.join(parts)}"
+
+    def _write_map(self, patches: PatchMap, slide: Slide, start: Path) -> None:
+        import numpy as np
+        from PIL import Image, ImageColor
+
+        from napari_beerlanet.core.common.storage import atomic_path
+        from napari_beerlanet.core.figures.heatmap import draw_probabilities
+        from napari_beerlanet.core.images.pyramid import read_thumbnail
+        from napari_beerlanet.core.images.rgb import fill_transparent, to_uint8
+
+        patches.write_csv(start.with_name(f"{start.name}.patches.csv"))
+        patches.write_tiff(start.with_name(f"{start.name}.patches.ome.tiff"))
+        small = fill_transparent(to_uint8(read_thumbnail(slide.levels, _PICTURE_SIDE)))
+        colours = self.model.info["colours"]
+        for k, (name, colour) in enumerate(zip(patches.names, colours, strict=True)):
+            rgb = np.array(ImageColor.getrgb(colour))
+            scores = patches.scores[..., k]
+            picture = draw_probabilities(small, scores, patches.patch, patches.shape, rgb)
+            safe = "".join(c if c.isalnum() or c in "-_ " else "_" for c in name)
+            with atomic_path(start.with_name(f"{start.name}.{safe}.png")) as unfinished:
+                Image.fromarray(picture).save(unfinished, format="PNG")
+
+
+def _check_signals(progress: Any) -> None:
+    raise_if_interrupted()
+
+
+@contextmanager
+def _progress_bar(quiet: bool, total: int, unit: str) -> Iterator[Any]:
+    from tqdm import tqdm
+
+    hidden = quiet or not sys.stderr.isatty()
+    with tqdm(total=total, unit=unit, disable=hidden, dynamic_ncols=True) as bar:
+        yield bar

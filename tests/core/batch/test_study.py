@@ -136,8 +136,8 @@ def test_only_what_is_asked_for(tmp_path):
 
 def test_a_report_on_a_slide_is_as_on_an_image(tmp_path):
     """Boxes in the picture and in the crops are in their places, whatever the slide's size."""
-    from napari_beerlanet.core.detection.slide_pixels import SlidePixels
     from napari_beerlanet.core.report import report
+    from napari_beerlanet.core.stains.slide_pixels import SlidePixels
 
     image = np.full((1200, 5000, 3), 230, np.uint8)
     image[600:640, 4000:4050] = (90, 20, 120)

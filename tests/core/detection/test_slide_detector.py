@@ -8,11 +8,11 @@ from discs import boxes_of, disc_detector, draw, scattered
 from napari_beerlanet.core.boxes.matching import match_boxes
 from napari_beerlanet.core.common.progress import Cancelled
 from napari_beerlanet.core.common.storage import FileError
-from napari_beerlanet.core.detection import slide_pixels
 from napari_beerlanet.core.detection.slide_detector import SlideDetection, detect_slide
-from napari_beerlanet.core.detection.slide_pixels import SlidePixels
 from napari_beerlanet.core.images.tissue import BACKGROUND, TISSUE, TissueMask
+from napari_beerlanet.core.stains import slide_pixels
 from napari_beerlanet.core.stains.palette import palette_of
+from napari_beerlanet.core.stains.slide_pixels import SlidePixels
 from tile_files import write_version_1
 
 SHAPE = (700, 1000)

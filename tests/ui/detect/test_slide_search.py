@@ -16,9 +16,9 @@ import tifffile
 
 from discs import boxes_of, disc_detector, draw, scattered
 from napari_beerlanet.core.boxes.matching import match_boxes
-from napari_beerlanet.core.detection import slide_pixels
+from napari_beerlanet.core.common.tile_store import read_summary, tile_store_path
 from napari_beerlanet.core.detection.inference import InferenceRunner
-from napari_beerlanet.core.detection.tile_store import read_summary, tile_store_path
+from napari_beerlanet.core.stains import slide_pixels
 from napari_beerlanet.ui.common.session import get_session
 from napari_beerlanet.ui.detect.widget import DetectWidget
 from napari_beerlanet.ui.viewer.layers import role_of

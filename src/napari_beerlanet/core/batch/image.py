@@ -219,7 +219,7 @@ def classify_objects(
     report: Report | None = None,
 ) -> Detections:
     """Detections of an image of any size with the types of their cells."""
-    from napari_beerlanet.core.detection.slide_pixels import SlidePixels
+    from napari_beerlanet.core.stains.slide_pixels import SlidePixels
 
     return classifier.classify_detections(
         SlidePixels(slide.levels),

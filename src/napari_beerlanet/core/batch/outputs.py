@@ -269,9 +269,9 @@ _WRITERS: dict[str, _Writer] = {
 
 def report_subject(result: ImageResult) -> ReportSubject:
     """What a report on an image is about; its pixels stay lazy where they are many."""
-    from napari_beerlanet.core.detection.slide_pixels import SlidePixels
     from napari_beerlanet.core.evaluation.live import LiveEvaluation
     from napari_beerlanet.core.report.subject import ReportSubject
+    from napari_beerlanet.core.stains.slide_pixels import SlidePixels
 
     slide, settings, model = result.slide, result.settings, dict(result.model or {})
     detections, truth = result.detections, result.annotations

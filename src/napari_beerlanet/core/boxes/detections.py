@@ -21,12 +21,14 @@ from napari_beerlanet.core.boxes.geometry import (
     iou,
     scale,
 )
+from napari_beerlanet.core.common.tile_store import TileStore
 
 Indices = npt.NDArray[np.int64]
 
 _SAME_OBJECT_IOU = 0.45  # of two searches' boxes, as far as both can see them
 _ROUNDING = 1e-4  # of a box's area
 
+_STORED_BOX = np.dtype([("xyxy", "<f4", 4), ("label", "<i4"), ("score", "<f4")])
 _BOX_COLUMNS = ("x1", "y1", "x2", "y2", "width", "height", "centre_x", "centre_y")
 _BOX_COLUMNS_UM = tuple(f"{name}_um" for name in _BOX_COLUMNS)
 RESERVED_COLUMNS = ("image", "class", "confidence", *_BOX_COLUMNS, *_BOX_COLUMNS_UM)
@@ -343,6 +345,24 @@ class RawDetections:
 
     def __len__(self) -> int:
         return len(self.xyxy)
+
+
+class DetectionTiles(TileStore[RawDetections]):
+    """Detections of a slide's tiles, in a file that a search resumes from."""
+
+    @staticmethod
+    def pack(result: RawDetections) -> bytes:
+        """See `TileStore`."""
+        rows = np.empty(len(result), _STORED_BOX)
+        rows["xyxy"], rows["label"], rows["score"] = result.xyxy, result.labels, result.scores
+        return rows.tobytes()
+
+    @staticmethod
+    def unpack(stored: bytes) -> RawDetections:
+        """See `TileStore`."""
+        rows = np.frombuffer(stored, _STORED_BOX)
+        labels = rows["label"].astype(np.int64)
+        return RawDetections(rows["xyxy"].copy(), labels, rows["score"].copy())
 
 
 def _box_columns(xyxy: BoxArray, names: Sequence[str]) -> dict[str, BoxArray]:

@@ -49,6 +49,8 @@ from napari_beerlanet.core.stains.front_end import (
 BATCH_SIZES = {"cuda": 256, "mps": 64}
 """Crops per batch by type of device; `_CPU_BATCH` on others."""
 
+Scores = npt.NDArray[np.float32]
+
 _CPU_BATCH = 32
 _SAMPLE_CROPS = 16  # whose stains are compared with those of training
 
@@ -158,15 +160,13 @@ class Classifier:
         rest = report if front is None else subprogress(report, 0.2, 1.0)
         logits = np.empty((count, len(self.classes)))
         logits[order] = self._run(read, count, front, batch, notes, rest)
-        # Logit adjustment: training is balanced, what is classified need not be.
-        logits = logits + np.log(self.info.get("prior") or np.ones(len(self.classes)))
-        scores = _softmax(logits / float(self.info.get("temperature") or 1.0))
+        scores = self._calibrated(logits)
         facts = {
             "model": self.info.get("name", ""),
             "device": describe_device(self.device),
             "crops": count,
             "fit": fit,
-            "warnings": self._domain_warnings(read, count),
+            "warnings": self.domain_warnings(read, count),
             "notes": notes,
         }
         report_progress(report, 1, 1, "done")
@@ -205,6 +205,23 @@ class Classifier:
         facts["notes"] = [*facts["notes"], *([note] if left else [])]
         report_now = {**detections.report, **typed.report, "classification": facts}
         return replace(typed, report=report_now).above(confidence)
+
+    def prepare_crops(self, images: Sequence[Any]) -> Pixels:
+        """Images that are crops already as the network gets them, (n, size, size, 3) uint8."""
+        settings = self.network.settings
+        crops = [whole_crop(to_rgb8(image), settings.input_size) for image in images]
+        if settings.denoise:
+            crops = [denoise_crop(crop) for crop in crops]
+        size = settings.input_size
+        return np.stack(crops) if crops else np.empty((0, size, size, 3), np.uint8)
+
+    def score_crops(self, crops: Pixels, front: StainFit | None = None) -> Scores:
+        """Calibrated probabilities (n, k) of what `prepare_crops` returns.
+
+        `front`: the stains of the image that they are of; None fits those of each crop.
+        """
+        read = crops.__getitem__
+        return self._calibrated(self._run(read, len(crops), front, "auto", [], None))
 
     @property
     def classes(self) -> list[str]:
@@ -278,11 +295,7 @@ class Classifier:
                 order,
             )
         given = _as_list(images)
-
-        def read(part: slice) -> Pixels:
-            crops = [whole_crop(to_rgb8(image), size) for image in given[part]]
-            return finish(np.stack(crops) if crops else np.empty((0, size, size, 3), np.uint8))
-
+        read = lambda part: self.prepare_crops(given[part])  # noqa: E731
         return read, len(given), None, np.arange(len(given))
 
     def _fit_image(self, image: Any, report: Report | None) -> StainFit:
@@ -342,7 +355,12 @@ class Classifier:
                 logits = torch.stack(each).log_softmax(2).logsumexp(0) - math.log(views)
         return np.asarray(logits.cpu().numpy())
 
-    def _domain_warnings(self, read: Callable[[slice], Pixels], count: int) -> list[str]:
+    def _calibrated(self, logits: npt.NDArray[np.float64]) -> Scores:
+        # Logit adjustment: training is balanced, what is classified need not be.
+        logits = logits + np.log(self.info.get("prior") or np.ones(len(self.classes)))
+        return _softmax(logits / float(self.info.get("temperature") or 1.0))
+
+    def domain_warnings(self, read: Callable[[slice], Pixels], count: int) -> list[str]:
         """As the detector's; stains of crops are compared with those of training crops."""
         seen = self.info.get("stain_seen")
         if not seen or not count:

@@ -60,3 +60,18 @@ class ClassifierSettings(Settings):
     )
     domain: Domain = Field("log", description="Beer–Lambert (log), or intensities as they are.")
     unit_spectra: bool = Field(True, description="Give every stain spectrum unit length.")
+
+
+class PatchSettings(Settings):
+    """How a slide is cut into patches, and what counts as positive."""
+
+    patch: Annotated[int, Field(ge=8, le=1 << 16)] | Literal["auto"] = Field(
+        "auto",
+        description="Side of a patch in image pixels; auto is that of the crops of training.",
+    )
+    min_tissue: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.25, description="Part of a patch that must be tissue for it to be classified."
+    )
+    threshold: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.5, description="Probability from which on a patch counts as one of the class."
+    )

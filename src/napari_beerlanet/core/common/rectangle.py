@@ -1,8 +1,16 @@
-"""A rectangle of whole pixels: a window, region or tile of an image; and tiles spread evenly."""
+"""A rectangle of whole pixels: a window, region or tile of an image; tiles, and their order."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Point = tuple[float, float]
+Focus = Point | Callable[[], Point | None] | None
+"""(y, x) in pixels of the finest level, or a function that gives it, the centre of the viewport."""
 
 
 @dataclass(frozen=True)
@@ -64,3 +72,21 @@ def tile_starts(length: int, size: int, overlap: int) -> list[int]:
         return [0]
     count = 1 + -(-(length - size) // max(size - overlap, 1))
     return [round(k * (length - size) / (count - 1)) for k in range(count)]
+
+
+def pop_nearest(
+    centres: npt.NDArray[np.float64], left: list[int], focus: Focus, count: int
+) -> list[int]:
+    """Pop up to `count` tiles from the numbers that are left: the nearest to the focus.
+
+    `centres` (n, 2) are y and x of the middle of each tile.
+    """
+    point = focus() if callable(focus) else focus
+    if point is None:
+        taken = left[:count]
+    else:
+        off = ((centres[left] - np.array(point)) ** 2).sum(axis=1)
+        taken = [left[k] for k in np.argsort(off, kind="stable")[:count]]
+    for number in taken:
+        left.remove(number)
+    return taken

@@ -6,8 +6,7 @@ The tiles, their resolution and how they are merged at their borders are those o
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,10 +16,11 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from napari_beerlanet.core.boxes.detections import Detections, RawDetections
+from napari_beerlanet.core.boxes.detections import Detections, DetectionTiles, RawDetections
 from napari_beerlanet.core.common.device import is_out_of_memory
 from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
-from napari_beerlanet.core.common.rectangle import Rectangle
+from napari_beerlanet.core.common.rectangle import Focus, Rectangle, pop_nearest
+from napari_beerlanet.core.common.tile_store import describe_changes
 from napari_beerlanet.core.detection import tiling
 from napari_beerlanet.core.detection.detector import Detector
 from napari_beerlanet.core.detection.inference import BATCH_SIZES
@@ -32,19 +32,17 @@ from napari_beerlanet.core.detection.pipeline import (
 )
 from napari_beerlanet.core.detection.scale_search import ScaleChoice
 from napari_beerlanet.core.detection.settings import DetectSettings
-from napari_beerlanet.core.detection.slide_pixels import SlidePixels
-from napari_beerlanet.core.detection.tile_store import TileStore, describe_changes
 from napari_beerlanet.core.detection.tiling import TileGrid
 from napari_beerlanet.core.images.pyramid import as_levels
 from napari_beerlanet.core.images.tissue import TissueMask, find_tissue
-from napari_beerlanet.core.stains.front_end import fit_from_arrays, fit_palette, fit_to_arrays
+from napari_beerlanet.core.stains.front_end import (
+    fit_from_arrays,
+    fit_palette,
+    fit_to_arrays,
+    weights_digest,
+)
 from napari_beerlanet.core.stains.palette import Palette
-
-Centres = npt.NDArray[np.float64]
-Point = tuple[float, float]
-Focus = Point | Callable[[], Point | None] | None
-"""(y, x) in pixels of the finest level, or a function that gives it, the centre of the viewport."""
-
+from napari_beerlanet.core.stains.slide_pixels import SlidePixels
 
 _DEFAULTS = DetectSettings()
 _NO_DETECTIONS = RawDetections.concatenate([])
@@ -107,7 +105,7 @@ class SlideDetection:
             tissue = find_tissue(self.levels)
         self.tissue = tissue if skip_glass else None
         self._identity = {
-            "model": _weights_digest(model),
+            "model": weights_digest(model.network),
             "source": source or {},
             "shape": list(self.pixels.shape),
             "object_size": object_size,
@@ -131,9 +129,9 @@ class SlideDetection:
         """How many of these tiles are done."""
         return sum(k in self._store.tiles for k in tiles)
 
-    def _open_earlier(self, results: Path) -> TileStore | None:
+    def _open_earlier(self, results: Path) -> DetectionTiles | None:
         """The file to resume from; `changed` says in what a file of another run differs."""
-        store = TileStore.resume(results, self._identity)
+        store = DetectionTiles.resume(results, self._identity)
         if store is None:
             self.changed = describe_changes(results, self._identity)
         return store
@@ -169,12 +167,12 @@ class SlideDetection:
         size = BATCH_SIZES.get(self._pipeline.runner.device.type, 1)
         centres = tile_centres(self.grid)
         with ThreadPoolExecutor(1, "beerlanet-tiles") as reader:
-            numbers = pop_nearest_tiles(centres, left, focus, size)
+            numbers = pop_nearest(centres, left, focus, size)
             reading = reader.submit(self._read_tiles, numbers)
             while numbers:
                 report_progress(report, done, total, "finding objects")
                 pixels = reading.result()
-                next_numbers = pop_nearest_tiles(centres, left, focus, size)
+                next_numbers = pop_nearest(centres, left, focus, size)
                 reading = reader.submit(self._read_tiles, next_numbers)
                 for number, raw in zip(numbers, self._infer(pixels, numbers), strict=True):
                     store.add(number, raw)
@@ -219,7 +217,7 @@ class SlideDetection:
         self.close()
 
     def _prepare(
-        self, earlier: TileStore | None, palette: Palette | None, size_hint: float | None
+        self, earlier: DetectionTiles | None, palette: Palette | None, size_hint: float | None
     ) -> DetectionPipeline:
         """Resolution, stain and tiles: from an earlier run's results, or found now."""
         cached, info, runner = ImageCacheEntry(), self.model.info, self.model.runner
@@ -240,7 +238,7 @@ class SlideDetection:
         pipeline.grid = pipeline.plan_grid(pipeline.shape, pipeline.scale_choice.scale)
         return pipeline
 
-    def _create_store(self, results: Path | None) -> TileStore:
+    def _create_store(self, results: Path | None) -> DetectionTiles:
         choice = self._pipeline.scale_choice
         header = {
             "identity": self._identity,
@@ -251,8 +249,8 @@ class SlideDetection:
         }
         arrays = fit_to_arrays(self._pipeline.whole_fit)
         if results is None:
-            return TileStore(Path(), header, arrays)
-        return TileStore.create(results, header, arrays)
+            return DetectionTiles(Path(), header, arrays)
+        return DetectionTiles.create(results, header, arrays)
 
     def _read_tiles(self, numbers: list[int]) -> list[npt.NDArray[np.uint8]]:
         if len(self.grid.tiles) == 1:
@@ -319,24 +317,11 @@ def detect_slide(
     return detections
 
 
-def tile_centres(grid: TileGrid) -> Centres:
+def tile_centres(grid: TileGrid) -> npt.NDArray[np.float64]:
     """(n, 2): y and x of the middle of each tile."""
     first = grid.tiles[0]
     corners = np.array([(tile.y, tile.x) for tile in grid.tiles], np.float64)
     return np.asarray(corners + np.array([first.height / 2, first.width / 2]))
-
-
-def pop_nearest_tiles(centres: Centres, left: list[int], focus: Focus, count: int) -> list[int]:
-    """Pop up to `count` tiles from the numbers that are left: the nearest to the focus."""
-    point = focus() if callable(focus) else focus
-    if point is None:
-        taken = left[:count]
-    else:
-        off = ((centres[left] - np.array(point)) ** 2).sum(axis=1)
-        taken = [left[k] for k in np.argsort(off, kind="stable")[:count]]
-    for number in taken:
-        left.remove(number)
-    return taken
 
 
 def overlapping_tiles(grid: TileGrid, number: int) -> tuple[list[int], TileGrid]:
@@ -353,12 +338,3 @@ def overlapping_tiles(grid: TileGrid, number: int) -> tuple[list[int], TileGrid]
 def _max_columns(grid: TileGrid) -> int:
     """More tiles than a row has."""
     return min(len(grid.tiles), grid.shape[1] + 1)
-
-
-def _weights_digest(model: Detector) -> str:
-    """SHA-256 of a model's weights."""
-    digest = hashlib.sha256()
-    for name, value in sorted(model.network.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(value.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()

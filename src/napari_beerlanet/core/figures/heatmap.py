@@ -18,6 +18,7 @@ from napari_beerlanet.core.boxes.geometry import BoxArray
 MAX_CELLS = 1024
 """Cells along the longer side of an image."""
 
+_MAX_OPACITY = 0.75  # of a map of probabilities: what lies below stays visible
 _MIN_CELL_IN_BOXES = 1.5  # typical boxes that a cell is wide, at least
 _OPAQUE_PERCENTILE = 95  # percentile of the cells with boxes that is shown opaque
 _SAMPLE_BOXES = 10_000  # boxes by which a typical one is known
@@ -74,6 +75,27 @@ def draw_heatmap(
     smooth = [_smooth(plane.reshape(grid.shape)) for plane in planes]
     opaque_count = _opaque_count(smooth[0]) if opaque_count is None else opaque_count
     return _to_rgba(smooth, opaque_count), opaque_count
+
+
+def draw_probabilities(
+    small: npt.NDArray[np.uint8],
+    scores: npt.NDArray[np.float32],
+    patch: float,
+    shape: tuple[int, int],
+    colour: npt.ArrayLike,
+) -> npt.NDArray[np.uint8]:
+    """A small copy (h, w, 3) of an image of `shape` (H, W) with a map of probabilities over it.
+
+    `scores` (rows, columns) of squares of `patch` image pixels: the higher, the more of `colour`
+    (3,) from 0 to 255. Where they are NaN the image stays as it is.
+    """
+    places = [
+        ((np.arange(n) + 0.5) * (length / n) / patch).astype(np.int64).clip(0, count - 1)
+        for n, length, count in zip(small.shape[:2], shape, scores.shape, strict=True)
+    ]
+    opacity = _MAX_OPACITY * np.nan_to_num(scores[np.ix_(*places)])[..., None]
+    mixed = small * (1 - opacity) + np.asarray(colour, np.float64) * opacity
+    return np.asarray(np.rint(mixed), dtype=np.uint8)
 
 
 def _to_rgba(planes: list[npt.NDArray[np.float32]], full: float) -> RGBAImage:

@@ -55,6 +55,17 @@ class TissueMask:
         here = self.kind[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
         return bool((here == TISSUE).any())
 
+    def fractions(self, side: float, grid: tuple[int, int]) -> npt.NDArray[np.float64]:
+        """`grid` (rows, columns): the part of each square of `side` pixels that is tissue.
+
+        Squares follow each other from the image's corner on; what lies beyond it is no tissue.
+        """
+        along = [
+            _overlaps(count, side, length, cells)
+            for count, length, cells in zip(grid, self.shape, self.kind.shape, strict=True)
+        ]
+        return np.asarray(along[0] @ (self.kind == TISSUE) @ along[1].T)
+
     def mask(self, included: npt.NDArray[np.bool_], region: Rectangle) -> npt.NDArray[np.bool_]:
         """(h, w) for the pixels of a region: what `included` says of the cells that they lie in."""
         rows, columns = (
@@ -67,6 +78,14 @@ class TissueMask:
         """The cell of each pixel from `begin` to `end` − 1 along an axis."""
         pixels = np.arange(begin, end, dtype=np.int64)
         return np.asarray(pixels * self.kind.shape[axis] // self.shape[axis])
+
+
+def _overlaps(count: int, side: float, length: int, cells: int) -> npt.NDArray[np.float64]:
+    """(count, cells): the part of each interval of `side` that lies in each cell of a length."""
+    edges = np.arange(cells + 1) * (length / cells)
+    starts = np.arange(count)[:, None] * side
+    shared = np.minimum(starts + side, edges[1:]) - np.maximum(starts, edges[:-1])
+    return np.asarray(np.clip(shared, 0, None) / side)
 
 
 def find_tissue(levels: Sequence[Any]) -> TissueMask:

@@ -10,6 +10,7 @@ colour, and a tile of nothing but nuclei is not taken for a dark slide.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -279,3 +280,12 @@ def fit_from_arrays(arrays: dict[str, npt.NDArray[Any]]) -> StainFit:
     domain: Any = str(arrays["domain"])
     known = arrays["codes"], arrays["known"]
     return StainFit(arrays["background"], arrays["spectra"], chain, domain, *known)
+
+
+def weights_digest(network: nn.Module) -> str:
+    """SHA-256 of all weights of a network."""
+    digest = hashlib.sha256()
+    for name, value in sorted(network.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()

@@ -247,12 +247,24 @@ def _training_record(dataset: CropDataset, settings: Any) -> dict[str, Any]:
         "images": {split: len(dataset.splits[split]) for split in ("train", "val")},
         "crops": {split: dataset.counts(split) for split in ("train", "val")},
         "sources": {split: dataset.sources(split) for split in ("train", "val")},
+        "crop_side": _typical_side(dataset, settings.network_settings.fill),
         "settings": {**settings.model_dump(), "data": data, **files},
         "seed": settings.seed,
         "versions": package_versions(),
         "parent": None if settings.model is None else checkpoint_hash(settings.model),
         "command": settings.command(data),
     }
+
+
+def _typical_side(dataset: CropDataset, fill: float) -> int | None:
+    """The median side of the training crops, in pixels of the images that they are of."""
+    sides = []
+    for item in dataset.splits["train"]:
+        found = dataset.inspections.get(item.image)
+        if found is not None and not found.problem:
+            box = item.box(found.shape)
+            sides.append(max(found.shape) if box is None else max(box[2:] - box[:2]) / fill)
+    return round(float(np.median(sides))) if sides else None
 
 
 def _check_same_data(

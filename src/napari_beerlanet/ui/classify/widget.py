@@ -14,6 +14,7 @@ from superqt.utils import QSignalDebouncer, signals_blocked
 from napari_beerlanet.core.boxes.classes import applicable_classes
 from napari_beerlanet.core.checkpoints.info import CLASSIFIER
 from napari_beerlanet.ui.classify.job import ClassifyResult, run_classification, run_summary
+from napari_beerlanet.ui.classify.patches import PatchSection
 from napari_beerlanet.ui.classify.target import (
     AnnotationTarget,
     ClassifyTarget,
@@ -124,6 +125,13 @@ class ClassifyWidget(Panel):
         self.body.addWidget(separator())
         self.body.addWidget(self.empty)
         self.body.addWidget(self.section)
+        self.patches = PatchSection(
+            self,
+            self.image,
+            lambda: (str(self.model.picker.key or ""), self.model.loaded),
+            lambda: self.device.chosen,
+        )
+        self.extras.addWidget(self.patches)
         self.body.addLayout(self.extras)
         self.body.addStretch(1)
 
@@ -186,6 +194,7 @@ class ClassifyWidget(Panel):
         has_image = self.image.layer is not None
         self.empty.setVisible(not has_image)
         self.section.setVisible(has_image)
+        self.patches.setVisible(has_image)
         if not self.classify_task.running:
             self.progress_bar.set_message("")  # it was about the image before
         self.update_targets()
@@ -239,6 +248,7 @@ class ClassifyWidget(Panel):
         if model is not None:
             self.classes.prefer(model.info.get("applies_to") or ())
         self._update_run_button()
+        self.patches.update_state()
 
     def _show_types(self) -> None:
         target = self.target

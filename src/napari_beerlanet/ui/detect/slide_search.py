@@ -7,17 +7,13 @@ communicate through a `SearchFeed`: boxes come out of it, the centre of the view
 from __future__ import annotations
 
 import math
-import shutil
-import tempfile
 import time
-import uuid
-import weakref
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -29,9 +25,8 @@ from napari_beerlanet.core.boxes.geometry import centre_inside
 from napari_beerlanet.core.checkpoints.info import limits_text
 from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
 from napari_beerlanet.core.common.rectangle import Rectangle
-from napari_beerlanet.core.common.storage import file_stamp, with_file_check
+from napari_beerlanet.core.common.storage import with_file_check
 from napari_beerlanet.core.detection.settings import DetectSettings
-from napari_beerlanet.core.detection.tile_store import SUFFIX, read_summary, tile_store_path
 from napari_beerlanet.core.images.slide import SLIDE_PIXELS
 from napari_beerlanet.ui.common.session import Session
 from napari_beerlanet.ui.common.tasks import Task, TaskOutcome
@@ -45,7 +40,7 @@ from napari_beerlanet.ui.detect.job import (
 from napari_beerlanet.ui.detect.results import place_run
 from napari_beerlanet.ui.detections.detection_layer import DetectionLayer
 from napari_beerlanet.ui.detections.image_detections import detection_layer_of
-from napari_beerlanet.ui.viewer.planes import Plane, SliceWindow, layer_path
+from napari_beerlanet.ui.viewer.planes import SliceWindow
 from napari_beerlanet.ui.viewer.viewport import canvas_corners
 
 if TYPE_CHECKING:
@@ -362,76 +357,3 @@ def _inside_windows(detections: Detections, windows: Sequence[SliceWindow] | Non
     )
     inside = replace(everything[keep], report=detections.report)
     return inside.above(DetectSettings.default("confidence"))
-
-
-# --- tile results on disk -------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class SlideCacheEntry:
-    """The image's own file, the file of its tile results, and which image these are of."""
-
-    path: Path | None
-    results: Path
-    source: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class PreviousSearch:
-    """An earlier search: `done` of `total` tiles, with the model of this name."""
-
-    done: int
-    total: int
-    model: str
-
-    @property
-    def finished(self) -> bool:
-        """Whether all tiles were searched."""
-        return self.done >= self.total
-
-
-class SlideCache:
-    """Tile result files of image layers; those of images without a file end with the session."""
-
-    def __init__(self) -> None:
-        self._folder: Path | None = None
-        self._tokens: weakref.WeakKeyDictionary[Image, tuple[Sequence[Any], str]]
-        self._tokens = weakref.WeakKeyDictionary()
-
-    def entry(self, layer: Image, plane: Plane) -> SlideCacheEntry:
-        """Where the tile results of a plane are stored."""
-        path = layer_path(layer)
-        suffix = "-".join(map(str, plane.index))
-        if path is None:
-            token = self._token(layer, plane)
-            if self._folder is None:
-                self._folder = Path(tempfile.mkdtemp("-beerlanet"))
-                weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
-            results = self._folder / f"{token}-{suffix}{SUFFIX}"
-            return SlideCacheEntry(None, results, {"session": token, "index": list(plane.index)})
-        named = path.with_name(f"{path.name}-{suffix}") if suffix else path
-        # Not the path: the file may be moved with its folder.
-        facts = {k: v for k, v in file_stamp(path).items() if k != "path"}
-        source = {"name": path.name, **facts, "index": list(plane.index)}
-        return SlideCacheEntry(path, tile_store_path(named), source)
-
-    def _token(self, layer: Image, plane: Plane) -> str:
-        """An identifier that stays as long as the layer has the same arrays."""
-        levels, token = self._tokens.get(layer, ((), ""))
-        same = len(levels) == len(plane.levels)
-        if not same or any(a is not b for a, b in zip(levels, plane.levels, strict=True)):
-            token = uuid.uuid4().hex
-            self._tokens[layer] = plane.levels, token
-        return token
-
-
-def read_previous_search(entry: SlideCacheEntry) -> PreviousSearch | None:
-    """The earlier search, None if there is none. Reads a file: not for the GUI thread."""
-    summary = read_summary(entry.results)
-    if summary is None:
-        return None
-    header, done = summary
-    source = header.get("identity", {}).get("source", {})
-    if not isinstance(header.get("wanted"), int) or source != entry.source:
-        return None
-    return PreviousSearch(done, header["wanted"], str(header.get("name", "")))

@@ -27,16 +27,19 @@ from napari_beerlanet.ui.common.tasks import TaskOutcome
 from napari_beerlanet.ui.detect.form import CellRuler, DetectForm
 from napari_beerlanet.ui.detect.job import DetectJob, DetectResult, Refine, run_job
 from napari_beerlanet.ui.detect.results import CountsPanel, DetectionResults
-from napari_beerlanet.ui.detect.slide_search import (
-    PreviousSearch,
-    SlideCache,
-    SlideSearch,
-    read_previous_search,
-)
+from napari_beerlanet.ui.detect.slide_search import SlideSearch
 from napari_beerlanet.ui.viewer import fast_shapes
 from napari_beerlanet.ui.viewer.empty_state import EmptyState
 from napari_beerlanet.ui.viewer.layers import ImagePicker, LayerListWatcher
-from napari_beerlanet.ui.viewer.planes import Plane, current_plane, layer_path, pixel_size
+from napari_beerlanet.ui.viewer.planes import (
+    Plane,
+    PreviousSearch,
+    SlideCache,
+    current_plane,
+    layer_path,
+    pixel_size,
+    read_previous_search,
+)
 from napari_beerlanet.ui.viewer.viewport import search_windows
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 from napari.layers import Image, Shapes
-from napari.utils.transforms import Affine
 from qtpy.QtCore import QTimer
 
 from napari_beerlanet.core.common.progress import Report
@@ -21,7 +20,13 @@ from napari_beerlanet.core.figures.heatmap import HeatmapGrid, RGBAImage, draw_h
 from napari_beerlanet.ui.common.tasks import Task
 from napari_beerlanet.ui.detections.box_store import BoxFilter
 from napari_beerlanet.ui.detections.visible_boxes import VisibleBoxes
-from napari_beerlanet.ui.viewer.layers import Role, add_unselected, role_metadata, transform_kwargs
+from napari_beerlanet.ui.viewer.layers import (
+    Role,
+    add_unselected,
+    grid_transform,
+    role_metadata,
+    transform_kwargs,
+)
 from napari_beerlanet.ui.viewer.planes import PlaneIndex, image_shape
 
 if TYPE_CHECKING:
@@ -191,7 +196,7 @@ class CellDensityOverlay:
 
     def _set_picture(self, request: _DensityRequest, grid: HeatmapGrid, picture: RGBAImage) -> None:
         data = picture.reshape((1,) * len(request.index) + picture.shape)
-        place = _picture_transform(self._shapes, grid, request.index)
+        place = grid_transform(self._shapes, grid.cell, request.index)
         if self.layer is None:
             self._create_layer(data, place)
         else:
@@ -236,19 +241,6 @@ class CellDensityOverlay:
             self._task.cancel()
             self._refresh_timer.stop()
             self._ready()
-
-
-def _picture_transform(layer: Shapes, grid: HeatmapGrid, index: PlaneIndex) -> dict[str, Any]:
-    """Scale and translation of the picture, at the same place in the world as the boxes' layer."""
-    linear = Affine(
-        scale=layer.scale, rotate=layer.rotate, shear=layer.shear, ndim=layer.ndim
-    ).linear_matrix
-    larger = np.array([*(1.0 for _ in index), grid.cell, grid.cell])
-    first = np.array([*index, *[(grid.cell - 1) / 2] * 2], float)  # the first cell's centre
-    return {
-        "scale": tuple(np.asarray(layer.scale) * larger),
-        "translate": tuple(np.asarray(layer.translate) + linear @ first),
-    }
 
 
 def _remove_layer(viewer: Viewer, layer: Image) -> None:

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 from napari.layers import Image, Layer
+from napari.utils.transforms import Affine
 from qtpy.QtCore import Qt, Signal
 from qtpy.QtWidgets import QComboBox, QFormLayout, QSizePolicy
 from superqt.utils import signals_blocked
@@ -39,6 +40,7 @@ class Role(StrEnum):
     STAIN_DENSITY = "density"
     RECONSTRUCTION = "reconstruction"
     RESIDUAL = "residual"
+    PATCHES = "patch probabilities"
 
 
 STAIN_IMAGES = frozenset({Role.STAIN_DENSITY, Role.RECONSTRUCTION, Role.RESIDUAL})
@@ -68,6 +70,23 @@ def transform_kwargs(layer: Layer, planar: bool = False) -> dict[str, Any]:
         "affine": affine,
         "units": tuple(layer.units[keep]),
         "axis_labels": tuple(layer.axis_labels[keep]),
+    }
+
+
+def grid_transform(layer: Layer, cell: float, index: Sequence[int] = ()) -> dict[str, Any]:
+    """Scale and translation of an image whose pixels are squares of `cell` pixels of a layer.
+
+    The first one begins at the layer's corner, which lies half a pixel before the centre of its
+    first pixel; `index` is the plane of a stack.
+    """
+    linear = Affine(
+        scale=layer.scale, rotate=layer.rotate, shear=layer.shear, ndim=layer.ndim
+    ).linear_matrix
+    larger = np.array([*(1.0 for _ in index), cell, cell])
+    first = np.array([*index, *[(cell - 1) / 2] * 2], float)  # the first cell's centre
+    return {
+        "scale": tuple(np.asarray(layer.scale) * larger),
+        "translate": tuple(np.asarray(layer.translate) + linear @ first),
     }
 
 

@@ -1,4 +1,4 @@
-"""Detections of a slide's tiles in an SQLite file that grows tile by tile and survives a kill.
+"""Results of a slide's tiles in an SQLite file that grows tile by tile and survives a kill.
 
 Every tile is a transaction: after a kill or a full disk at any moment, all tiles that were added
 are there. Needs no torch: a viewer looks for such files when an image is chosen.
@@ -17,22 +17,21 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Generic, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from napari_beerlanet.core.boxes.detections import RawDetections
 from napari_beerlanet.core.common.locking import is_locked, try_lock
 from napari_beerlanet.core.common.storage import FileError, atomic_path
 
 SUFFIX = ".tiles"
 """What the name of such a file ends in."""
 
+T = TypeVar("T")
 Arrays = dict[str, npt.NDArray[Any]]
 
 _APPLICATION_ID, _VERSION = 0x424C4E54, 2  # "BLNT"; version 1 was no database, see `_read_log`
-_BOX_DTYPE = np.dtype([("xyxy", "<f4", 4), ("label", "<i4"), ("score", "<f4")])
 _SCHEMA = f"""
     PRAGMA application_id = {_APPLICATION_ID};
     PRAGMA user_version = {_VERSION};
@@ -47,20 +46,24 @@ _IDENTITY_WORDS = {
     "tile": "the tile size",
     "pixel_size": "the pixel size",
     "iou": "the overlap",
+    "patch": "the patch size",
+    "fit": "where stains are fitted",
+    "min_tissue": "the least share of tissue",
 }
 
 
-def tile_store_path(source: Path) -> Path:
+def tile_store_path(source: Path, suffix: str = SUFFIX) -> Path:
     """Where a slide's tiles are stored: beside it, or in the user's cache if that is read-only.
 
-    A file that is there already is resumed, wherever it is.
+    A file that is there already is resumed, wherever it is. What is found in other ways has a
+    suffix of its own.
     """
     from platformdirs import user_cache_path
 
-    beside = source.with_name(source.name + SUFFIX)
+    beside = source.with_name(source.name + suffix)
     digest = hashlib.sha256(os.path.abspath(source).encode("utf-8", "surrogateescape"))
     cache = user_cache_path("napari-beerlanet") / "tiles"
-    cached = cache / f"{source.name}-{digest.hexdigest()[:12]}{SUFFIX}"
+    cached = cache / f"{source.name}-{digest.hexdigest()[:12]}{suffix}"
     if beside.exists() or cached.exists():
         return beside if beside.exists() else cached
     if os.access(source.parent, os.W_OK):
@@ -85,7 +88,7 @@ def read_summary(path: Path) -> tuple[dict[str, Any], int] | None:
         return None
     except sqlite3.DatabaseError:
         log = _read_log(path)
-        return None if log is None else (log.header, len(log.tiles))
+        return None if log is None else (log[0], len(log[2]))
 
 
 def describe_changes(path: Path, identity: Mapping[str, Any]) -> list[str]:
@@ -98,21 +101,32 @@ def describe_changes(path: Path, identity: Mapping[str, Any]) -> list[str]:
     return [word for key, word in _IDENTITY_WORDS.items() if before.get(key) != now.get(key)]
 
 
-class TileStore:
-    """Detections by tile, in memory and in a file that is open for adding.
+class TileStore(Generic[T]):
+    """Results by tile, in memory and in a file that is open for adding.
 
-    `header` (plain JSON values, with the `identity` of the run) and `arrays` are written once.
+    `header` (plain JSON values, with the `identity` of the run) and `arrays` are written once. A
+    subclass says how the result of a tile is stored.
     """
 
     def __init__(self, path: Path, header: dict[str, Any], arrays: Arrays) -> None:
         """In memory alone; see `create` and `resume`."""
         self.path, self.header, self.arrays = path, header, arrays
-        self.tiles: dict[int, RawDetections] = {}
+        self.tiles: dict[int, T] = {}
         self._connection: sqlite3.Connection | None = None
         self._lock: IO[bytes] | None = None
 
+    @staticmethod
+    def pack(result: T) -> bytes:
+        """The result of a tile as it is stored."""
+        raise NotImplementedError
+
+    @staticmethod
+    def unpack(stored: bytes) -> T:
+        """The inverse of `pack`."""
+        raise NotImplementedError
+
     @classmethod
-    def create(cls, path: Path, header: Mapping[str, Any], arrays: Arrays) -> TileStore:
+    def create(cls, path: Path, header: Mapping[str, Any], arrays: Arrays) -> Self:
         """Start a file; one that is there is replaced, unless another search writes to it."""
         store = cls(path, _as_json(header), arrays)
         store._lock = _acquire(path)
@@ -121,7 +135,7 @@ class TileStore:
                 for ending in ("", "-wal", "-shm", "-journal"):
                     Path(f"{path}{ending}").unlink(missing_ok=True)
                 with closing(_connect(path)) as connection:
-                    _initialise(connection, store)
+                    _initialise(connection, store.header, arrays)
             store._open()
         except BaseException:
             store.close()
@@ -129,7 +143,7 @@ class TileStore:
         return store
 
     @classmethod
-    def resume(cls, path: Path, identity: Mapping[str, Any]) -> TileStore | None:
+    def resume(cls, path: Path, identity: Mapping[str, Any]) -> Self | None:
         """Resume a file of this identity; None where there is none, or it is damaged."""
         summary = read_summary(path)
         if summary is None or summary[0].get("identity") != _as_json(identity):
@@ -149,12 +163,12 @@ class TileStore:
             raise
         return store
 
-    def add(self, tile: int, detections: RawDetections) -> None:
-        """Write the detections of a tile; when this returns, a kill does not lose them."""
+    def add(self, tile: int, result: T) -> None:
+        """Write the result of a tile; when this returns, a kill does not lose it."""
         if self._connection is not None:
             with _disk_errors(self.path), self._connection:
-                _insert(self._connection, tile, detections)
-        self.tiles[tile] = detections
+                _insert(self._connection, tile, self.pack(result))
+        self.tiles[tile] = result
 
     def close(self) -> None:
         """To the disk; the file is then complete by itself."""
@@ -181,7 +195,7 @@ class TileStore:
                 self.arrays = dict(stored)
             for number, boxes, checksum in connection.execute("SELECT * FROM tile"):
                 if zlib.crc32(boxes) == checksum:  # else bits have flipped: it is done again
-                    self.tiles[number] = _unpack_detections(boxes)
+                    self.tiles[number] = self.unpack(boxes)
 
     def _open(self) -> None:
         """Open the file for adding."""
@@ -225,28 +239,19 @@ def _read_header(connection: sqlite3.Connection) -> dict[str, Any]:
     return header
 
 
-def _initialise(connection: sqlite3.Connection, store: TileStore) -> None:
+def _initialise(connection: sqlite3.Connection, header: dict[str, Any], arrays: Arrays) -> None:
     """Schema, header and arrays, all or nothing."""
     buffer = io.BytesIO()
-    np.savez(buffer, allow_pickle=False, **store.arrays)
+    np.savez(buffer, allow_pickle=False, **arrays)
     connection.executescript(f"BEGIN; {_SCHEMA}")
-    row = (json.dumps(store.header), buffer.getvalue(), zlib.crc32(buffer.getbuffer()))
+    row = (json.dumps(header), buffer.getvalue(), zlib.crc32(buffer.getbuffer()))
     connection.execute("INSERT INTO run VALUES (?, ?, ?)", row)
     connection.commit()
 
 
-def _insert(connection: sqlite3.Connection, tile: int, detections: RawDetections) -> None:
-    rows = np.empty(len(detections), _BOX_DTYPE)
-    rows["xyxy"], rows["label"] = detections.xyxy, detections.labels
-    rows["score"] = detections.scores
-    boxes = rows.tobytes()
-    row = (tile, boxes, zlib.crc32(boxes))
+def _insert(connection: sqlite3.Connection, tile: int, stored: bytes) -> None:
+    row = (tile, stored, zlib.crc32(stored))
     connection.execute("INSERT OR REPLACE INTO tile VALUES (?, ?, ?)", row)
-
-
-def _unpack_detections(boxes: bytes) -> RawDetections:
-    rows = np.frombuffer(boxes, _BOX_DTYPE)
-    return RawDetections(rows["xyxy"].copy(), rows["label"].astype(np.int64), rows["score"].copy())
 
 
 @contextmanager
@@ -296,8 +301,11 @@ _TILE_RECORD, _ARRAYS_RECORD = b"TILE", b"FITS"
 _RECORD_HEADER = struct.Struct("<4sIQI")  # kind, tile, bytes, checksum
 
 
-def _read_log(path: Path) -> TileStore | None:
-    """What a file of version 1 holds up to its last whole record; None where it is none."""
+def _read_log(path: Path) -> tuple[dict[str, Any], Arrays, dict[int, bytes]] | None:
+    """Header, arrays and tiles of a file of version 1, up to its last whole record.
+
+    None where it is none.
+    """
     try:
         content = path.read_bytes()
     except OSError:
@@ -311,14 +319,15 @@ def _read_log(path: Path) -> TileStore | None:
         return None
     if (header.get("kind"), header.get("version")) != (_LOG_KIND, _LOG_VERSION):
         return None
-    log = TileStore(path, header, {})
+    arrays: Arrays = {}
+    tiles: dict[int, bytes] = {}
     for kind, tile, payload in _log_records(content, len(first) + 1):
         if kind == _ARRAYS_RECORD:
             with np.load(io.BytesIO(payload), allow_pickle=False) as stored:
-                log.arrays = dict(stored)
+                arrays = dict(stored)
         else:
-            log.tiles[tile] = _unpack_detections(payload)
-    return log
+            tiles[tile] = payload
+    return header, arrays, tiles
 
 
 def _log_records(content: bytes, begin: int) -> Iterator[tuple[bytes, int, bytes]]:
@@ -341,14 +350,15 @@ def _convert_log(path: Path) -> None:
         return
     if is_locked(path):  # by a search of the earlier version
         raise FileError(f"{path}: another search writes to it.")
-    if not log.arrays:
+    header, arrays, tiles = log
+    if not arrays:
         raise sqlite3.DatabaseError("cut off within its header")
     with (
         _disk_errors(path),
         atomic_path(path) as unfinished,
         closing(_connect(unfinished)) as connection,
     ):
-        _initialise(connection, log)
+        _initialise(connection, header, arrays)
         with connection:
-            for tile, detections in log.tiles.items():
-                _insert(connection, tile, detections)
+            for tile, stored in tiles.items():
+                _insert(connection, tile, stored)

@@ -11,11 +11,10 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from napari_beerlanet.core.boxes.detections import RawDetections
+from napari_beerlanet.core.boxes.detections import DetectionTiles, RawDetections
+from napari_beerlanet.core.common import tile_store
 from napari_beerlanet.core.common.storage import FileError
-from napari_beerlanet.core.detection import tile_store
-from napari_beerlanet.core.detection.tile_store import (
-    TileStore,
+from napari_beerlanet.core.common.tile_store import (
     describe_changes,
     read_summary,
     tile_store_path,
@@ -30,7 +29,7 @@ NONE = TWO[:0]
 
 
 def made(path, tiles=(3, 0)):
-    store = TileStore.create(path, HEADER, {"x": np.ones(3), "word": np.array("log")})
+    store = DetectionTiles.create(path, HEADER, {"x": np.ones(3), "word": np.array("log")})
     for k in tiles:
         store.add(k, TWO if k else NONE)
     return store
@@ -52,10 +51,10 @@ def test_what_was_added_comes_back(tmp_path):
     made(path).close()
     assert sorted(p.name for p in tmp_path.iterdir()) == [path.name], "one file, complete by itself"
     assert read_summary(path)[1] == 2
-    with closing(TileStore.resume(path, HEADER["identity"])) as store:
+    with closing(DetectionTiles.resume(path, HEADER["identity"])) as store:
         check(store, [0, 3])
         store.add(5, TWO)
-    with closing(TileStore.resume(path, HEADER["identity"])) as store:
+    with closing(DetectionTiles.resume(path, HEADER["identity"])) as store:
         check(store, [0, 3, 5])
 
 
@@ -63,10 +62,10 @@ def test_another_identity_is_not_resumed(tmp_path):
     path = tmp_path / "a.tiles"
     made(path).close()
     other = {"a": 1, "iou": 0.5}
-    assert TileStore.resume(path, other) is None
+    assert DetectionTiles.resume(path, other) is None
     assert describe_changes(path, other) == ["the overlap"]
     assert describe_changes(path, HEADER["identity"]) == []
-    assert TileStore.resume(tmp_path / "none", other) is None
+    assert DetectionTiles.resume(tmp_path / "none", other) is None
 
 
 @pytest.mark.parametrize("content", [b"", b"words\n", b"{}\n", b'{"kind": 1}', b"\0" * 5000])
@@ -74,7 +73,7 @@ def test_other_files_are_not_resumed(tmp_path, content):
     path = tmp_path / "a.tiles"
     path.write_bytes(content)
     assert read_summary(path) is None
-    assert TileStore.resume(path, HEADER["identity"]) is None
+    assert DetectionTiles.resume(path, HEADER["identity"]) is None
     with closing(made(path)) as store:
         check(store, [0, 3])
 
@@ -84,7 +83,7 @@ def test_another_database_is_not_resumed(tmp_path):
     with closing(sqlite3.connect(path)) as other:
         other.executescript("CREATE TABLE run (header); INSERT INTO run VALUES ('{}');")
     assert read_summary(path) is None
-    assert TileStore.resume(path, HEADER["identity"]) is None
+    assert DetectionTiles.resume(path, HEADER["identity"]) is None
 
 
 def test_the_summary_is_read_while_tiles_are_added(tmp_path):
@@ -92,7 +91,7 @@ def test_the_summary_is_read_while_tiles_are_added(tmp_path):
     with closing(made(path)) as store:
         assert read_summary(path) == (HEADER, 2)
         code = (
-            "import sys; from pathlib import Path; from napari_beerlanet.core.detection.tile_store "
+            "import sys; from pathlib import Path; from napari_beerlanet.core.common.tile_store "
             "import read_summary; print(read_summary(Path(sys.argv[1]))[1])"
         )
         ran = subprocess.run([sys.executable, "-c", code, path], capture_output=True, check=True)
@@ -104,10 +103,13 @@ def test_the_summary_is_read_while_tiles_are_added(tmp_path):
 def test_one_writer_at_a_time(tmp_path):
     path = tmp_path / "a.tiles"
     with closing(made(path)):
-        for attempt in (lambda: TileStore.resume(path, HEADER["identity"]), lambda: made(path)):
+        for attempt in (
+            lambda: DetectionTiles.resume(path, HEADER["identity"]),
+            lambda: made(path),
+        ):
             with pytest.raises(FileError, match=r"a\.tiles: another search writes to it"):
                 attempt()
-    with closing(TileStore.resume(path, HEADER["identity"])) as store:
+    with closing(DetectionTiles.resume(path, HEADER["identity"])) as store:
         check(store, [0, 3])
 
 
@@ -120,7 +122,7 @@ def test_a_full_disk_loses_nothing_that_was_written(tmp_path):
         store.add(4, many)
     assert caught.value.errno == errno.ENOSPC
     store.close()
-    with closing(TileStore.resume(path, HEADER["identity"])) as again:
+    with closing(DetectionTiles.resume(path, HEADER["identity"])) as again:
         check(again, [0, 3])
 
 
@@ -132,12 +134,11 @@ def test_a_kill_loses_no_tile_that_was_added(tmp_path, moment):
 import sys
 from pathlib import Path
 import numpy as np
-from napari_beerlanet.core.boxes.detections import RawDetections
-from napari_beerlanet.core.detection.tile_store import TileStore
+from napari_beerlanet.core.boxes.detections import DetectionTiles, RawDetections
 two = RawDetections(np.arange(8, dtype=np.float32).reshape(2, 4), np.array([0, 1]),
                     np.array([0.5, 1], np.float32))
 header = {"identity": {"a": 1, "iou": 0.7}, "name": "tiny", "wanted": 9}
-store = TileStore.create(Path(sys.argv[1]), header, {"word": np.array("log")})
+store = DetectionTiles.create(Path(sys.argv[1]), header, {"word": np.array("log")})
 for k in range(1, 10**6):
     store.add(k, two)
     print(k, flush=True)
@@ -150,7 +151,7 @@ for k in range(1, 10**6):
         rest = process.stdout.read().split()
     reported = max([1 + 13 * moment, *map(int, rest)])
     assert read_summary(path)[1] >= reported
-    with closing(TileStore.resume(path, HEADER["identity"])) as store:
+    with closing(DetectionTiles.resume(path, HEADER["identity"])) as store:
         assert len(store.tiles) in (reported, reported + 1)
         check(store, range(1, len(store.tiles) + 1))
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
@@ -167,7 +168,7 @@ def test_files_of_version_1_are_converted(tmp_path, lost):
     assert read_summary(path)[1] == len(tiles)
     assert read_summary(path)[0]["identity"] == HEADER["identity"]
     for _ in range(2):
-        with closing(TileStore.resume(path, HEADER["identity"])) as store:
+        with closing(DetectionTiles.resume(path, HEADER["identity"])) as store:
             check(store, tiles)
         assert path.read_bytes().startswith(b"SQLite format 3")
 
@@ -188,9 +189,7 @@ def test_where_tiles_are_kept(tmp_path, monkeypatch):
 
 def test_looking_for_earlier_results_does_not_load_torch():
     """A viewer looks when an image is chosen, while another thread may be loading the model."""
-    code = (
-        "import sys, napari_beerlanet.core.detection.tile_store as f; f.read_summary(f.Path('a')); "
-    )
+    code = "import sys, napari_beerlanet.core.common.tile_store as f; f.read_summary(f.Path('a')); "
     code += "print('torch' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "False"

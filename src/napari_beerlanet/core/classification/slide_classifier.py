@@ -1,0 +1,462 @@
+"""Classification of a slide patch by patch: a map of probabilities, resumable, in any order.
+
+Patches are squares that follow each other from the slide's corner on. Only those with tissue are
+classified, in tiles of a few patches, nearest to the viewport first. What a patch is said to show
+is what `Classifier.classify` says of it as a crop.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from napari_beerlanet.core.boxes.regions import Region
+from napari_beerlanet.core.classification.classifier import (
+    BATCH_SIZES,
+    Classification,
+    Classifier,
+    Scores,
+)
+from napari_beerlanet.core.classification.crops import Pixels
+from napari_beerlanet.core.classification.settings import PatchSettings, StainSource
+from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
+from napari_beerlanet.core.common.rectangle import Focus, Rectangle, pop_nearest
+from napari_beerlanet.core.common.storage import atomic_path
+from napari_beerlanet.core.common.tile_store import TileStore, describe_changes
+from napari_beerlanet.core.images.pyramid import as_levels
+from napari_beerlanet.core.images.rgb import PADDING_GREY
+from napari_beerlanet.core.images.tissue import TissueMask, find_tissue
+from napari_beerlanet.core.stains.front_end import (
+    StainFit,
+    fit_from_arrays,
+    fit_palette,
+    fit_to_arrays,
+    weights_digest,
+)
+from napari_beerlanet.core.stains.palette import Palette
+from napari_beerlanet.core.stains.slide_pixels import SlidePixels
+
+PATCH_SUFFIX = ".patches"
+"""What the name of a file with the patches of a slide ends in."""
+
+_DEFAULTS = PatchSettings()
+_TILE = 4  # patches along a tile's side: as many as a processor does in about a second
+_SUBCELLS = 16  # along a patch's side, by which its part in a region is measured
+
+
+@dataclass(frozen=True)
+class RegionSummary:
+    """What a region of a slide shows.
+
+    `means` and `fractions` are by class: the mean probability of the patches in the region, and the
+    part of them whose probability is at least the threshold; each patch counts by its part in the
+    region, and both are NaN where none was classified. `patches` is how many patches that is,
+    `classified` the part of the region's own area that they cover.
+    """
+
+    means: dict[str, float]
+    fractions: dict[str, float]
+    patches: float
+    classified: float
+
+
+@dataclass(frozen=True, eq=False)
+class PatchMap:
+    """Probabilities of the classes for each patch of a slide.
+
+    `scores` (rows, columns, k) float32, NaN where a patch was not classified. Patch (i, j) covers
+    rows i · patch … (i + 1) · patch and columns j · patch … of the slide, whose size is `shape`
+    (H, W); those of the last row and column may reach beyond it.
+    """
+
+    scores: Scores
+    names: list[str]
+    patch: int
+    shape: tuple[int, int]
+    pixel_size: tuple[float, float] | None = None
+    report: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def classified(self) -> npt.NDArray[np.bool_]:
+        """(rows, columns): which patches have probabilities."""
+        return np.isfinite(self.scores[..., 0])
+
+    def table(self) -> dict[str, npt.NDArray[Any]]:
+        """Columns (n,) by name, of the patches that were classified, row by row."""
+        rows, columns = np.nonzero(self.classified)
+        scores = self.scores[rows, columns]
+        height, width = self.shape
+        places = {
+            "row": rows,
+            "column": columns,
+            "x1": columns * self.patch,
+            "y1": rows * self.patch,
+            "x2": np.minimum((columns + 1) * self.patch, width),
+            "y2": np.minimum((rows + 1) * self.patch, height),
+        }
+        labels = scores.argmax(1) if len(scores) else np.zeros(0, np.int64)
+        return places | Classification(labels, scores, self.names).table()
+
+    def region_summary(
+        self, region: Region, threshold: float = _DEFAULTS.threshold
+    ) -> RegionSummary:
+        """Mean probabilities in a region (x, y in pixels of the slide), and parts above."""
+        weights, inside = self._weights(region)
+        weights = np.where(self.classified, weights, 0.0)
+        total = float(weights.sum())
+        scores = np.where(self.classified[..., None], self.scores, 0).astype(np.float64)
+        above = (scores >= threshold) & self.classified[..., None]
+        with np.errstate(invalid="ignore"):
+            means = np.tensordot(weights, scores, 2) / np.float64(total)
+            fractions = np.tensordot(weights, above.astype(np.float64), 2) / np.float64(total)
+        return RegionSummary(
+            dict(zip(self.names, means.tolist(), strict=True)),
+            dict(zip(self.names, fractions.tolist(), strict=True)),
+            total,
+            total / inside if inside else 0.0,
+        )
+
+    def _weights(self, region: Region) -> tuple[npt.NDArray[np.float64], float]:
+        """(rows, columns) the part of each patch that lies in a region, and their sum."""
+        rows, columns = self.scores.shape[:2]
+        weights = np.zeros((rows, columns))
+        step = self.patch / _SUBCELLS
+        scaled = Region(region.kind, region.points / step)
+        # Of the slide, not of its patches: what lies beyond the last pixel is no part of it.
+        size = [math.ceil(length / step) for length in self.shape]
+        window = scaled.window(size)
+        if window is None:
+            return weights, 0.0
+        y, x = np.nonzero(scaled.mask(window))
+        np.add.at(weights, ((y + window.y) // _SUBCELLS, (x + window.x) // _SUBCELLS), 1)
+        weights /= _SUBCELLS**2
+        return weights, float(weights.sum())
+
+    def write_csv(self, path: Path) -> None:
+        """One line per patch that was classified."""
+        table = self.table()
+        text = io.StringIO(newline="")
+        writer = csv.writer(text)
+        writer.writerow(table)
+        for row in zip(*table.values(), strict=True):
+            writer.writerow([f"{v:.6f}" if isinstance(v, np.floating) else v for v in row])
+        with atomic_path(path) as unfinished:
+            unfinished.write_text(text.getvalue(), encoding="utf-8", newline="")
+
+    def write_tiff(self, path: Path) -> None:
+        """An OME-TIFF (k, rows, columns) float32; a pixel is a patch, NaN was not classified."""
+        import tifffile
+
+        facts: dict[str, Any] = {"axes": "CYX", "Channel": {"Name": self.names}}
+        if self.pixel_size is not None:
+            for axis, size in zip("YX", self.pixel_size, strict=True):
+                facts[f"PhysicalSize{axis}"] = size * self.patch
+                facts[f"PhysicalSize{axis}Unit"] = "µm"
+        planes = np.ascontiguousarray(np.moveaxis(self.scores, 2, 0))
+        with atomic_path(path) as unfinished:
+            tifffile.imwrite(unfinished, planes, ome=True, metadata=facts, photometric="minisblack")
+
+
+@dataclass(frozen=True, eq=False)
+class PatchTile:
+    """A tile that is done: the rows and columns of its patches in the map, and their scores.
+
+    `scores` (h, w, k) float32, NaN where a patch has too little tissue. `done` of `total` tiles.
+    """
+
+    rows: slice
+    columns: slice
+    scores: Scores
+    done: int
+    total: int
+
+
+class PatchTiles(TileStore[Scores]):
+    """Probabilities of a slide's tiles of patches, in a file that a run resumes from."""
+
+    @staticmethod
+    def pack(result: Scores) -> bytes:
+        """See `TileStore`."""
+        return np.ascontiguousarray(result, "<f4").tobytes()
+
+    @staticmethod
+    def unpack(stored: bytes) -> Scores:
+        """See `TileStore`; flat, as the file does not know the tile's shape."""
+        return np.frombuffer(stored, "<f4").astype(np.float32)
+
+
+class SlideClassification:
+    """A classifier's run over one slide: prepared when made, then continued by `classify_tiles`."""
+
+    def __init__(
+        self,
+        model: Classifier,
+        data: Any,
+        *,
+        patch: int | Literal["auto"] = _DEFAULTS.patch,
+        min_tissue: float = _DEFAULTS.min_tissue,
+        fit: StainSource | None = None,
+        tissue: TissueMask | None = None,
+        palette: Palette | None = None,
+        pixel_size: tuple[float, float] | None = None,
+        results: Path | None = None,
+        source: dict[str, Any] | None = None,
+        report: Report | None = None,
+    ) -> None:
+        """Prepare a run.
+
+        Parameters
+        ----------
+        data
+            A lazy image or its pyramid.
+        patch
+            Side of a patch in pixels of the finest level.
+        min_tissue
+            Part of a patch that must be tissue; 0 classifies all.
+        fit
+            Where stains are fitted: in each patch ("crop") or in the whole slide ("image"); None is
+            as in training.
+        palette
+            The slide's colours where they have been counted.
+        results
+            The file to write to tile by tile and to resume from, for which `source` identifies the
+            slide's file (see `storage.file_stamp`). A file of another run is replaced, and
+            `changed` lists in words what differs.
+        """
+        self.settings = PatchSettings(patch=patch, min_tissue=min_tissue)
+        self.model, self.levels = model, as_levels(data)
+        self._pixels = SlidePixels(self.levels)
+        self.patch = default_patch(model.info) if patch == "auto" else int(patch)
+        shape = self._pixels.shape[:2]
+        rows, columns = (-(-length // self.patch) for length in shape)
+        fit = fit or model.network.settings.fit
+        identity = {
+            "model": [
+                weights_digest(model.network),
+                model.network.settings.model_dump(),
+                float(model.info.get("temperature") or 1),
+                model.info.get("prior"),
+            ],
+            "source": source or {},
+            "shape": list(shape),
+            "patch": self.patch,
+            "fit": fit,
+            "min_tissue": min_tissue,
+        }
+        if min_tissue > 0 and tissue is None:
+            report_progress(report, 0, 100, "finding tissue")
+            tissue = find_tissue(self.levels)
+        self.wanted: npt.NDArray[np.bool_] = np.ones((rows, columns), bool)
+        """(rows, columns) which patches are classified."""
+        if tissue is not None and min_tissue > 0:
+            self.wanted = tissue.fractions(self.patch, (rows, columns)) >= min_tissue
+        self.changed: list[str] = []
+        earlier = None
+        if results is not None:
+            earlier = PatchTiles.resume(results, identity)
+            self.changed = [] if earlier else describe_changes(results, identity)
+        self._front: StainFit | None = None
+        if model.network.has_stain and fit == "image":
+            if earlier is not None:
+                self._front = fit_from_arrays(earlier.arrays)
+            else:
+                colours = palette or self._pixels.palette(subprogress(report, 0.0, 0.8))
+                self._front = fit_palette(model.network, colours)
+        self._store = earlier or self._create_store(results, identity, report)
+        facts = {
+            "model": model.info.get("name", ""),
+            "fit": fit,
+            "patch": self.patch,
+            "warnings": self._store.header["warnings"],
+        }
+        scores = np.full((rows, columns, len(model.classes)), np.nan, np.float32)
+        self.map = PatchMap(scores, model.classes, self.patch, shape, pixel_size, facts)
+        """What is known so far; its scores are written to as tiles are done."""
+        for number, flat in self._store.tiles.items():
+            self._place(number, flat)
+
+    @property
+    def resumed(self) -> int:
+        """How many tiles are done; before `classify_tiles`, how many an earlier run had done."""
+        return len(self._store.tiles)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of tiles."""
+        rows, columns = self.wanted.shape
+        return -(-rows // _TILE), -(-columns // _TILE)
+
+    @cached_property
+    def tiles(self) -> list[int]:
+        """Numbers of the tiles to run, row by row: those with a patch that is classified."""
+        down, across = self.grid
+        return [k for k in range(down * across) if self.wanted[self._slices(k)].any()]
+
+    @property
+    def finished(self) -> bool:
+        """Whether every tile is done."""
+        return all(k in self._store.tiles for k in self.tiles)
+
+    def classify_tiles(
+        self, focus: Focus = None, order: Sequence[int] | None = None, report: Report | None = None
+    ) -> Iterator[PatchTile]:
+        """Run the tiles that are not done: nearest to `focus` (y, x) first, or in `order`.
+
+        A `focus` that is a function is called again before each batch of tiles.
+        """
+        wanted = list(self.tiles if order is None else order)
+        left = [k for k in wanted if k not in self._store.tiles]
+        total, done = len(wanted), len(wanted) - len(left)
+        count = max(BATCH_SIZES.get(self.model.device.type, 0) // _TILE**2, 1)
+        centres = self._centres()
+        with ThreadPoolExecutor(1, "beerlanet-patches") as reader:
+            numbers = pop_nearest(centres, left, focus, count)
+            reading = reader.submit(self._read_tiles, numbers)
+            while numbers:
+                report_progress(report, done, total, "classifying patches")
+                crops = reading.result()
+                next_numbers = pop_nearest(centres, left, focus, count)
+                reading = reader.submit(self._read_tiles, next_numbers)
+                scores = self.model.score_crops(np.concatenate(crops), self._front)
+                ends = np.cumsum([len(part) for part in crops])[:-1]
+                for number, part in zip(numbers, np.split(scores, ends), strict=True):
+                    done += 1
+                    yield self._finish(number, part, done, total)
+                numbers = next_numbers
+        report_progress(report, 1, 1, "classifying patches")
+
+    def close(self) -> None:
+        """Close the results file; what is in it stays."""
+        self._store.close()
+
+    def __enter__(self) -> SlideClassification:
+        return self
+
+    def __exit__(self, *why: object) -> None:
+        self.close()
+
+    def read_patch(self, row: int, column: int) -> Pixels:
+        """The pixels (patch, patch, 3) of a patch; beyond the slide is padding."""
+        return self._read_patches(row, column, np.ones((1, 1), bool))[0]
+
+    # --- tiles ------------------------------------------------------------------------------------
+
+    def _slices(self, number: int) -> tuple[slice, slice]:
+        """Rows and columns of a tile's patches."""
+        rows, columns = self.wanted.shape
+        i, j = divmod(number, self.grid[1])
+        down = slice(i * _TILE, min((i + 1) * _TILE, rows))
+        return down, slice(j * _TILE, min((j + 1) * _TILE, columns))
+
+    def _centres(self) -> npt.NDArray[np.float64]:
+        """(n, 2): y and x of the middle of each tile in pixels."""
+        middles = (np.indices(self.grid) + 0.5) * (_TILE * self.patch)
+        return np.asarray(middles.reshape(2, -1).T)
+
+    def _finish(self, number: int, scores: Scores, done: int, total: int) -> PatchTile:
+        """Store the scores (n, k) of a tile's patches that have tissue."""
+        rows, columns = self._slices(number)
+        wanted = self.wanted[rows, columns]
+        tile = np.full((*wanted.shape, scores.shape[1]), np.nan, np.float32)
+        tile[wanted] = scores
+        self._store.add(number, tile)
+        self._place(number, tile)
+        return PatchTile(rows, columns, tile, done, total)
+
+    def _place(self, number: int, scores: Scores) -> None:
+        part = self.map.scores[self._slices(number)]
+        part[:] = scores.reshape(part.shape)
+
+    def _read_tiles(self, numbers: Sequence[int]) -> list[Pixels]:
+        """Crops of the patches with tissue in each tile."""
+        crops = []
+        for number in numbers:
+            rows, columns = self._slices(number)
+            patches = self._read_patches(rows.start, columns.start, self.wanted[rows, columns])
+            crops.append(self.model.prepare_crops(patches))
+        return crops
+
+    def _read_patches(self, row: int, column: int, wanted: npt.NDArray[np.bool_]) -> list[Pixels]:
+        """Pixels of the patches that are wanted (h, w), the first of which is (row, column)."""
+        side, (height, width) = self.patch, self.map_shape
+        i, j = np.nonzero(wanted)
+        if not len(i):
+            return []
+        # No more than what is wanted is read, and that at once: a chunk is decoded once.
+        top, left = (row + int(i.min())) * side, (column + int(j.min())) * side
+        bottom = min((row + int(i.max()) + 1) * side, height)
+        right = min((column + int(j.max()) + 1) * side, width)
+        pixels = self._pixels[Rectangle.from_edges(left, top, right, bottom).slices]
+        patches = []
+        for down, across in zip(i.tolist(), j.tolist(), strict=True):
+            y, x = (row + down) * side - top, (column + across) * side - left
+            part = pixels[y : y + side, x : x + side]
+            if part.shape[:2] != (side, side):
+                whole = np.full((side, side, 3), PADDING_GREY, np.uint8)
+                whole[: part.shape[0], : part.shape[1]] = part
+                part = whole
+            patches.append(np.ascontiguousarray(part))
+        return patches
+
+    @property
+    def map_shape(self) -> tuple[int, int]:
+        """(H, W) of the slide."""
+        return self._pixels.shape[0], self._pixels.shape[1]
+
+    def _create_store(
+        self, results: Path | None, identity: dict[str, Any], report: Report | None
+    ) -> PatchTiles:
+        header = {
+            "identity": identity,
+            "name": self.model.info.get("name", ""),
+            "classes": self.model.classes,
+            "wanted": len(self.tiles),
+            "warnings": self._domain_warnings(subprogress(report, 0.8, 1.0)),
+        }
+        arrays = {} if self._front is None else fit_to_arrays(self._front)
+        if results is None:
+            return PatchTiles(Path(), header, arrays)
+        return PatchTiles.create(results, header, arrays)
+
+    def _domain_warnings(self, report: Report | None) -> list[str]:
+        """In what the slide's stains differ from those of training, by some of its patches."""
+        rows, columns = np.nonzero(self.wanted)
+        report_progress(report, 0, 1, "comparing stains")
+
+        def read(part: slice) -> Pixels:
+            places = zip(rows[part].tolist(), columns[part].tolist(), strict=True)
+            return self.model.prepare_crops([self.read_patch(*place) for place in places])
+
+        return self.model.domain_warnings(read, len(rows))
+
+
+def classify_slide(
+    model: Classifier,
+    data: Any,
+    *,
+    focus: Focus = None,
+    report: Report | None = None,
+    **settings: Any,
+) -> PatchMap:
+    """Probabilities of all patches of a slide; `settings` as for `SlideClassification`."""
+    with SlideClassification(model, data, report=subprogress(report, 0.0, 0.1), **settings) as run:
+        for _ in run.classify_tiles(focus, report=subprogress(report, 0.1, 1.0)):
+            pass
+    report_progress(report, 1, 1, "done")
+    return run.map
+
+
+def default_patch(info: dict[str, Any]) -> int:
+    """The side that the crops of a classifier's training had, in pixels."""
+    side = (info.get("training") or {}).get("crop_side")
+    return int(side) if isinstance(side, int) and side >= 8 else int(info["input_size"])
