@@ -17,8 +17,11 @@ from qtpy.QtGui import QDesktopServices
 from qtpy.QtWidgets import QApplication, QPushButton, QScrollArea
 
 import napari_beerlanet as nb
+from napari_beerlanet.core.batch.counts import ImageCounts, StudyCounts
+from napari_beerlanet.core.batch.settings import StudySettings
 from napari_beerlanet.core.batch.study import LOCK_FILE, run_study
 from napari_beerlanet.core.boxes.detections import Detections
+from napari_beerlanet.core.checkpoints.checkpoint import save_checkpoint
 from napari_beerlanet.core.common.events import RunState
 from napari_beerlanet.samples import blood_smear
 from napari_beerlanet.ui.batch import progress
@@ -29,6 +32,7 @@ from napari_beerlanet.ui.detect.widget import DetectWidget
 from napari_beerlanet.ui.detections.detection_layer import DetectionLayer
 from napari_beerlanet.ui.stains.widget import DecomposeWidget
 from napari_beerlanet.ui.viewer.layers import Role, role_metadata
+from tinyclasses import SMALL, tiny_classifier
 
 pytestmark = pytest.mark.window
 
@@ -351,6 +355,66 @@ def test_a_batch_ends_with_a_table_a_plot_and_open_for_every_result(
     assert "broken has no results" in results.bar.text
     panel.inputs.out.setText(str(tmp_path))
     until(lambda: results.study is None)
+
+
+def test_cell_types_in_the_table_and_the_plot(viewer, opened):
+    results = opened(BatchWidget, "Run on folder").results
+    numbers = {"a": ({"RBC": 400, "WBC": 2}, {"uninfected": 390, "ring": 10}),
+               "b": ({"RBC": 300, "WBC": 2}, {"uninfected": 300, "ring": 0})}  # fmt: skip
+    images = [
+        ImageCounts(name, f"/{name}.png", "done", counts, types=types)
+        for name, (counts, types) in numbers.items()
+    ]
+    colours = {"uninfected": "#111111", "ring": "#222222"}
+    results.show_counts(StudyCounts(images, type_colours=colours))
+    columns = results.model.columns
+    assert columns[2:7] == ["all cells", "RBC", "WBC", "type uninfected", "type ring"]
+    assert [line[columns.index("type ring") - 1] for line in cells(results)] == ["10", "0", "10"]
+    tooltip = results.model.index(0, columns.index("type ring")).data(Qt.ItemDataRole.ToolTipRole)
+    assert tooltip.startswith("2.5 % (1.4 % to 4.5 %) of 400 classified cells")
+
+    def heights():
+        items = results.plot.getPlotItem().items
+        return [list(item.opts["height"]) for item in items if isinstance(item, BarGraphItem)]
+
+    assert results.bars.isVisibleTo(results)
+    assert heights() == [[390, 300], [10, 0]]
+    assert "#222222" in results.legend.text()
+    results.bars.setCurrentText("Cells by class")
+    assert heights() == [[400, 300], [2, 2]]
+    assert "uninfected" not in results.legend.text()
+    results.show_counts(StudyCounts([ImageCounts("a", "/a.png", "done", {"RBC": 4})]))
+    assert not results.bars.isVisibleTo(results)
+    assert heights() == [[4]]
+
+
+def test_a_classifier_is_chosen_in_the_form(opened, tmp_path):
+    form = opened(BatchWidget, "Run on folder").form
+    stages = tmp_path / "stages.safetensors"
+    names = ["uninfected", "ring"]
+    save_checkpoint(tiny_classifier(SMALL, names, info={"applies_to": ["RBC"]}), stages)
+    others = tmp_path / "others.safetensors"
+    save_checkpoint(tiny_classifier(SMALL), others)
+    form.set_settings({"model": "blood-cells"})
+    assert form.settings()["classifier"] == ""
+    assert not form.classify_options.isVisibleTo(form)
+    form.classify.value = True
+    assert form.problem == "Choose a classifier."
+    form.classifier.choose(str(stages))
+    assert form.problem == ""
+    assert form.classify_summary.text() == "Cells of the class RBC, as uninfected, ring."
+    form.boxes["one_page"].value = True
+    settings = StudySettings(**form.settings())
+    assert (settings.classifier, settings.one_page) == (str(stages), True)
+    form.classifier.choose(str(others))
+    assert form.classify_summary.text() == "All cells, as dark, pale."
+    assert not StudySettings(**form.settings()).one_page, "which is on infected cells"
+    form.detect.value = False
+    assert form.settings()["classifier"] == ""
+    form.set_settings({"model": "blood-cells", "classifier": str(stages)})
+    assert form.settings()["classifier"] == str(stages)
+    form.set_settings({"classifier": ""})
+    assert form.settings()["classifier"] == ""
 
 
 def test_boxes_that_the_user_has_stay_when_a_result_is_opened(viewer, opened, counted, until):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from magicgui.widgets import CheckBox, LineEdit, SpinBox
@@ -11,6 +12,9 @@ from qtpy.QtCore import Signal
 from qtpy.QtWidgets import QButtonGroup, QLabel, QRadioButton, QVBoxLayout, QWidget
 
 from napari_beerlanet.core.batch.settings import StudySettings
+from napari_beerlanet.core.boxes.classes import infected_types
+from napari_beerlanet.core.checkpoints.checkpoint import read_info
+from napari_beerlanet.core.checkpoints.info import CLASSIFIER
 from napari_beerlanet.ui.common.controls import (
     CollapsibleGroup,
     FractionSlider,
@@ -28,6 +32,7 @@ _CHECK_BOXES = {
     "decompose": "Decompose stains",
     "densities": "Measure stain densities of each cell",
     "reports": "Write a report on each image",
+    "one_page": "on one page, for malaria smears",
     "previews": "Save pictures",
 }
 
@@ -48,13 +53,20 @@ class BatchForm(QWidget):
         self.detect.tooltip = "Write boxes as CSV and GeoJSON (QuPath)."
         self.stain_summary, self.detect_summary = hint(), hint()
         self.model = ModelPicker()
+        self.classify = CheckBox(value=False, text="Classify cells")
+        self.classify.tooltip = "Give cells a type, in all tables, pictures and reports."
+        self.classifier = ModelPicker(CLASSIFIER)
+        self.classify_summary = hint()
+        self._described_key, self._classifier_info = "", dict[str, Any]()
         confidence = StudySettings.spec("confidence")
         self.confidence = FractionSlider(confidence.default, confidence.description)
         self._make_run_location()
         self._lay_out()
-        for box in (*self.boxes.values(), self.detect, self.workers, self.scheduler_address):
+        switches = (*self.boxes.values(), self.detect, self.classify)
+        for box in (*switches, self.workers, self.scheduler_address):
             box.changed.connect(self._update)
-        self.model.chosen.connect(self._update)
+        for picker in (self.model, self.classifier):
+            picker.chosen.connect(self._update)
         self.confidence.changed.connect(self._update)
         self.run_locally.toggled.connect(self._update)
         self._update()
@@ -88,8 +100,19 @@ class BatchForm(QWidget):
         inside.setContentsMargins(_INDENT, 0, 0, 0)
         inside.addLayout(model_form)
         inside.addWidget(self.detect_summary)
-        for name in ("densities", "reports"):
-            inside.addWidget(self.boxes[name].native)
+        inside.addWidget(self.boxes["densities"].native)
+        inside.addWidget(self.classify.native)
+        classifier_form = form()
+        classifier_form.addRow("Classifier", self.classifier)
+        self.classify_options = QWidget()
+        typed = QVBoxLayout(self.classify_options)
+        typed.setContentsMargins(_INDENT, 0, 0, 0)
+        typed.addLayout(classifier_form)
+        typed.addWidget(self.classify_summary)
+        inside.addWidget(self.classify_options)
+        inside.addWidget(self.boxes["reports"].native)
+        self.one_page = _indented(self.boxes["one_page"].native)
+        inside.addWidget(self.one_page)
         layout.addWidget(heading("Processing"))
         layout.addWidget(self.boxes["decompose"].native)
         layout.addWidget(_indented(self.stain_summary))
@@ -113,6 +136,11 @@ class BatchForm(QWidget):
             self.detect.value = bool(model)
             if model:
                 self.model.set_key(model)
+        if "classifier" in given:
+            classifier = str(given.pop("classifier") or "")
+            self.classify.value = bool(classifier)
+            if classifier:
+                self.classifier.set_key(classifier)
         if "confidence" in given:
             self.confidence.set_value(given.pop("confidence"))
         for name in [name for name in self.boxes if name in given]:
@@ -124,6 +152,8 @@ class BatchForm(QWidget):
         """By their names in `StudySettings`."""
         shown = {name: box.value for name, box in self.boxes.items()}
         shown["model"] = self.model.key if self.detect.value else ""
+        shown["classifier"] = self.classifier.key if self._classifies else ""
+        shown["one_page"] = self.one_page.isVisibleTo(self) and bool(self.boxes["one_page"].value)
         return dict(self._others) | shown | {"confidence": self.confidence.value}
 
     def set_run_location(self, workers: int, scheduler: str | None) -> None:
@@ -145,12 +175,26 @@ class BatchForm(QWidget):
             return "Select at least one processing step."
         if self.detect.value and not self.model.key:
             return "Choose a model."
+        if self._classifies and not self.classifier.key:
+            return "Choose a classifier."
         if self.run_on_cluster.isChecked() and not self.scheduler:
             return "Enter the address of the dask scheduler."
         return ""
 
+    @property
+    def _classifies(self) -> bool:
+        return bool(self.detect.value and self.classify.value)
+
     def _update(self, *_: Any) -> None:
         self.detect_options.setVisible(self.detect.value)
+        self.classify_options.setVisible(self.classify.value)
+        key = self.classifier.key if self._classifies else ""
+        if key != self._described_key:  # a slider that moves shall read no file
+            self._described_key, self._classifier_info = key, classifier_info(key)
+        info = self._classifier_info
+        tells_infected = bool(infected_types(info.get("classes") or []))
+        self.one_page.setVisible(tells_infected and bool(self.boxes["reports"].value))
+        self.classify_summary.setText(describe_classifier_settings(self._others, info))
         not_none(self.stain_summary.parentWidget()).setVisible(self.boxes["decompose"].value)
         self.workers.enabled = self.run_locally.isChecked()
         self.scheduler_address.enabled = self.run_on_cluster.isChecked()
@@ -177,6 +221,23 @@ def describe_stain_settings(settings: StudySettings) -> str:
         parts.append(f"without {' and '.join(settings.leave_out)}")
     text = ", ".join(parts)
     return f"{text[0].upper()}{text[1:]}."
+
+
+def classifier_info(key: str) -> dict[str, Any]:
+    """The `info` of a classifier, {} where it cannot be read: the run will say why."""
+    try:
+        return read_info(key) if key else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def describe_classifier_settings(settings: StudySettings, info: Mapping[str, Any]) -> str:
+    """Which cells are classified, and as what."""
+    if not info:
+        return ""
+    classes = settings.classify_only or tuple(info.get("applies_to") or ())
+    which = f"Cells of the class{'es' * (len(classes) > 1)} {', '.join(classes)}"
+    return f"{which if classes else 'All cells'}, as {', '.join(info['classes'])}."
 
 
 def describe_detect_settings(settings: StudySettings) -> str:

@@ -17,6 +17,7 @@ from napari.layers import Image
 from qtpy.QtCore import QAbstractTableModel, QModelIndex, Qt, QTimer
 from qtpy.QtGui import QColor, QFont
 from qtpy.QtWidgets import (
+    QComboBox,
     QFileDialog,
     QHeaderView,
     QLabel,
@@ -27,7 +28,7 @@ from qtpy.QtWidgets import (
 )
 
 from napari_beerlanet.core.batch.counts import ImageCounts, StudyCounts
-from napari_beerlanet.core.boxes.classes import class_colours
+from napari_beerlanet.core.boxes.classes import assign_colours, class_colours
 from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.common.progress import Report, report_progress
 from napari_beerlanet.core.common.storage import FileError
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 
 _OPEN, _IMAGE, _TOTAL, _PER_MM2, _PARASITAEMIA = "", "image", "all cells", "per mm²", "parasitaemia"
 _REMARKS = "remarks"
+_TYPE_PREFIX = "type "  # of the column of a cell type, as in the CSV
 _MAX_LINES = 10  # of the table, above which it scrolls
 _LINE_PX = 22
 _MAX_IMAGE_PX = 140  # width of the names; longer ones are elided, with the path as tooltip
@@ -70,7 +72,8 @@ class CountsModel(QAbstractTableModel):
         super().__init__()
         self.study = study
         self.images: list[ImageCounts] = list(study.images)
-        self.columns = [_OPEN, _IMAGE, _TOTAL, *study.classes]
+        self._types = {f"{_TYPE_PREFIX}{name}": name for name in study.types}
+        self.columns = [_OPEN, _IMAGE, _TOTAL, *study.classes, *self._types]
         self.columns += [_PER_MM2] if study.has_areas else []
         self.columns += [_PARASITAEMIA] if study.sum.parasitaemia is not None else []
         self.columns += [_REMARKS]
@@ -130,6 +133,8 @@ class CountsModel(QAbstractTableModel):
             return image.per_mm2()
         if column == _PARASITAEMIA:
             return None if image.parasitaemia is None else image.parasitaemia.share
+        if column in self._types:
+            return image.types.get(self._types[column], 0)
         return image.counts.get(column, 0)
 
     def _text(self, image: ImageCounts, column: str) -> str:
@@ -156,7 +161,12 @@ class CountsModel(QAbstractTableModel):
                 f"on {image.area:.3g} mm²"
             )
         if column == _PARASITAEMIA and image.parasitaemia is not None:
-            return f"95 % interval (Wilson): {image.parasitaemia}"
+            return " ".join(
+                [f"95 % interval (Wilson): {image.parasitaemia}.", *image.parasitaemia.warnings]
+            )
+        share = image.type_shares.get(self._types.get(column, ""))
+        if share is not None:
+            return f"{share} of {share.whole:,} classified cells; 95 % interval (Wilson)"
         return image.path if column == _IMAGE else self._text(image, column)
 
     def sort(self, column: int, order: Qt.SortOrder = Qt.SortOrder.AscendingOrder) -> None:
@@ -199,6 +209,10 @@ class BatchResults(QWidget):
         self.summary, self.reservations = wrapping_label(), wrapping_label()
         self.legend = QLabel()
         self.legend.setWordWrap(True)
+        self.bars = QComboBox()
+        self.bars.setToolTip("What the bars of the plot show.")
+        self.bars.addItems(["Cells by type", "Cells by class"])
+        self.bars.currentIndexChanged.connect(self._draw)
         self.table = self._make_table()
         self.open_button = button(
             "Open", "Open the image of the selected line with its boxes.", self._open_selected
@@ -212,7 +226,7 @@ class BatchResults(QWidget):
         self._layout.setContentsMargins(0, 0, 0, 0)
         self._layout.setSpacing(6)
         buttons = row(self.open_button, self.copy_button, self.export_button)
-        parts = (self.summary, self.reservations, self.table, self.legend, buttons)
+        parts = (self.summary, self.reservations, self.table, self.bars, self.legend, buttons)
         for part in (heading("Counts"), *parts):
             self._layout.addWidget(part)
         self._layout.addWidget(self.bar)
@@ -236,7 +250,7 @@ class BatchResults(QWidget):
 
     @cached_property
     def plot(self) -> pg.PlotWidget:
-        """Bars of each image, one colour for each class; made with the first results."""
+        """Bars of each image, a colour for each class or type; made with the first results."""
         plot = pg.PlotWidget(background=None)
         plot.setToolTip("Cells per image, in the order of the table.")
         plot.setLabel("left", "cells")
@@ -286,6 +300,7 @@ class BatchResults(QWidget):
         self.table.setFixedHeight(lines * _LINE_PX + extra + bar)
         self.summary.setText(self.study.summary())
         self.reservations.setText(" ".join(self.study.reservations()))
+        self.bars.setVisible(bool(self.study.types))
         self._draw()
         if self.bring_into_view:
             self.bring_into_view = False
@@ -305,24 +320,37 @@ class BatchResults(QWidget):
         usual = class_colours(len(self.study.classes))[self.study.classes.index(name)]
         return self.study.colours.get(name, usual)
 
-    def _draw(self) -> None:
+    @property
+    def shows_types(self) -> bool:
+        """Whether the bars are of cell types, and not of classes."""
+        return self.study is not None and bool(self.study.types) and not self.bars.currentIndex()
+
+    def _bar_colours(self) -> dict[str, str]:
+        """What the bars show, each in its colour."""
+        assert self.study is not None
+        if self.shows_types:
+            return assign_colours(self.study.types, preferred=self.study.type_colours)
+        return {name: self.class_colour(name) for name in self.study.classes}
+
+    def _draw(self, *_: Any) -> None:
         if self.study is None or self.model is None:
             return
         self.plot.clear()
         images = [image for image in self.model.images if image.counted]
         places, base = np.arange(len(images)), np.zeros(len(images))
-        for name in self.study.classes:
-            heights = np.array([image.counts.get(name, 0) for image in images], float)
-            colour = QColor(self.class_colour(name))
+        colours = self._bar_colours()
+        for name, colour in colours.items():
+            counts = [image.types if self.shows_types else image.counts for image in images]
+            heights = np.array([count.get(name, 0) for count in counts], float)
             bars = pg.BarGraphItem(
-                x=places, y0=base, height=heights, width=0.8, brush=colour, pen=None
+                x=places, y0=base, height=heights, width=0.8, brush=QColor(colour), pen=None
             )
             self.plot.addItem(bars)
             base = base + heights
         self.legend.setText(
             "&nbsp; ".join(
-                f'<span style="color: {self.class_colour(name)}">■</span> {html.escape(name)}'
-                for name in self.study.classes
+                f'<span style="color: {colour}">■</span> {html.escape(name)}'
+                for name, colour in colours.items()
             )
         )
         names = _distinct_ends([image.name for image in images])
