@@ -229,7 +229,9 @@ def _stream_outcomes(client: Any, tasks: Tasks) -> Outcomes:
     has_gpus = _has_gpu_workers(client)
     futures = {}
     for number, task in tasks:
-        needs = {"GPU": 1} if has_gpus and task["settings"]["model"] else None
+        chosen = task["settings"]
+        has_model = chosen["model"] or chosen.get("classifier")
+        needs = {"GPU": 1} if has_gpus and has_model else None
         key = f"{topic}-{number}"
         work = (_process_and_report, task, number, topic)
         futures[number] = client.submit(*work, key=key, pure=False, resources=needs)
