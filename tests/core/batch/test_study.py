@@ -357,8 +357,17 @@ def test_one_model_per_process(monkeypatch):
     from napari_beerlanet.core.checkpoints import checkpoint
 
     loaded = []
-    monkeypatch.setattr(checkpoint, "load_detector", lambda *given: loaded.append(given) or given)
+    for kind in ("detector", "classifier"):
+
+        def load(*given, kind=kind):
+            loaded.append((kind, *given))
+
+        monkeypatch.setattr(checkpoint, f"load_{kind}", load)
     monkeypatch.setattr(image, "_loaded_models", {})
     for _ in range(3):
-        image._load_model("a", "", "cpu")
-    assert loaded == [("a", "cpu")]
+        image._load_model("detector", "a", "", "cpu")
+        image._load_model("classifier", "b", "", "cpu")
+    assert loaded == [("detector", "a", "cpu"), ("classifier", "b", "cpu")]
+    image._load_model("detector", "c", "", "cpu")
+    image._load_model("detector", "a", "", "cpu")
+    assert len(loaded) == 4, "one of each kind is kept"

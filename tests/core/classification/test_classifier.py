@@ -6,7 +6,12 @@ import torch
 
 from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.classification.classifier import Classification
-from napari_beerlanet.core.classification.crops import cut_crops, denoise_crop, whole_crop
+from napari_beerlanet.core.classification.crops import (
+    cut_crops,
+    denoise_crop,
+    read_crops,
+    whole_crop,
+)
 from napari_beerlanet.core.common.progress import Cancelled
 from napari_beerlanet.core.stains.domain_shift import describe_stains
 from napari_beerlanet.core.stains.front_end import fit_stain
@@ -295,6 +300,8 @@ def test_a_slide_is_classified_in_parts_as_an_image_in_memory(slide_and_boxes, f
     slide = Slide(image)
     expected, found = clf.classify(image, boxes, fit=fit), clf.classify(slide, boxes, fit=fit)
     small = np.arange(60) != 7  # of the large one every second pixel was read
+    crops = [cut(image, boxes[small], 24, 0.8) for cut in (cut_crops, read_crops)]
+    np.testing.assert_array_equal(*crops)
     np.testing.assert_allclose(found.scores[small], expected.scores[small], atol=1e-5)
     np.testing.assert_allclose(found.scores[7], expected.scores[7], atol=0.05)
     assert max(slide.reads) < 1600**2 < image.size / 3, "what is read at once is bounded"

@@ -9,29 +9,44 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
+from napari_beerlanet._version import __version__
 from napari_beerlanet.core.batch.inputs import DETECTIONS_SUFFIX
 from napari_beerlanet.core.batch.manifest import MANIFEST_FILE, RECORDS_FOLDER
 from napari_beerlanet.core.batch.settings import StudySettings
 from napari_beerlanet.core.boxes.classes import (
     Parasitaemia,
     Proportion,
+    assign_colours,
+    infected_types,
     parasitaemia,
     poisson_interval,
     proportions,
 )
+from napari_beerlanet.core.boxes.detections import PROBABILITY_COLUMN, TYPE_COLUMN
 from napari_beerlanet.core.checkpoints.info import limits_text
 from napari_beerlanet.core.common.messages import count_of, format_percent
 from napari_beerlanet.core.common.storage import atomic_path, read_json_or_empty
+from napari_beerlanet.core.detection.slide_pixels import SlidePixels
+from napari_beerlanet.core.formats import read_detections
+from napari_beerlanet.core.images.slide import open_slide
+
+if TYPE_CHECKING:
+    from napari_beerlanet.core.report.pictures import CertaintyGallery
 
 _COUNT_PREFIX, _TYPE_PREFIX = "count ", "type "  # of the columns in the summary
 _BOX_FILES = (f"{DETECTIONS_SUFFIX}.csv", f"{DETECTIONS_SUFFIX}.geojson")
 _MAX_NAMED_IMAGES = 3
+_MAX_PAGE_FIELDS = 6
 ALL_IMAGES = "all images"
 """What the row of sums is called."""
 
@@ -273,6 +288,73 @@ class StudyCounts:
         writer.writerows([_rounded(value) for value in row] for row in self.rows())
         return text.getvalue()
 
+    def write_page(self, path: str | os.PathLike[str], settings: StudySettings) -> None:
+        """Write the page that a laboratory files on a smear, all its images together."""
+        from datetime import datetime
+
+        from napari_beerlanet.core.report.report import write_page
+        from napari_beerlanet.core.report.sections import page_content
+
+        infected = self.sum.parasitaemia
+        colours = assign_colours(self.types, preferred=self.type_colours)
+        now = datetime.now().astimezone().strftime("%d %B %Y, %H:%M %Z")
+        models = {"Detector": settings.model, "Classifier": settings.classifier}
+        facts: list[tuple[str, object]] = [(k, Path(v).stem) for k, v in models.items() if v]
+        facts.append(("Minimum confidence", f"{settings.confidence:.2f}"))
+        facts.append(("Software", f"napari-beerlanet {__version__}"))
+        hashes = {
+            "the detector": settings.model_sha256,
+            "the classifier": settings.classifier_sha256,
+        }
+        content = page_content(
+            Path(path).absolute().parent.name,
+            f"{count_of(len(self.counted), 'field')} · {now}",
+            infected,
+            colours,
+            self.reservations(),
+            self._infected_gallery(colours),
+            facts,
+            {name: digest for name, digest in hashes.items() if digest},
+        )
+        write_page(path, content | {"fields": self._field_rows()})
+
+    def _field_rows(self) -> list[list[Any]]:
+        """Red cells and infected ones of each image, of many only the first."""
+        from napari_beerlanet.core.report.sections import RowName
+
+        rows: list[list[Any]] = []
+        for image in self.counted[:_MAX_PAGE_FIELDS]:
+            found = image.parasitaemia
+            numbers = ("0", "0") if found is None else (f"{found.cells:,}", f"{found.infected:,}")
+            rows.append([RowName(image.name), *numbers])
+        more = len(self.counted) - len(rows)
+        return [*rows, *([[RowName(f"and {more:,} more"), "", ""]] if more else [])]
+
+    def _infected_gallery(self, colours: Mapping[str, str]) -> CertaintyGallery:
+        """The most and the least certain infected cells of all images."""
+        from napari_beerlanet.core.report.pictures import (
+            CertaintyGallery,
+            most_and_least,
+            typed_crop,
+        )
+        from napari_beerlanet.core.report.sections import MAX_PAGE_EXAMPLES
+
+        types = infected_types(self.types)
+        cells: list[tuple[float, str, ImageCounts, npt.NDArray[np.float32]]] = []
+        for image in self.counted:
+            if image.boxes is not None:
+                cells += _cells_of_types(image, types)
+        certainty = np.array([cell[0] for cell in cells], np.float64)
+        crops: list[list[Any]] = []
+        for rows in most_and_least(certainty, MAX_PAGE_EXAMPLES):
+            crops.append([])
+            for k in rows.tolist():
+                _, name, image, box = cells[k]
+                with suppress(OSError, ValueError), open_slide(image.path) as slide:  # if there
+                    pixels: Any = SlidePixels(slide.levels)
+                    crops[-1].append(typed_crop(pixels, box, certainty[k], name, colours[name]))
+        return CertaintyGallery(*crops)
+
     def write_csv(self, path: str | os.PathLike[str]) -> None:
         """Write the table, whole or not at all; spreadsheets read its UTF-8."""
         with atomic_path(path) as unfinished:
@@ -309,6 +391,26 @@ def _read_image(out: Path, entry: dict[str, Any], settings: StudySettings) -> Im
         boxes=out / min(written, key=lambda place: not place.endswith(".csv")) if written else None,
         types=types,
     )
+
+
+def _cells_of_types(
+    image: ImageCounts, types: Sequence[str]
+) -> list[tuple[float, str, ImageCounts, npt.NDArray[np.float32]]]:
+    """The probability of one of the types, the type, image and box of each cell that has one."""
+    assert image.boxes is not None
+    try:
+        found = read_detections(image.boxes)
+    except ValueError:  # removed or changed since
+        return []
+    given = found.columns.get(TYPE_COLUMN, np.full(len(found), "", object))
+    own = found.columns.get(PROBABILITY_COLUMN, np.ones(len(found)))
+    each = [found.columns[f"P({name})"] for name in types if f"P({name})" in found.columns]
+    certainty = np.sum(each, axis=0) if each and len(each) == len(types) else own
+    return [
+        (float(certainty[k]), str(given[k]), image, found.xyxy[k])
+        for k in range(len(found))
+        if given[k] in types
+    ]
 
 
 def _model_info(model: str) -> dict[str, Any]:

@@ -46,6 +46,9 @@ LOCK_FILE = ".lock"
 STOP_FILE = "stop"
 """A file in the results folder, made by whoever wants the run to end."""
 
+PAGE_FILE = "smear.html"
+"""The report of one page on all images of a study, if it has such reports."""
+
 _MANIFEST_INTERVAL_S = 2.0
 
 
@@ -339,6 +342,19 @@ class StudyMonitor:
         if len(write_summary(self.out, self.rows())) < 2:
             self.notes.append(NO_PARQUET_NOTE)
         write_failures(self.out, self.entries)
+        if self.settings.one_page:
+            self._write_page()
+
+    def _write_page(self) -> None:
+        """The page on all images; what is wrong with it shall not hide the results."""
+        from napari_beerlanet.core.batch.counts import StudyCounts
+
+        try:
+            counts = StudyCounts.read(self.out)
+            if counts is not None and counts.counted:
+                counts.write_page(self.out / PAGE_FILE, self.settings)
+        except ValueError as error:
+            self.notes.append(str(error))
 
     def _end(self, entry: StudyEntry, outcome: Mapping[str, Any]) -> None:
         entry.status, entry.error = outcome["status"], outcome.get("error", "")

@@ -102,20 +102,27 @@ def certainty_gallery(
 
     `certainty` (n,) from 0 to 1, `names` and `colours` of their types (n,).
     """
+
+    def crop(k: int) -> EmbeddedImage:
+        return typed_crop(pixels, xyxy[k], float(certainty[k]), names[k], colours[k])
+
+    most, least = most_and_least(certainty, count)
+    return CertaintyGallery([crop(int(k)) for k in most], [crop(int(k)) for k in least])
+
+
+def most_and_least(certainty: npt.NDArray[np.float64], count: int) -> tuple[Indices, Indices]:
+    """Up to `count` places each of the highest and the lowest of (n,) values, none twice."""
     order = np.argsort(-certainty, kind="stable")
     most = order[:count]
-    least = order[max(len(order) - count, len(most)) :][::-1]
+    return most, order[max(len(order) - count, len(most)) :][::-1]
 
-    def crops(rows: Indices) -> list[EmbeddedImage]:
-        shades = [colours[k] for k in rows]
-        texts = [f"{100 * certainty[k]:.0f} %" for k in rows]
-        made = crop_gallery(pixels, xyxy[rows], shades, texts)
-        return [
-            crop._replace(class_name=names[k], colour=colours[k])
-            for crop, k in zip(made, rows, strict=True)
-        ]
 
-    return CertaintyGallery(crops(most), crops(least))
+def typed_crop(
+    pixels: Pixels, box: npt.NDArray[Any], certainty: float, name: str, colour: str
+) -> EmbeddedImage:
+    """The crop of a box x1, y1, x2, y2 with its type and how certain that is."""
+    (made,) = crop_gallery(pixels, np.asarray(box)[None], [colour], [f"{100 * certainty:.0f} %"])
+    return made._replace(class_name=name, colour=colour)
 
 
 def example_gallery(

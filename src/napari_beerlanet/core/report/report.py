@@ -7,6 +7,7 @@ import json
 import os
 import re
 import unicodedata
+from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -22,6 +23,7 @@ from napari_beerlanet.core.report.charts import CHART_HEIGHT, CHART_WIDTH, chart
 from napari_beerlanet.core.report.sections import malaria_content, report_content
 from napari_beerlanet.core.report.subject import ReportSubject
 
+_PAGE = "malaria.html.jinja"
 _RECORD_NAME = "napari-beerlanet-record"
 _RECORD_META = re.compile(f'<meta name="{_RECORD_NAME}" content="([^"]*)">')
 _HEAD_CHARACTERS = 1 << 16  # in which a record is
@@ -34,12 +36,22 @@ def write_report(
     path: str | os.PathLike[str], subject: ReportSubject, one_page: bool = False
 ) -> None:
     """Write the report whole or not at all; see `render_report`."""
-    text = render_report(subject, one_page)
+    _write_text(path, render_report(subject, one_page))
+
+
+def _write_text(path: str | os.PathLike[str], text: str) -> None:
     try:
         with atomic_path(path) as unfinished:
             unfinished.write_bytes(text.encode("utf-8", "replace"))
     except OSError as error:
         raise FileError(f"{path}: cannot be written ({system_reason(error)}).") from error
+
+
+def write_page(path: str | os.PathLike[str], content: Mapping[str, Any]) -> None:
+    """Write a report of one page with this `page_content`, whole or not at all."""
+    template = report_environment().get_template(_PAGE)
+    text = template.render(content, record="", record_name=_RECORD_NAME)
+    _write_text(path, text)
 
 
 def render_report(subject: ReportSubject, one_page: bool = False) -> str:
@@ -49,7 +61,7 @@ def render_report(subject: ReportSubject, one_page: bool = False) -> str:
     have been classified.
     """
     check_rgb(subject.pixels if subject.picture is None else subject.picture)
-    name = "malaria.html.jinja" if one_page else "report.html.jinja"
+    name = _PAGE if one_page else "report.html.jinja"
     content = malaria_content(subject) if one_page else report_content(subject)
     record = json.dumps(dict(subject.record)) if subject.record else ""
     template = report_environment().get_template(name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,7 +49,8 @@ _MAX_CLASSES = 24  # with a gallery and a histogram each
 _MAX_EXAMPLES = 16
 _MAX_LABEL_ERRORS = 12
 _MAX_TYPE_EXAMPLES = 8  # most certain ones of a type, and as many least certain ones
-_MAX_PAGE_EXAMPLES = 8  # on the report of one page
+MAX_PAGE_EXAMPLES = 8
+"""Most certain cells on the report of one page, and as many least certain ones."""
 _PAGE_PICTURE_SIZE = 900  # pixels
 _REJECTED_COLOUR = _DETECTION_COLOUR = OUTCOME_COLOURS["false"]
 _ANNOTATION_COLOUR = OUTCOME_COLOURS["missed"]
@@ -320,17 +321,43 @@ def malaria_content(subject: ReportSubject) -> Content:
             "classifier that knows uninfected and infected ones, such as malaria."
         )
     types = infected_types(known) or list(infected.stages if infected else ())
-    warnings = _reservations(subject)
+    return page_content(
+        subject.name,
+        _subtitle(subject),
+        infected,
+        subject.type_shades,
+        _reservations(subject),
+        _certainty_gallery(subject, types, MAX_PAGE_EXAMPLES),
+        _page_facts(subject),
+        dict(subject.hashes) or {"image (pixels)": pixel_hash(subject.pixels)},
+    ) | {"picture": _picture(subject, _PAGE_PICTURE_SIZE)}
+
+
+def page_content(
+    title: str,
+    subtitle: str,
+    infected: Parasitaemia | None,
+    colours: Mapping[str, str],
+    warnings: Sequence[str],
+    gallery: CertaintyGallery,
+    facts: Sequence[tuple[str, object]],
+    hashes: Mapping[str, str],
+) -> Content:
+    """A page on infected red cells: of an image, or of all fields of a smear.
+
+    `colours` "#rrggbb" by type, `facts` and `hashes` by name.
+    """
     return {
-        "title": subject.name,
-        "subtitle": _subtitle(subject),
+        "title": title,
+        "subtitle": subtitle,
         "cards": [] if infected is None else _parasitaemia_cards(infected),
-        "rows": [] if infected is None else _stage_rows(subject, infected),
-        "warnings": warnings if infected else ["No red cells were found.", *warnings],
-        "picture": _picture(subject, _PAGE_PICTURE_SIZE),
-        "gallery": _certainty_gallery(subject, types, _MAX_PAGE_EXAMPLES),
-        "facts": _page_facts(subject),
-        "hashes": dict(subject.hashes) or {"image (pixels)": pixel_hash(subject.pixels)},
+        "rows": [] if infected is None else _stage_rows(infected, colours),
+        "warnings": [*([] if infected else ["No red cells were found."]), *warnings],
+        "gallery": gallery,
+        "facts": facts,
+        "hashes": hashes,
+        "picture": None,
+        "fields": [],
     }
 
 
@@ -352,12 +379,12 @@ def _parasitaemia_cards(infected: Parasitaemia) -> list[tuple[str, str, str]]:
     return cards
 
 
-def _stage_rows(subject: ReportSubject, infected: Parasitaemia) -> list[list[Any]]:
+def _stage_rows(infected: Parasitaemia, colours: Mapping[str, str]) -> list[list[Any]]:
     healthy = infected.cells - infected.infected
     counts = {**infected.stages, "uninfected": healthy}
     rows: list[list[Any]] = [
         [
-            RowName(name, subject.type_shades.get(name, "")),
+            RowName(name, colours.get(name, "")),
             f"{count:,}",
             str(Proportion(count, infected.cells)),
         ]
