@@ -59,6 +59,11 @@ def test_import_is_light():
     assert not heavy, f"import {PACKAGE} loads {sorted(heavy)}"
 
 
+def test_panels_load_no_torch_before_a_model():
+    code = f"from {PACKAGE}.ui.workspace.workspace import TABS\n[tab.load() for tab in TABS]"
+    assert "torch" not in loaded_after(code)
+
+
 @pytest.mark.parametrize("name", [n for n in nb.__all__ if not n.startswith("_")])
 def test_public_name_loads(name):
     assert name in dir(nb)

@@ -197,7 +197,8 @@ class JsonOutput:
     def finish(self, study: StudyResult, layout: str) -> None:
         """Write the counts of all."""
         counts = {s: study.count(s) for s in ("done", "skipped", "failed", "waiting")}
-        self._write("end", **counts, stopped=study.stopped, notes=study.notes, out=str(study.out))
+        said = {"stopped": study.stopped, "notes": study.notes, "limits": study.limits}
+        self._write("end", **counts, **said, out=str(study.out))
 
     def abort(self, event: str, message: str) -> None:
         """End without a result."""

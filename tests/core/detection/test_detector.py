@@ -280,7 +280,7 @@ def test_progress_grows_and_ends(field):
     fractions = [p.fraction for p in seen]
     assert fractions == sorted(fractions)
     assert fractions[-1] == 1
-    assert {"looking for the objects' size", "finding objects", "measuring densities"} <= {
+    assert {"looking for the cell size", "finding cells", "measuring densities"} <= {
         p.message for p in seen
     }
 
@@ -368,10 +368,10 @@ def test_the_time_left_does_not_climb_without_a_reason(packaged, worked, diamete
     assert fractions == sorted(fractions)
     reason = "looking at another resolution"
     messages = {message for _, message, _ in seen}
-    assert {"looking for the objects' size", "finding objects"} <= messages
+    assert {"looking for the cell size", "finding cells"} <= messages
     assert (reason in messages) == (diameter == 24)
     stages = [list(told) for _, told in groupby(seen, lambda entry: entry[1].split()[0])]
-    assert stages[-2][0][1] == "finding objects"
+    assert stages[-2][0][1] == "finding cells"
     assert len(stages[-2]) >= (2 if diameter == 200 else 5)  # tiles
     for (first, _, before), *told in stages:
         shares = [((f - first) / (1 - first), why, done - before) for f, why, done in told]

@@ -297,7 +297,7 @@ def test_cancelling_keeps_what_is_done(model, image, tmp_path):
     results = tmp_path / "a.tiles"
 
     def stop(progress):
-        if progress.message == "finding objects" and progress.fraction > 0.5:
+        if progress.message == "finding cells" and progress.fraction > 0.5:
             raise Cancelled
 
     with pytest.raises(Cancelled):

@@ -298,6 +298,17 @@ def counted(tmp_path_factory):
     return out
 
 
+def test_what_limits_the_counts_is_said_once(counted):
+    """Beside the table of counts, and not in the message of the end, too."""
+    limits = ["Does not know parasites; may call them WBC or Platelets."]
+    notes = [f"blood-cells: {limits[0]}", "install pyarrow for Parquet"]
+    event = {"event": "end", "done": 2, "notes": notes, "limits": limits}
+    assert progress.summarize_end(event) == "2 done. Install pyarrow for Parquet"
+    assert limits[0] in " ".join(StudyCounts.read(counted).reservations())
+    del event["limits"]  # of a version before
+    assert limits[0] in progress.summarize_end(event)
+
+
 def cells(results):
     """The table as it is shown, line by line."""
     model = results.table.model()

@@ -132,7 +132,7 @@ def test_of_thousands_those_in_the_viewport_are_drawn(compared_review, until, mo
     viewer, panel, _, _ = compared_review
     monkeypatch.setattr("napari_beerlanet.ui.evaluate.outcome_layer.max_drawn_boxes", lambda: 12)
     viewer.scene.camera.zoom = 20
-    panel.target.center_on_box(some().xyxy[25])
+    panel.target.show_box(some().xyxy[25])
     layer = viewer.layers["smear · evaluation"]
     until(lambda: 0 < layer.nshapes < 12)
     centre = layer.data[0].mean(axis=0)

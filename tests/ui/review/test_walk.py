@@ -67,10 +67,11 @@ def test_from_detection_to_report(detected, until, tmp_path, monkeypatch):
     press(panel.filter, "Clear")
     until(lambda: len(panel.rows) == len(review))
 
-    # step, accept, reject, relabel and undo with keys; the view goes along
+    # step, accept, reject, relabel and undo with keys; the view goes to what is out of sight
     panel.filter.confidence.setValue((0.25, 1.0))
     until(lambda: len(panel.rows) == total)
     panel.table.setFocus()
+    viewer.scene.camera.center = (-1000.0, -1000.0)
     QTest.keyClick(panel.table, Qt.Key.Key_N)
     assert panel.current == panel.rows[0]
     centre = review.detections.xyxy[panel.current].reshape(2, 2).mean(axis=0)[::-1] - 0.5

@@ -40,11 +40,32 @@ def test_it_begins_with_the_threshold_of_the_layer(open_review):
     assert panel.progress.format() == f"0 of {len(panel.rows)} reviewed"
 
 
-def test_stepping_centres_the_view_and_selects_the_box(open_review, until):
-    viewer, panel, detection_layer = open_review()
+def test_the_view_moves_where_a_box_is_out_of_sight_and_only_there(open_review):
+    viewer, panel, _ = open_review()
+    camera, canvas = viewer.scene.camera, min(viewer.canvas.size)
+    camera.zoom, camera.center = 0.1 * canvas / 10, (150, 250)  # a box is 10 units wide
+    panel.go_to(0)
+    centre = (0.5 * 19.5, 0.5 * 19.5)
+    assert camera.center[-2:] == pytest.approx(centre, abs=0.01)
+    camera.center = beside = centre[0] + 20, centre[1] - 20  # in sight all the same
+    zoom = camera.zoom
+    panel.go_to(0)
+    assert camera.center[-2:] == pytest.approx(beside)
+    assert camera.zoom == zoom
+    edge = viewer.canvas.size[0] / camera.zoom / 2  # from the middle, upwards
+    camera.center = centre[0] + edge - 2, centre[1]  # the box is cut by it
+    panel.go_to(0)
+    assert camera.center[-2:] == pytest.approx(centre, abs=0.01)
+    camera.center, camera.zoom = beside, 0.01 * canvas / 10  # in sight, and too small to see
+    panel.go_to(0)
+    assert camera.center[-2:] == pytest.approx(centre, abs=0.01)
+    assert camera.zoom > 0.05 * canvas / 10
+
+
+def test_stepping_selects_the_box(open_review):
+    _, panel, detection_layer = open_review()
     panel.next()
     assert panel.current == 0
-    assert viewer.scene.camera.center[-2:] == pytest.approx((0.5 * 19.5, 0.5 * 19.5), abs=0.01)
     assert [detection_layer.rows[k] for k in detection_layer.layer.selected_data] == [0]
     panel.next()
     panel.next()
@@ -293,6 +314,28 @@ def test_it_follows_the_image_and_the_image_follows_it(open_review, until):
     assert viewer.layers.selection.active is other
     get_session(viewer).set_detections(smear, first.detections, first)
     assert panel.target.detection_layer is second, "a search in another image changes nothing"
+
+
+def test_a_filter_is_of_the_image_under_review(open_review, until):
+    viewer, panel, first = open_review()
+    every = len(first.rows)
+    panel.filter.classes.setCurrentText("WBC")
+    until(lambda: len(first.rows) < every)
+    _, second = detected_image(viewer, "other", some(16), 255 - PICTURE)
+    until(lambda: panel.target.detection_layer is second and len(second.rows) == 3)
+    assert len(first.rows) == every, "all boxes of the other image are shown again"
+    viewer.layers.selection.active = viewer.layers["smear"]
+    until(lambda: len(first.rows) < every)
+    viewer.window.remove_dock_widget(panel)
+    assert len(first.rows) == every
+
+
+def test_names_in_the_list_follow_the_image(open_review):
+    viewer, panel, first = open_review()
+    viewer.layers["smear"].name = "patient 7"
+    assert first.layer.name == "patient 7 · detections"
+    assert panel.target_choice.currentText() == "patient 7 · detections"
+    assert panel.target.detection_layer is first
 
 
 def test_an_image_without_detections_says_so_and_offers_the_others(open_review, until):

@@ -115,6 +115,32 @@ def test_the_choice_follows_the_layers(example):
 
 
 @pytest.mark.window
+def test_layers_are_renamed_with_the_image_that_they_are_called_after(example):
+    viewer, _ = example
+    image = viewer.add_image(RGB, name="field")
+    other = viewer.add_image(RGB, name="field · 2")
+    made = [
+        viewer.add_shapes(name=name, metadata=role_metadata(Role.DETECTIONS, source))
+        for name, source in (
+            ("field · detections", image),
+            ("my own name", image),
+            ("field · 2 · detections", other),
+            ("fieldwork · detections", image),
+        )
+    ]
+    users = viewer.add_shapes(name="field · mine")
+    image.name = "patient 7"
+    names = ["patient 7 · detections", "my own name", "field · 2 · detections"]
+    assert [layer.name for layer in made] == [*names, "fieldwork · detections"]
+    assert users.name == "field · mine"
+    image.name = "patient 8"
+    assert made[0].name == "patient 8 · detections"
+    made[0].name = "best run"
+    image.name = "patient 9"
+    assert made[0].name == "best run"
+
+
+@pytest.mark.window
 def test_a_layer_comes_above_all_images_and_not_above_other_shapes(shared_viewer):
     viewer = shared_viewer()
     viewer.add_image(RGB, name="source")

@@ -31,6 +31,7 @@ def test_the_loop():
     assert next_step(now) is Step.CORRECT
     now = replace(now, boxes=7)
     assert next_step(now) is Step.ADD
+    assert next_step(replace(now, asked=True)) is Step.ANSWER
     assert next_step(replace(now, adding=True)) is Step.ADDING
     now = replace(now, added=True)
     assert next_step(now) is Step.TRAIN
@@ -90,8 +91,19 @@ def test_from_an_image_to_training_data_in_three_clicks_and_a_folder(
     click()
     store = get_project_store(viewer)
     until(lambda: store.project is not None)
-    if not annotate.add_question.isHidden():  # copies that nobody has reviewed are asked about
-        annotate.add_question.buttons[0].click()
+    until(lambda: shown(workspace) == Step.ANSWER)  # copies that nobody has reviewed
+    question = annotate.add_question
+    workspace.open_tab(STAINS)
+    click()
+    assert workspace.current_tab is ANNOTATE
+    assert not question.visibleRegion().isEmpty()
+    assert "border" in question.styleSheet(), "it is pointed to"
+    until(lambda: not question.styleSheet())
+    question.buttons[2].click()
+    until(lambda: shown(workspace) == Step.ADD)
+    click()
+    until(lambda: shown(workspace) == Step.ANSWER)
+    question.buttons[0].click()
     until(lambda: shown(workspace) == Step.TRAIN)
     assert store.project.crops
     click()

@@ -1,7 +1,9 @@
 """One dock for all panels: how it is opened, the image that the tabs share, docks of their own."""
 
 import gc
+import sys
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -152,6 +154,26 @@ def test_panels_are_imported_off_the_gui_thread_and_a_click_does_not_wait(
     assert workspace.panel(TRAIN) is None
     assert not pages[CELLS].loading_note.isVisibleTo(pages[CELLS])
     assert searches == [CELLS.title], "what was asked for was done"
+
+
+def test_libraries_of_models_are_loaded_while_the_mouse_rests(viewer, until, monkeypatch):
+    place = "napari_beerlanet.ui.workspace.workspace"
+    needed = "wsgiref.handlers"  # as good as any that nothing else loads
+    monkeypatch.delitem(sys.modules, needed, raising=False)
+    monkeypatch.setattr(f"{place}._FIRST_MODEL_NEEDS", needed)
+    cursor = [QPoint(0, 0)]
+    monkeypatch.setattr(f"{place}.QCursor", SimpleNamespace(pos=lambda: cursor[0]))
+    workspace = open_workspace(viewer, STAINS)
+    until(lambda: not workspace._load_task.running)
+    for k in range(20):
+        cursor[0] = QPoint(k, 0)
+        workspace._idle_timer.timeout.emit()
+    assert not workspace._load_task.running
+    assert needed not in sys.modules, "the mouse moves"
+    for _ in range(5):
+        workspace._idle_timer.timeout.emit()
+    until(lambda: needed in sys.modules)
+    assert not workspace._idle_timer.isActive()
 
 
 def test_each_viewer_has_its_own(make_napari_viewer):

@@ -60,7 +60,8 @@ class NoImagesError(FileError):
 class StudyResult:
     """The outcome of a study; `rows` are those of its summary table, in the order of images.
 
-    `stopped` says why it ended before its time, `notes` what a person should know.
+    `stopped` says why it ended before its time, `notes` what a person should know; among these,
+    `limits` are what the models do not know.
     """
 
     out: Path
@@ -68,6 +69,7 @@ class StudyResult:
     rows: list[dict[str, Any]]
     stopped: str = ""
     notes: list[str] = field(default_factory=list)
+    limits: list[str] = field(default_factory=list)
 
     def count(self, status: str) -> int:
         """How many images are "done", "skipped", "failed" or "waiting"."""
@@ -137,7 +139,7 @@ def run_study(
         monitor = StudyMonitor(out, entries, chosen, layout, report, ended)
         run = _choose_runner(workers, scheduler, monitor.progress_of)
         _collect_outcomes(monitor, run, overwrite, scheduler is not None or workers > 1)
-    return StudyResult(out, entries, monitor.rows(), monitor.stopped, monitor.notes)
+    return StudyResult(out, entries, monitor.rows(), monitor.stopped, monitor.notes, monitor.limits)
 
 
 def _resolve_models(settings: StudySettings | Mapping[str, Any] | None) -> StudySettings:
@@ -251,7 +253,7 @@ class StudyMonitor:
     ) -> None:
         self.out, self.entries, self.settings, self.layout = out, entries, settings, layout
         self.report, self.ended, self.stopped = report, ended, ""
-        self.notes: list[str] = []
+        self.notes, self.limits = list[str](), list[str]()
         self._fractions: dict[int, float] = {}
         self._started = datetime.now(UTC).isoformat(timespec="seconds")
         self._last_write, self._message = 0.0, ""
@@ -286,6 +288,7 @@ class StudyMonitor:
         self._end(entry, outcome)
         self._write_manifest()
         self.notes += [note for note in outcome.get("notes", []) if note not in self.notes]
+        self.limits = list(outcome.get("limits") or self.limits)
         if entry.fatal:
             left = sum(e.status == "waiting" for e in self.entries)
             self.stopped = f"{outcome['fatal']} in {self.out}; stopped with {left} more to do."

@@ -118,40 +118,34 @@ def describe_classifier(
     network: ClassificationNetwork, name: str, classes: list[str], **known: Any
 ) -> dict[str, Any]:
     """A complete `info` of a classifier; `known` are the further entries, others are left open."""
-    return {
-        "format": FORMAT_VERSION,
-        "name": name,
-        "classes": list(classes),
-        "colours": class_colours(len(classes)),
-        **_network_settings(network),
-        "temperature": 1.0,
-        "prior": [],
-        "applies_to": [],
-        "stain_seen": None,
-        "unknown": {},
-        "training": None,
-        **known,
-    }
+    of_classifiers: dict[str, Any] = {"temperature": 1.0, "prior": [], "applies_to": []}
+    return {**_describe(network, name, classes), **of_classifiers, **known}
 
 
 def describe_network(
     network: StainDetectionModel, name: str, classes: list[str], image_size: int, **known: Any
 ) -> dict[str, Any]:
     """A complete `info` of a network; `known` are the further entries, others are left open."""
+    of_detectors: dict[str, Any] = {
+        "image_size": image_size,
+        "pixel_size": None,
+        "object_sizes": {},
+    }
+    described = _describe(network, name, classes)
+    return {**described, **of_detectors, "densities_seen": None, **known}
+
+
+def _describe(network: Network, name: str, classes: list[str]) -> dict[str, Any]:
+    """What every `info` has, with what is not known left open."""
     return {
         "format": FORMAT_VERSION,
         "name": name,
         "classes": list(classes),
         "colours": class_colours(len(classes)),
         **_network_settings(network),
-        "image_size": image_size,
-        "pixel_size": None,
-        "object_sizes": {},
         "stain_seen": None,
-        "densities_seen": None,
         "unknown": {},
         "training": None,
-        **known,
     }
 
 

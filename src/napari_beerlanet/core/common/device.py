@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import gc
+import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -69,6 +72,26 @@ def _is_compile_supported(device: str) -> bool:
     from torch._dynamo.utils import is_compile_supported
 
     return bool(is_compile_supported(device))
+
+
+@contextmanager
+def collections_paused() -> Iterator[None]:
+    """While much is imported: a garbage collection stops all threads, and would free nothing."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def import_torch(*modules: str) -> None:
+    """Import torch, and modules that need it, in a thread beside a window that is to respond."""
+    with collections_paused():
+        preload_torch()
+        for name in ("torch", *modules):
+            importlib.import_module(name)
 
 
 def pick_device(device: str | torch.device = "auto") -> torch.device:

@@ -64,7 +64,7 @@ class InferenceRunner:
         requested = size = min(requested, len(grid.tiles))
         parts: list[RawDetections] = []
         while len(parts) < len(grid.tiles):
-            report_progress(report, len(parts), len(grid.tiles), "finding objects")
+            report_progress(report, len(parts), len(grid.tiles), "finding cells")
             tiles = grid.tiles[len(parts) : len(parts) + size]
             cut = [tiling.read_tile(pixels, tile, grid.size) for tile in tiles]
             fit = fit or fit_stain(self.network, cut[0])
@@ -77,7 +77,7 @@ class InferenceRunner:
             # Not in the handler: there the error still holds what the batch has in memory.
             size //= 2
             self.free_memory()
-        report_progress(report, 1, 1, "finding objects")
+        report_progress(report, 1, 1, "finding cells")
         if size < requested:
             notes.append(f"Memory did not suffice for {requested} tiles at a time; {size} did.")
         assert fit is not None

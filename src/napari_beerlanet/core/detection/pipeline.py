@@ -189,7 +189,7 @@ class DetectionPipeline:
 
         def look(scale: float, likely: bool) -> ScaleSample:
             nonlocal in_vain
-            message = "" if likely else "looking for the objects' size"
+            message = "" if likely else "looking for the cell size"
             if in_vain or (scale >= home and not likely):
                 message = "looking at another resolution"  # why the time left has grown
             in_vain = in_vain or likely  # if the search has not ended

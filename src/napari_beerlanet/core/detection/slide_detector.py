@@ -170,7 +170,7 @@ class SlideDetection:
             numbers = pop_nearest(centres, left, focus, size)
             reading = reader.submit(self._read_tiles, numbers)
             while numbers:
-                report_progress(report, done, total, "finding objects")
+                report_progress(report, done, total, "finding cells")
                 pixels = reading.result()
                 next_numbers = pop_nearest(centres, left, focus, size)
                 reading = reader.submit(self._read_tiles, next_numbers)
@@ -180,7 +180,7 @@ class SlideDetection:
                     done += 1
                     yield TileResult(self.grid.tiles[number], added, removed, done, total)
                 numbers = next_numbers
-        report_progress(report, 1, 1, "finding objects")
+        report_progress(report, 1, 1, "finding cells")
 
     def detections(
         self, confidence: float = _DEFAULTS.confidence, densities: bool = False

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from napari.layers import Image
+from qtpy.QtCore import QTimer, Signal
 from qtpy.QtWidgets import (
     QButtonGroup,
     QDoubleSpinBox,
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
 
 _BOX_FILES = "Boxes (*.txt *.json *.geojson *.xml *.csv);;All files (*)"
 _DATASET_FILES = "Annotations (*.yaml *.yml *.json *.geojson *.xml *.txt);;All files (*)"
+_HIGHLIGHT_MS = 1500
+_HIGHLIGHT_COLOUR = "#e69f00"  # seen in both themes, and by the colour-blind
 
 AnswerCallback = Callable[[], None]
 AnswerButton = tuple[str, str, AnswerCallback]
@@ -414,6 +417,12 @@ class AnnotateWidget(Panel):
         else:
             self.annotation_actions.add_to_project()
 
+    def point_to_question(self) -> None:
+        """Show the question that has to be answered before the image is added."""
+        if self.add_question.about is not None:
+            self.reveal(self.add_question)
+            self.add_question.highlight()
+
     def _project_opened(self, project: Any = None) -> None:
         waiting, self._add_to_new_project = self._add_to_new_project, False
         if waiting and project is not None:
@@ -478,10 +487,19 @@ class AnnotateWidget(Panel):
 
 
 class QuestionFrame(QFrame):
-    """A question in the panel with a button for each answer; hidden while there is none."""
+    """A question in the panel with a button for each answer; hidden while there is none.
+
+    `changed` is emitted when a question is asked or goes.
+    """
+
+    changed = Signal()
 
     def __init__(self) -> None:
         super().__init__()
+        self._highlight_timer = QTimer(self)
+        self._highlight_timer.setSingleShot(True)
+        self._highlight_timer.setInterval(_HIGHLIGHT_MS)
+        self._highlight_timer.timeout.connect(lambda: self.setStyleSheet(""))
         self.setFrameShape(QFrame.Shape.StyledPanel)
         self.text = heading("")
         self.text.setWordWrap(True)
@@ -504,6 +522,14 @@ class QuestionFrame(QFrame):
         old.hide()
         old.deleteLater()
         self.show()
+        self.changed.emit()
+
+    def highlight(self) -> None:
+        """Draw attention to the question for a moment; the answer that is offered has the focus."""
+        self.setStyleSheet(f"QuestionFrame {{ border: 2px solid {_HIGHLIGHT_COLOUR}; }}")
+        self._highlight_timer.start()
+        offered = [one for one in self.buttons if one.isDefault()] or self.buttons
+        offered[0].setFocus()
 
     def ask_changed_file(
         self, about: object, name: str, use: AnswerCallback, restart: AnswerCallback
@@ -594,8 +620,10 @@ class QuestionFrame(QFrame):
 
     def dismiss(self) -> None:
         """Hide the question."""
-        self.about = None
+        asked, self.about = self.about is not None, None
         self.hide()
+        if asked:
+            self.changed.emit()
 
     def _on_answer(self, act: AnswerCallback) -> AnswerCallback:
         def answer() -> None:

@@ -196,10 +196,11 @@ class BatchProgress(QWidget):
 
 
 def summarize_end(event: dict[str, Any]) -> str:
-    """The outcome of a study, by its last event."""
+    """The outcome of a study, by its last event; the table of counts says what limits these."""
     counts = [f"{event['done']:,} done"]
     counts += [f"{event['skipped']:,} already done"] if event.get("skipped") else []
     counts += [f"{event['failed']:,} failed"] if event.get("failed") else []
     more = [event["stopped"]] if event.get("stopped") else []
-    more += event.get("notes") or []
+    said = event.get("limits") or []
+    more += [note for note in event.get("notes") or [] if not any(text in note for text in said)]
     return " ".join([", ".join(counts) + ".", *(text[:1].upper() + text[1:] for text in more)])

@@ -20,6 +20,7 @@ from napari_beerlanet.core.checkpoints.checkpoint import (
 )
 from napari_beerlanet.core.checkpoints.info import CLASSIFIER, DETECTOR, limits_text
 from napari_beerlanet.core.checkpoints.model_card import headline, training_facts
+from napari_beerlanet.core.common.device import import_torch
 from napari_beerlanet.core.common.progress import Report, report_progress
 from napari_beerlanet.ui.common.controls import CollapsibleGroup, expand
 from napari_beerlanet.ui.common.model_picker import PANELS, ModelPicker
@@ -58,6 +59,7 @@ class DevicePicker(ComboBox):
 def load_model(key: str, device: str, report: Report, kind: str = DETECTOR) -> Any:
     """The `Detector` or `Classifier` of a name or path, ready to run; for a worker thread."""
     report_progress(report, 0, 1, "loading the model")
+    import_torch("napari_beerlanet.core.checkpoints.serialize")
     from napari_beerlanet.core.checkpoints.checkpoint import load_classifier, load_detector
 
     _check_kind(key, kind)

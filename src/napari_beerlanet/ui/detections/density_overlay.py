@@ -81,8 +81,7 @@ class CellDensityOverlay:
 
     def __init__(self, viewer: Viewer, shapes: Shapes, source: Image, ready: Callable[[], None]):
         self._viewer, self._shapes, self._ready = viewer, shapes, ready
-        self._shape, self._name = image_shape(source), f"{source.name} · cell density"
-        self._source = source
+        self._shape, self._source = image_shape(source), source
         self.layer: Image | None = None
         self.dismissed = False
         self._task = Task()
@@ -212,7 +211,7 @@ class CellDensityOverlay:
         self.layer = Image(
             data,
             rgb=True,
-            name=self._name,
+            name=f"{self._source.name} · cell density",
             opacity=self._max_opacity * self._fade,
             visible=self._shapes.visible,
             interpolation2d="linear",

@@ -100,7 +100,7 @@ class DetectionLayer:
         self.viewer, self._source = viewer, source
         guard_software_opengl(viewer)
         self.layer = create_detections_layer(viewer, source)
-        self._base_name = self._own_name = self.layer.name
+        self._base_end = self._own_end = self.layer.name.removeprefix(source.name)
         self.set_tag(tag)
         session = get_session(viewer)
         self._palette, self._type_palette = session.palette, session.type_palette
@@ -127,9 +127,10 @@ class DetectionLayer:
 
     def set_tag(self, tag: str) -> None:
         """Append a word to the layer's name, unless the user has given it another one."""
-        if self.layer.name == self._own_name:
-            self.layer.name = f"{self._base_name} ({tag})" if tag else self._base_name
-            self._own_name = self.layer.name  # napari makes it unique
+        image = self._source.name
+        if self.layer.name == f"{image}{self._own_end}":
+            self.layer.name = f"{image}{self._base_end}" + (f" ({tag})" if tag else "")
+            self._own_end = self.layer.name.removeprefix(image)  # napari makes it unique
 
     def reveal(self) -> None:
         """Show the boxes on their image: nothing covers either, whatever was decomposed before.

@@ -71,8 +71,8 @@ class ComparisonTarget(Protocol):
         """Of the classes."""
         ...
 
-    def center_on_box(self, box: npt.NDArray[Any]) -> None:
-        """Centre the canvas on a box (4,)."""
+    def show_box(self, box: npt.NDArray[Any]) -> None:
+        """Bring a box (4,) into sight."""
         ...
 
 
@@ -326,7 +326,7 @@ class AnnotationComparisonTab(QWidget):
 
     def _center_on_annotation(self, row: int) -> None:
         if self.target is not None and self.annotations is not None:
-            self.target.center_on_box(self.annotations.annotations.xyxy[row])
+            self.target.show_box(self.annotations.annotations.xyxy[row])
 
     def _fix_annotation(self, error: LabelError) -> None:
         target, layer = self.target, self.metrics.annotation_layer

@@ -1,6 +1,6 @@
 """What is reviewed: a detection layer with its image, or boxes opened from a file.
 
-The camera follows the current detection, and a bright frame marks it.
+A bright frame marks the current detection, and the view moves there where it is out of sight.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 _BOX_FRACTION_RANGE = (0.04, 0.4)  # of the canvas, within which the zoom stays for a box
 _BOX_FRACTION = 0.12  # of the canvas, that a box gets otherwise
+_BORDER = 0.05  # of the canvas: a box nearer to its edge is not in sight
 _MAX_FINGERPRINT_PIXELS = 3e7  # larger images are identified by a coarser level
 
 _MARKER_COLOUR = "#ffffff"
@@ -125,15 +126,15 @@ class ReviewTarget:
             self.detection_layer.set_filter(mask)
 
     def show_detection(self, row: int) -> None:
-        """Centre the canvas on a detection, and select it."""
+        """Bring a detection into sight, and select it."""
         if self.detection_layer.alive:
-            self.center_on_box(self.detections.xyxy[row])
+            self.show_box(self.detections.xyxy[row])
             self.detection_layer.select(row)
             if self.detection_layer.layer.visible and not _is_drawing(self.viewer):
                 self.viewer.layers.selection.active = self.detection_layer.layer  # it has the keys
 
-    def center_on_box(self, box: npt.NDArray[Any]) -> None:
-        """Centre the canvas on a box (4,), zoom if it is small or large, and frame it."""
+    def show_box(self, box: npt.NDArray[Any]) -> None:
+        """Frame a box (4,); the view moves there if it is out of sight, too small or too large."""
         x1, y1, x2, y2 = np.asarray(box, float) - HALF_PIXEL
         layer, camera = self.source, self.viewer.scene.camera
         leading = [float(i) for i in self.plane.index]
@@ -143,10 +144,18 @@ class ReviewTarget:
         fraction = size * camera.zoom / canvas if canvas > 0 else _BOX_FRACTION
         if size > 0 and not _BOX_FRACTION_RANGE[0] <= fraction <= _BOX_FRACTION_RANGE[1]:
             camera.zoom = _BOX_FRACTION * canvas / size
-        camera.center = tuple(np.mean(corners, axis=0))
+            camera.center = tuple(np.mean(corners, axis=0))
+        elif not self._is_in_sight(np.asarray(box, float)):
+            camera.center = tuple(np.mean(corners, axis=0))
         if self._marker is None:
             self._marker = CurrentBoxMarker(self.viewer, self.source, self.plane.index)
         self._marker.show_at(np.asarray(box))
+
+    def _is_in_sight(self, box: npt.NDArray[np.float64]) -> bool:
+        view = viewport_of(self.source, self.viewer, margin=-_BORDER)
+        if view is None:
+            return False
+        return bool((box[:2] >= view.box[:2]).all() and (box[2:] <= view.box[2:]).all())
 
     def write_decisions(self, review: Review) -> None:
         """Write states, classes and types into the layer's features."""
@@ -188,7 +197,8 @@ class ReviewTarget:
         self.detection_layer.selected.connect(on_selected)
 
     def unbind(self) -> None:
-        """Restore the layer's own keys, and remove the frame."""
+        """Restore the layer's own keys and filter, and remove the frame."""
+        self.detection_layer.set_filter(self.detection_layer.confidence)
         if self._marker is not None:
             self._marker.remove()
             self._marker = None

@@ -54,7 +54,7 @@ from napari_beerlanet.ui.review.target import (
     opened_boxes,
     review_targets,
 )
-from napari_beerlanet.ui.viewer.layers import ImagePicker
+from napari_beerlanet.ui.viewer.layers import ImagePicker, LayerListWatcher
 from napari_beerlanet.ui.viewer.planes import PlaneIndex
 
 if TYPE_CHECKING:
@@ -112,8 +112,7 @@ class ReviewWidget(Panel):
             self._update_targets, timeout=_PLANE_DEBOUNCE_MS, parent=self
         )
         get_session(self.viewer).detections_changed.connect(self._update_targets)
-        self.connect_event(self.viewer.layers.events.removed, self._update_targets)
-        self.connect_event(self.viewer.layers.events.inserted, self._update_targets)
+        self._layer_names = LayerListWatcher(self, self._update_targets)
         self.connect_event(self.viewer.dims.events.point, self._plane_moved)
         self.image.chosen.connect(self._image_chosen)
         session = get_session(self.viewer)
@@ -450,7 +449,7 @@ class ReviewWidget(Panel):
     # --- going through ---
 
     def go_to(self, row: int) -> None:
-        """Centre the canvas on a detection and highlight it, in table and gallery too."""
+        """Bring a detection into sight and highlight it, in table and gallery too."""
         if self.review is None or self.target is None:
             return
         self.current = int(row)

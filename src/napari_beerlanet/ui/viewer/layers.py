@@ -25,6 +25,10 @@ METADATA_KEY = "napari-beerlanet"
 """The key of our part of a layer's metadata: its role, the image that it belongs to, …"""
 
 
+NAME_SEPARATOR = " · "
+"""Between the name of an image and what a layer shows of it, as in "smear · detections"."""
+
+
 class Role(StrEnum):
     """What a layer of ours is for. The values are in layers that users have saved: never change."""
 
@@ -140,13 +144,18 @@ def link_sources(viewer: Viewer) -> None:
     """Update the links of all layers of ours, after layers were added or renamed.
 
     So a layer that names its source is linked to it before that is renamed, and a name in the
-    metadata is never that of another layer by now.
+    metadata is never that of another layer by now. A layer that is called after its source is
+    renamed with it; a name that the user has given does not begin with the source's.
     """
-    for layer in viewer.layers:
+    for layer in list(viewer.layers):
         own = layer.metadata.get(METADATA_KEY) if isinstance(layer.metadata, dict) else None
-        if isinstance(own, dict) and own.get("source") is not None:
-            source = find_source(viewer, own)
-            own.update(source_link(source) if source is not None else {})
+        source = find_source(viewer, own) if isinstance(own, dict) and own.get("source") else None
+        if isinstance(own, dict) and source is not None:
+            before = f"{own['source']}{NAME_SEPARATOR}"
+            own.update(source_link(source))  # first: the layer's name is heard of here, too
+            after = f"{source.name}{NAME_SEPARATOR}"
+            if before != after and layer.name.startswith(before):
+                layer.name = after + layer.name.removeprefix(before)
 
 
 def user_images(viewer: Viewer) -> list[Image]:

@@ -152,6 +152,7 @@ class Step(StrEnum):
     FINDING = "Finding cells …"
     CORRECT = "Next: correct them (Annotate)"
     ADD = "Next: add to project"
+    ANSWER = "Next: answer the question (Annotate)"
     ADDING = "Adding to the project …"
     TRAIN = "Next: train"
     START = "Next: start training"
@@ -166,9 +167,10 @@ class Situation:
     """What the next step depends on, of the chosen image, the project and what runs.
 
     `detected`: the image has detections, `outdated`: of another model than the kept one that is
-    loaded. `boxes`: number of annotations, `added`: they are in the project as they are. `learned`:
-    the loaded model was trained on the project as it is. `decide`: a run has ended, and its model
-    is neither kept nor discarded. `at_start`: the tab “Train” is open and could start.
+    loaded. `boxes`: number of annotations, `asked`: whether to add copies that nobody has reviewed,
+    `added`: they are in the project as they are. `learned`: the loaded model was trained on the
+    project as it is. `decide`: a run has ended, and its model is neither kept nor discarded.
+    `at_start`: the tab “Train” is open and could start.
     """
 
     image: bool = False
@@ -176,6 +178,7 @@ class Situation:
     detected: bool = False
     outdated: bool = False
     boxes: int = 0
+    asked: bool = False
     adding: bool = False
     added: bool = False
     training: bool = False
@@ -197,7 +200,7 @@ def next_step(now: Situation) -> Step:
     if now.outdated:
         return Step.FIND_AGAIN
     if now.boxes and not now.added:
-        return Step.ADD
+        return Step.ANSWER if now.asked else Step.ADD
     if not now.boxes:
         return Step.CORRECT if now.detected else Step.FIND
     if now.training:
@@ -213,6 +216,7 @@ STEP_TIPS = {
     Step.FINDING: "The search is running; it can be cancelled above.",
     Step.CORRECT: "Copy the detections to annotations, to correct what is wrong.",
     Step.ADD: "Cut the annotated regions into training crops of the project.",
+    Step.ANSWER: "Say whether boxes that nobody has reviewed are training data.",
     Step.ADDING: "The image is being added to the project.",
     Step.TRAIN: "Fine-tune the model on the images of the project.",
     Step.START: "Start training with these settings.",

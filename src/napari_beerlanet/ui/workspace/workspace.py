@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import sys
 import weakref
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from napari._app_model import get_app_model
 from qtpy.QtCore import QPoint, QSize, Qt, QTimer
+from qtpy.QtGui import QCursor
 from qtpy.QtWidgets import (
     QDockWidget,
     QHBoxLayout,
@@ -27,7 +27,7 @@ from qtpy.QtWidgets import (
 )
 from superqt.utils import qdebounced
 
-from napari_beerlanet.core.common.device import preload_torch
+from napari_beerlanet.core.common.device import collections_paused, import_torch
 from napari_beerlanet.core.common.progress import Report, report_progress
 from napari_beerlanet.ui.common.controls import (
     DisabledReason,
@@ -65,8 +65,10 @@ DOCK_NAME = "BeerLaNet"
 _WIDTH_PX = 390
 _DEBOUNCE_MS = 100
 _STEP_MS = 10  # in which the window answers while a panel comes
-_LOADED_LATER = ("scipy.ndimage", "torch", "napari_beerlanet.core.detection.detector")
-"""What the first image and the first model need."""
+_IDLE_POLL_MS, _IDLE_POLLS = 5000, 4  # so long the mouse rests before models' libraries are loaded
+_FIRST_IMAGE_NEEDS = "scipy.ndimage"
+_FIRST_MODEL_NEEDS = "napari_beerlanet.core.detection.detector"
+"""Loaded with the first model, or while nobody works: who only decomposes stains needs no torch."""
 
 _OPEN_COMMAND = "napari.window.file.open_files_dialog"
 
@@ -163,6 +165,11 @@ class Workspace(DockedWidget):
         self._step_timer.setSingleShot(True)
         self._step_timer.setInterval(_STEP_MS)
         self._step_timer.timeout.connect(self._take_step)
+        self._cursor, self._idle_polls = QCursor.pos(), 0
+        self._idle_timer = QTimer(self)
+        self._idle_timer.setInterval(_IDLE_POLL_MS)
+        self._idle_timer.timeout.connect(self._look_whether_idle)
+        self._idle_timer.start()
         self._load_task.progressed.connect(self._panels_loaded)
         self._load_task.ended.connect(self._panels_loaded)
         self.image.chosen.connect(self._show_chosen)
@@ -251,22 +258,25 @@ class Workspace(DockedWidget):
         to_load = self._to_load = [tab for tab in TABS if not tab.is_loaded]
 
         def work(report: Report) -> None:
-            collecting = gc.isenabled()
-            gc.disable()  # every collection stops all threads, and frees nothing of what is loaded
-            try:
+            with collections_paused():
                 while to_load:
                     to_load.pop(0).load()
                     report_progress(report, len(TABS) - len(to_load), len(TABS))
-                preload_torch()
-                for name in _LOADED_LATER:
-                    importlib.import_module(name)
-                    report_progress(report, len(TABS), len(TABS))
-            finally:
-                if collecting:
-                    gc.enable()
+                importlib.import_module(_FIRST_IMAGE_NEEDS)
 
         if to_load:
             self._load_task.start(work)
+
+    def _look_whether_idle(self) -> None:
+        """Load what the first model needs once the mouse has rested for a while."""
+        here = QCursor.pos()
+        self._idle_polls = self._idle_polls + 1 if here == self._cursor else 0
+        self._cursor = here
+        if _FIRST_MODEL_NEEDS in sys.modules:
+            self._idle_timer.stop()
+        elif self._idle_polls >= _IDLE_POLLS and not self._load_task.running:
+            self._idle_timer.stop()
+            self._load_task.start(lambda report: import_torch(_FIRST_MODEL_NEEDS))
 
     def _let_come(self, page: TabPage, then: Callable[[Any], None] | None = None) -> None:
         """Make the panel of a page in steps, between which the window answers."""
@@ -320,9 +330,10 @@ class Workspace(DockedWidget):
             page.take(panel)
             for reason in panel.findChildren(DisabledReason):
                 reason.updated.connect(self._situation_changed)
-            store = getattr(panel, "store", None)  # that of the annotations
-            if store is not None:
-                store.changed.connect(self._situation_changed)
+            if page.tab is ANNOTATE:
+                annotate: Any = panel
+                annotate.store.changed.connect(self._situation_changed)
+                annotate.add_question.changed.connect(self._situation_changed)
             if page.tab is CLASSIFY:
                 self._add_presets(panel)
             self.footer.watch(TABS.index(page.tab), page.tab.label, panel)
@@ -408,6 +419,7 @@ class Workspace(DockedWidget):
             and detections is not None
             and detections.report.get("model") != name,
             boxes=_annotation_count(self.viewer, image),
+            asked=annotate is not None and annotate.add_question.about is not None,
             adding=annotate is not None and annotate.annotation_actions.project_task.running,
             added=annotate is not None and annotate.annotation_actions.in_project,
             training=train is not None and train.run_view.running,
@@ -435,6 +447,8 @@ class Workspace(DockedWidget):
             self.show_tab(CELLS, lambda cells: cells.run())
         elif step is Step.ADD:
             self.show_tab(ANNOTATE, lambda annotate: annotate.add_image())
+        elif step is Step.ANSWER:
+            self.show_tab(ANNOTATE, lambda annotate: annotate.point_to_question())
         elif step is Step.CORRECT:
             self.show_tab(
                 ANNOTATE,
@@ -502,6 +516,7 @@ class Workspace(DockedWidget):
 
     def on_closed(self) -> None:
         """Close the panels, too; one in a dock of its own stays, and is independent from now on."""
+        self._idle_timer.stop()
         self.footer.close_down()
         for tab in list(self.handles):
             self.remove_handle(tab)
