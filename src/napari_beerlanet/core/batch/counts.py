@@ -36,9 +36,9 @@ from napari_beerlanet.core.boxes.detections import PROBABILITY_COLUMN, TYPE_COLU
 from napari_beerlanet.core.checkpoints.info import limits_text
 from napari_beerlanet.core.common.messages import count_of, format_percent
 from napari_beerlanet.core.common.storage import atomic_path, read_json_or_empty
-from napari_beerlanet.core.detection.slide_pixels import SlidePixels
 from napari_beerlanet.core.formats import read_detections
 from napari_beerlanet.core.images.slide import open_slide
+from napari_beerlanet.core.stains.slide_pixels import SlidePixels
 
 if TYPE_CHECKING:
     from napari_beerlanet.core.report.pictures import CertaintyGallery
