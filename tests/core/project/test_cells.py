@@ -1,6 +1,7 @@
 """Cells that have a type: stored with an image, split as its images, cut as `classify` cuts."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -10,19 +11,24 @@ import napari_beerlanet as nb
 from napari_beerlanet.core.boxes.annotations import COPIED, Annotations
 from napari_beerlanet.core.boxes.regions import Region
 from napari_beerlanet.core.checkpoints.checkpoint import load_classifier, save_checkpoint
+from napari_beerlanet.core.checkpoints.model_card import headline
 from napari_beerlanet.core.classification.crops import cut_crops, to_rgb8
 from napari_beerlanet.core.classification.network import head_keys
 from napari_beerlanet.core.classification.settings import ClassifierSettings
 from napari_beerlanet.core.common.storage import DataError
+from napari_beerlanet.core.evaluation.classification import classify_items
 from napari_beerlanet.core.formats.class_folders import read_crop_dataset
 from napari_beerlanet.core.project.files import ImageSource, ProjectError
 from napari_beerlanet.core.project.project import Project
+from napari_beerlanet.core.training.comparison import compare_models, save_best_model
+from napari_beerlanet.core.training.train_classifier import ClassifierTrainSettings
 from napari_beerlanet.core.training.trainer.classification import TrainingCrops
 from projects import smear, tree
-from tinyclasses import SMALL, cell, tiny_classifier
+from tinyclasses import SMALL, cell, tiny_classifier, write_classes
 
 QUICK = {"input_size": 24, "components": 3, "iterations": 3, "batch": 6, "device": "cpu"}
 QUICK |= {"epochs": 1, "learning_rate": 1e-3}
+KNOWN = ["basophil", "dark", "pale"]
 
 
 def field(seed: int, kinds=("dark", "pale"), count: int = 6, side: int = 26):
@@ -214,32 +220,116 @@ def test_a_classifier_learns_the_types_of_a_project(typed, tmp_path):
         by_class(typed / "data.yaml", tmp_path / "classes", SMALL, **QUICK)
 
 
-def test_a_new_type_is_added_and_types_without_crops_stay_as_they_were(tmp_path):
-    names = ["basophil", "dark", "pale"]
-    parent = tiny_classifier(SMALL, names, seed=4)
-    save_checkpoint(parent, tmp_path / "parent.safetensors")
-    with Project.create(tmp_path / "project", ["WBC"]) as project:
+@pytest.fixture(scope="module")
+def grown(tmp_path_factory):
+    """A classifier of three types, trained on two of them and a new one: its project, and events.
+
+    Crops of all that it knew are a reference.
+    """
+    folder = tmp_path_factory.mktemp("grown")
+    save_checkpoint(tiny_classifier(SMALL, KNOWN, seed=4), folder / "parent.safetensors")
+    with Project.create(folder / "project", ["WBC"]) as project:
         for seed in range(3):
             project.add_image(*field(seed, ("dark", "pale", "band")), 128)
-    heard = []
-    options = {**QUICK, "epochs": 2, "learning_rate": 1e-2, "components": 4, "iterations": 10}
-    for key in ("input_size", "components", "iterations"):
-        options.pop(key)
-    clf = nb.train_classifier(
-        tmp_path / "project",
-        tmp_path / "run",
-        model=tmp_path / "parent.safetensors",
+    write_classes(folder / "reference", 3)
+    (folder / "reference" / "dark").rename(folder / "reference" / "basophil")
+    heard: list[dict] = []
+    options = {"epochs": 2, "learning_rate": 1e-2, "batch": 6, "device": "cpu"}
+    nb.train_classifier(
+        folder / "project",
+        folder / "project" / "runs" / "a",
+        model=folder / "parent.safetensors",
+        reference=str(folder / "reference"),
         progress=heard.append,
         **options,
     )
-    assert clf.classes == [*names, "band"]
+    return folder, heard
+
+
+def test_a_new_type_is_added_and_types_without_crops_stay_as_they_were(grown):
+    folder, heard = grown
+    clf = load_classifier(folder / "project" / "runs" / "a" / "best.safetensors", "cpu")
+    assert clf.classes == [*KNOWN, "band"]
     assert any("No training crops of basophil: kept" in str(e.get("message")) for e in heard)
-    before = load_classifier(tmp_path / "parent.safetensors", "cpu").network.state_dict()
+    before = load_classifier(folder / "parent.safetensors", "cpu").network.state_dict()
     after = clf.network.state_dict()
     for key in head_keys(clf.network):
         assert (after[key][0] == before[key][0]).all(), "no crop has said anything about basophils"
         assert (after[key][1] != before[key][1]).any()
         assert np.isfinite(after[key].numpy()).all()
+
+
+def test_before_and_after_are_what_both_classifiers_say(grown):
+    folder, _ = grown
+    run = folder / "project" / "runs" / "a"
+    result = compare_models(run)
+    before = load_classifier(folder / "parent.safetensors", "cpu")
+    after = load_classifier(run / "best.safetensors", "cpu")
+    dataset = read_crop_dataset(folder / "project")
+    items = dataset.splits["val"]
+    true = [dataset.names[item.label] for item in items]
+    old, new = (
+        [model.classes[k] for k in classify_items(model, items).labels] for model in (before, after)
+    )
+    assert result.task == "classify"
+    assert result.crops == len(items)
+    changed = [(t, a, b) for t, a, b in zip(true, old, new, strict=True) if a != b]
+    assert sorted(one[1:] for one in result.changes) == sorted(changed)
+    gained = sum(b == t for t, _, b in changed)
+    lost = sum(a == t for t, a, _ in changed)
+    assert f": {gained} gained, {lost} lost" in result.describe_changes()
+    for name in ("dark", "pale"):
+        mine = [k for k, other in enumerate(true) if other == name]
+        shares = [np.mean([types[k] == name for k in mine]) for types in (old, new)]
+        assert result.classes["new data"][name] == (*np.round(shares, 5), len(mine))
+    assert result.classes["new data"]["band"][0] is None
+    assert any("does not know band" in note for note in result.notes)
+    known = [k for k, name in enumerate(true) if name != "band"]
+    accuracy = np.mean([new[k] == true[k] for k in known])
+    assert result.new[1]["accuracy"] == pytest.approx(accuracy, abs=1e-5)
+    assert result.classes["reference"]["basophil"][2] == 3
+    assert [row.what for row in result.rows()] == [
+        "New data, balanced accuracy",
+        "New data, accuracy",
+        "Reference, balanced accuracy",
+        "Reference, accuracy",
+    ]
+    path = save_best_model(run, "ours", result)
+    kept = load_classifier(path, "cpu")
+    assert kept.info["name"] == "ours"
+    assert kept.info["training"]["compared"]["reference"] == list(result.reference)
+    crops, images = len(dataset.splits["train"]), dataset.sources("train")
+    expected = f"trained on {crops} crops of {images} image{'s' * (images > 1)}, validated on "
+    assert headline(kept.info).startswith(f"{expected}{len(items)}; reference ")
+
+
+def test_a_reference_that_cannot_be_used_is_said(grown, tmp_path):
+    folder, _ = grown
+    run = tmp_path / "run"
+    shutil.copytree(folder / "project" / "runs" / "a", run)
+    content = json.loads((run / "run.json").read_text())
+    content["settings"]["reference"] = str(tmp_path / "nowhere")
+    (run / "run.json").write_text(json.dumps(content))
+    result = compare_models(run)
+    assert result.reference is None
+    assert any("reference crops cannot be used" in note for note in result.notes)
+    assert any("no crops to measure basophil with" in note for note in result.notes)
+
+
+def test_without_a_model_before_there_is_an_after(typed, tmp_path):
+    nb.train_classifier(typed, tmp_path / "run", SMALL, **QUICK)
+    result = compare_models(tmp_path / "run")
+    assert result.before is None
+    assert result.new[0] is None
+    assert result.changes == ()
+    assert result.describe_changes() == ""
+    assert any("started from a backbone" in note for note in result.notes)
+
+
+def test_few_crops_from_a_backbone_are_shown_often_enough():
+    for weights in (None, "a.pth"):
+        few = ClassifierTrainSettings(weights=weights).resolved(40)
+        assert few.epochs * -(-40 // few.batch) >= 150
 
 
 def test_few_crops_of_a_type_and_types_that_only_validate_are_said(tmp_path):

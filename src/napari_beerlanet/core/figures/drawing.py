@@ -6,6 +6,7 @@ The font that comes with Pillow has no Greek letters, no micro sign and no accen
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -62,6 +63,28 @@ def draw_text(
     shown = printable(text)
     draw.text(at, shown, fill=colour, font=_font(size), anchor=anchor)
     return _font(size).getlength(shown)
+
+
+def draw_crop_sheet(
+    crops: Sequence[npt.NDArray[np.uint8]],
+    captions: Sequence[tuple[str, str]],
+    colours: Sequence[str],
+    columns: int = 6,
+    side: int = 120,
+) -> npt.NDArray[np.uint8]:
+    """Crops (h, w, 3) in rows, each with two lines below it and a frame of its colour "#rrggbb"."""
+    rows, line, frame = -(-len(crops) // columns), 16, 3
+    cell, height = side + 12, side + 2 * line + 14
+    sheet = Image.new("RGB", (columns * cell, max(rows, 1) * height), (255, 255, 255))
+    draw = ImageDraw.Draw(sheet)
+    for k, (crop, texts, colour) in enumerate(zip(crops, captions, colours, strict=True)):
+        x, y = (k % columns) * cell + 6, (k // columns) * height + 6
+        draw.rectangle((x - frame, y - frame, x + side + frame - 1, y + side + frame - 1), colour)
+        sheet.paste(Image.fromarray(crop).resize((side, side), Image.Resampling.BILINEAR), (x, y))
+        for number, text in enumerate(texts):
+            at = (x, y + side + frame + (number + 0.5) * line)
+            draw_text(draw, at, elide(text, side, 12), 12)
+    return np.asarray(sheet)
 
 
 def text_length(text: str, size: int) -> float:

@@ -15,7 +15,9 @@ from typing import Any
 
 import torch
 
-from napari_beerlanet.core.checkpoints.checkpoint import load_detector
+from napari_beerlanet.core.checkpoints.checkpoint import load_classifier, load_detector
+from napari_beerlanet.core.classification.classifier import Classifier
+from napari_beerlanet.core.classification.network import ClassificationNetwork
 from napari_beerlanet.core.common.device import describe_device, pick_device
 from napari_beerlanet.core.common.events import EventTail
 from napari_beerlanet.core.common.messages import count_of
@@ -23,6 +25,7 @@ from napari_beerlanet.core.common.progress import Report, report_progress
 from napari_beerlanet.core.common.storage import DataError
 from napari_beerlanet.core.detection.detector import Detector
 from napari_beerlanet.core.detection.network import StainDetectionModel
+from napari_beerlanet.core.formats.class_folders import CropDataset, check_crop_dataset
 from napari_beerlanet.core.formats.dataset import Dataset, check_dataset, read_dataset
 from napari_beerlanet.core.training.runs import Run
 from napari_beerlanet.core.training.settings import Scope, TrainSettings, choose_scope
@@ -32,11 +35,17 @@ from napari_beerlanet.core.training.setup import (
     resolve_defaults_for,
     training_image_size,
 )
+from napari_beerlanet.core.training.train_classifier import (
+    ClassifierTrainSettings,
+    few_crops_notes,
+    training_crops,
+)
 
 _STARTUP_S = 8.0  # seconds until the first step: programs and data are loaded
 _EPOCH_OVERHEAD_S = 0.7  # seconds for an epoch's files
 _STEP_OVERHEAD_FACTOR = 1.3  # for all but forward and backward: loss, images, optimizer
 _MIN_TIMING_S = 0.4  # seconds of steps that are enough
+_MAX_TIMED_CROPS = 8  # of a measured step of a classifier
 _MAX_CPU_BATCH = 1  # images of a measured step on a CPU, where twice as many take twice as long
 
 
@@ -81,6 +90,80 @@ def summarise_dataset(path: str | os.PathLike[str], report: Report | None = None
     dataset = read_dataset(path)
     notes = check_dataset(dataset, ("train", "val"), report)
     return DatasetSummary(dataset, [*few_boxes_notes(dataset), *notes])
+
+
+@dataclass(frozen=True)
+class CropSummary:
+    """Of crops that a classifier can be trained with; `notes` are sentences on what is odd."""
+
+    dataset: CropDataset
+    notes: list[str]
+
+    def sentence(self) -> str:
+        """For people: "34 crops of 3 images for training (20 a, 14 b), 12 of 1 image for …"."""
+        parts = []
+        for split in ("train", "val"):
+            counts = {n: k for n, k in self.dataset.counts(split).items() if k}
+            crops = count_of(sum(counts.values()), "crop") if split == "train" else ""
+            number = crops or str(sum(counts.values()))
+            sources = self.dataset.sources(split)
+            images = f" of {count_of(sources, 'image')}" if self.dataset.annotated else ""
+            listed = ", ".join(f"{count} {name}" for name, count in counts.items())
+            parts.append(f"{number}{images} for " + f"{_SPLIT_WORDS[split]} ({listed})")
+        return f"{', '.join(parts)}."
+
+
+_SPLIT_WORDS = {"train": "training", "val": "validation"}
+
+
+def summarise_crops(
+    path: str | os.PathLike[str], model: str | None = None, report: Report | None = None
+) -> CropSummary:
+    """Read and check all that a classifier's training would, from `model` if there is one."""
+    settings = ClassifierTrainSettings(data=str(path), model=model)
+    dataset = training_crops(settings)
+    notes = check_crop_dataset(dataset, ("train", "val"), report, 0 if dataset.annotated else 1)
+    if not dataset.annotated:
+        notes.insert(0, "No cell has a type, so the classes of the boxes are learned.")
+    return CropSummary(dataset, [*few_crops_notes(dataset), *notes])
+
+
+def estimate_classifier_duration(
+    settings: ClassifierTrainSettings,
+    dataset: CropDataset,
+    report: Report | None = None,
+    parent: Classifier | None = None,
+) -> TrainingEstimate:
+    """Estimate how long the training of a classifier will take, from a timed step.
+
+    `parent` is the model to start from where it is no file.
+    """
+    device = pick_device(settings.devices[0])
+    report_progress(report, 0, 3, "loading the model")
+    if parent is None and settings.model is not None:
+        parent = load_classifier(settings.model, "cpu")
+    if parent is not None:
+        network = parent.network
+    else:
+        with torch.random.fork_rng(devices=[]):
+            network = ClassificationNetwork(
+                settings.backbone, len(dataset.names), settings.network_settings
+            )
+    crops, validated = len(dataset.splits["train"]), len(dataset.splits["val"])
+    start = settings.model or ("" if parent is not None else None)
+    resolved = settings.replace(model=start).resolved(crops)
+    batch, epochs, size = resolved.batch or 1, resolved.epochs or 1, network.settings.input_size
+    report_progress(report, 1, 3, "timing a step")
+    count = min(batch, _MAX_TIMED_CROPS)
+    trained = copy.deepcopy(network).to(device).train()
+    images = torch.rand(max(count, 2), 3, size, size, device=device)
+    step = _time_call(lambda: _training_step(trained, images), device) / len(images)
+    check = _time_call(lambda: _inference_step(trained.eval(), images), device) / len(images)
+    report_progress(report, 3, 3, "done")
+    seconds = epochs * ((crops * step + validated * check) * _STEP_OVERHEAD_FACTOR)
+    seconds += _STARTUP_S + epochs * _EPOCH_OVERHEAD_S
+    steps = epochs * -(-crops // batch)
+    return TrainingEstimate(epochs, steps, seconds, describe_device(device), size)
 
 
 def estimate_duration(
@@ -177,7 +260,7 @@ def _time_call(work: Any, device: torch.device) -> float:
     return (time.perf_counter() - started) / calls
 
 
-def _training_step(network: StainDetectionModel, images: torch.Tensor) -> None:
+def _training_step(network: torch.nn.Module, images: torch.Tensor) -> None:
     total = sum(
         part.float().mean() for part in _iter_tensors(network(images)) if part.requires_grad
     )
@@ -185,7 +268,7 @@ def _training_step(network: StainDetectionModel, images: torch.Tensor) -> None:
     network.zero_grad()
 
 
-def _inference_step(network: StainDetectionModel, images: torch.Tensor) -> None:
+def _inference_step(network: torch.nn.Module, images: torch.Tensor) -> None:
     with torch.no_grad():
         network(images)
 

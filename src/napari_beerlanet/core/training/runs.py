@@ -243,6 +243,11 @@ class Run:
         return f"{self.state} {place}"
 
     @property
+    def task(self) -> str:
+        """What it trains for: "detect" or "classify"."""
+        return str(self.settings.get("task", "detect"))
+
+    @property
     def name(self) -> str:
         """Of its folder."""
         return self.path.name
@@ -291,21 +296,22 @@ def inspect_run(path: str | os.PathLike[str]) -> Run:
 
 
 def list_runs(
-    project: str | os.PathLike[str], task: Literal["detect", "classify"] = "detect"
+    project: str | os.PathLike[str], task: Literal["detect", "classify"] | None = "detect"
 ) -> list[Run]:
-    """A project's runs that train for `task`, the newest first; none where there is no folder."""
+    """A project's runs for `task` (None: all), the newest first; none where there is no folder."""
     try:
         folders = [entry for entry in (Path(project) / RUNS_DIR).iterdir() if entry.is_dir()]
     except OSError:
         return []
-    runs = [run for run in map(inspect_run, folders) if run.settings.get("task", "detect") == task]
+    runs = [run for run in map(inspect_run, folders) if task in (None, run.task)]
     return sorted(runs, key=lambda run: (run.updated, run.name), reverse=True)
 
 
 def new_run(project: str | os.PathLike[str], settings: Mapping[str, Any]) -> Path:
     """A new folder below the project's `runs`, whose run.json has these settings."""
     now = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    name = f"{now}_{settings.get('scope', 'all')}"
+    classifies = settings.get("task") == "classify"
+    name = f"{now}_{'types' if classifies else settings.get('scope', 'all')}"
     runs = Path(project) / RUNS_DIR
     try:
         if not Path(project).is_dir():

@@ -62,6 +62,7 @@ _FINE_TUNE |= {"cosine": True}
 # As `fine_tune` with few images: some hundred steps at most, and no further than half the way.
 _FINE_TUNE_FEW: dict[str, Any] = {**_FINE_TUNE, "batch": 16, "keep_statistics": True, "share": 0.5}
 _FEW_STEPS_FACTOR, _FEW_STEPS_EXPONENT = 20, 0.35
+_MIN_STEPS = 150  # without a parent, however few crops there are
 
 
 class ClassifierTrainSettings(ClassifierSettings, RunSettings):
@@ -95,6 +96,11 @@ class ClassifierTrainSettings(ClassifierSettings, RunSettings):
     )
     object_class: str | None = Field(
         None, description="The class of the detector's boxes that count; by default all."
+    )
+    reference: str | None = Field(
+        None,
+        description="Crops of types that must not be forgotten, in a folder per type; they are not "
+        "trained on, both models are measured with them.",
     )
     epochs: int | None = Field(None, ge=1, description="Passes through the training crops.")
     batch: int | None = Field(None, ge=2, description="Crops per training step.")
@@ -168,6 +174,9 @@ class ClassifierTrainSettings(ClassifierSettings, RunSettings):
     def resolved(self, crops: int) -> ClassifierTrainSettings:
         """With the values that so many training crops ask for where there are none."""
         chosen = _SCRATCH if self.weights is None else _PRETRAINED
+        if crops and self.model is None:
+            steps = -(-crops // (self.batch or chosen["batch"]))
+            chosen = {**chosen, "epochs": max(chosen["epochs"], -(-_MIN_STEPS // steps))}
         chosen = chosen if self.model is None else _FINE_TUNE
         if self.model is not None and crops < _FEW_CROPS:
             batch = self.batch or _FINE_TUNE_FEW["batch"]
@@ -293,13 +302,11 @@ class _ClassifierRun(TrainingRun):
                 f"{self.folder.path}: this run trains a backbone of your own; give it as backbone=…"
             )
         state = self.folder.read_state()
-        whole = _with_parents_classes(read_crop_dataset(settings.data), settings)
-        _check_classes(whole)
-        unknown = sorted(set(settings.prior or {}) - set(whole.names))
+        dataset = training_crops(settings)
+        unknown = sorted(set(settings.prior or {}) - set(dataset.names))
         if unknown:
-            known = ", ".join(whole.names)
+            known = ", ".join(dataset.names)
             raise ValueError(f"prior names {unknown[0]!r}, which is no class; there are {known}.")
-        dataset = with_validation(whole, settings.validation, settings.seed)
         checking = subprogress(self.report, 0.0, _DATA_CHECK_FRACTION)
         least = 0 if dataset.annotated else 1
         notes = check_crop_dataset(dataset, ("train", "val"), checking, least)
@@ -349,6 +356,14 @@ class _ClassifierRun(TrainingRun):
         settings = settings.resolved(len(dataset.splits["train"]))
         self.folder.write_run(settings=settings.model_dump())
         return settings
+
+
+def training_crops(settings: ClassifierTrainSettings) -> CropDataset:
+    """The crops that a run trains on and validates with, as `train` and `val`."""
+    assert settings.data is not None
+    whole = _with_parents_classes(read_crop_dataset(settings.data), settings)
+    _check_classes(whole)
+    return with_validation(whole, settings.validation, settings.seed)
 
 
 def _with_parents_classes(dataset: CropDataset, settings: ClassifierTrainSettings) -> CropDataset:

@@ -27,6 +27,7 @@ from qtpy.QtWidgets import QMessageBox, QWidget
 
 from napari_beerlanet.core.common.events import FINAL_EVENTS, EventTail, RunState
 from napari_beerlanet.core.common.messages import error_message
+from napari_beerlanet.core.training.runs import inspect_run
 from napari_beerlanet.ui.common.progress_bar import Activity
 
 PROCESS_LOG = "process.log"
@@ -261,8 +262,9 @@ def launch_training(
     folder: Path, environment: dict[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
     """Start the training that a folder's run.json describes, or resume it."""
+    module = "train_classifier" if inspect_run(folder).task == "classify" else "fine_tune"
     arguments = [
-        "napari_beerlanet.core.training.fine_tune",
+        f"napari_beerlanet.core.training.{module}",
         "--config",
         str(folder / "run.json"),
         "--resume",

@@ -1,11 +1,11 @@
-"""Training curves: training and validation loss, and mAP, in the colours of napari's theme."""
+"""Training curves: training and validation loss, and mAP or accuracy, in napari's colours."""
 
 from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyqtgraph as pg
 from qtpy.QtWidgets import QSizePolicy, QVBoxLayout, QWidget
@@ -17,20 +17,43 @@ _PLOT_HEIGHT = 130
 # Blue and orange can be distinguished with any colour vision, on dark and light; dashes help, too.
 _TRAIN_COLOUR, _VAL_COLOUR = "#3a9bdc", "#e69f00"
 _MAX_BATCH_POINTS = 4000
+_SCORE_KEYS = ("mAP50", "mAP50-95")  # of the lines that show scores, whatever they are called
 _REDRAW_INTERVAL_MS = 100
 
 
+class ScoreLine(NamedTuple):
+    """A score over epochs: its name, and the column of results.csv that has it."""
+
+    name: str
+    column: str
+
+
+SCORES = {
+    "detect": (
+        "mAP (%)",
+        "mAP on the validation images; 100 % is perfect. It should rise, then level off.",
+        ScoreLine("mAP50", "metrics/mAP50(B)"),
+        ScoreLine("mAP50-95", "metrics/mAP50-95(B)"),
+    ),
+    "classify": (
+        "accuracy (%)",
+        "Accuracy on the validation crops; balanced: the mean over types. It should rise, then "
+        "level off.",
+        ScoreLine("balanced", "metrics/balanced_accuracy"),
+        ScoreLine("accuracy", "metrics/accuracy"),
+    ),
+}
+"""What the plot of scores shows, by the task of a run: its title, its tooltip, and two lines."""
+
+
 class TrainingCurves(QWidget):
-    """Plots of loss and mAP: call `add_batch` during an epoch, `read_epochs` after each one."""
+    """Plots of loss and scores: call `add_batch` during an epoch, `read_epochs` after each one."""
 
     def __init__(self) -> None:
         super().__init__()
         self.losses = _plot("loss", (-4, 4))
-        self.scores = _plot("mAP (%)", (-4, -4))
+        self.scores = _plot("", (-4, -4))
         self.losses.setToolTip("Training and validation loss. Both should fall.")
-        self.scores.setToolTip(
-            "mAP on the validation images; 100 % is perfect. It should rise, then level off."
-        )
         self.scores.setYRange(0, 100)
         self.lines = {
             "train": self.losses.plot(name="training"),
@@ -52,7 +75,22 @@ class TrainingCurves(QWidget):
         self._set_pen("val", _VAL_COLOUR, dashed=True)
         self._set_pen("mAP50", _TRAIN_COLOUR, dashed=False)
         self._set_pen("mAP50-95", _VAL_COLOUR, dashed=True)
+        self.task = ""
+        self.set_task("detect")
         self._warm_up()
+
+    def set_task(self, task: str) -> None:
+        """Show the scores of detectors ("detect") or of classifiers ("classify")."""
+        if task == self.task:
+            return
+        self.task = task
+        title, tooltip, *lines = SCORES[task]
+        self.scores.setLabel("left", title)
+        self.scores.setToolTip(tooltip)
+        legend = self.scores.getPlotItem().legend
+        legend.clear()
+        for key, line in zip(_SCORE_KEYS, lines, strict=True):
+            legend.addItem(self.lines[key], line.name)
 
     def _warm_up(self) -> None:
         """Draw once now: the first drawing of a line is slow, and a run must not stall on it."""
@@ -92,9 +130,9 @@ class TrainingCurves(QWidget):
             self._draw("train", epochs, [_total_loss(row, "train/") for row in rows])
         self._draw_batches()
         self._draw("val", epochs, [_total_loss(row, "val/") for row in rows])
-        for name in ("mAP50", "mAP50-95"):
-            scores = [row.get(f"metrics/{name}(B)") for row in rows]
-            self._draw(name, epochs, [None if score is None else 100 * score for score in scores])
+        for key, line in zip(_SCORE_KEYS, SCORES[self.task][2:], strict=True):
+            scores = [row.get(line.column) for row in rows]
+            self._draw(key, epochs, [None if score is None else 100 * score for score in scores])
 
     def _draw(self, line: str, epochs: Sequence[float], values: Sequence[float | None]) -> None:
         points = [(x, y) for x, y in zip(epochs, values, strict=True) if y is not None]
@@ -160,8 +198,8 @@ def _numeric_values(row: dict[str, str | None]) -> dict[str, float]:
 
 
 def _total_loss(row: dict[str, float], prefix: str) -> float | None:
-    """The sum of a row's losses: box, class and distribution focal loss."""
-    parts = [v for key, v in row.items() if key.startswith(prefix) and key.endswith("_loss")]
+    """The sum of a row's losses: box, class and distribution focal loss; a classifier has one."""
+    parts = [v for key, v in row.items() if key.startswith(prefix) and key.endswith("loss")]
     return sum(parts) if parts else None
 
 

@@ -1,4 +1,4 @@
-"""The form of the Fine-tune panel: project, initial model, scope, length and hyper-parameters."""
+"""The forms of the Fine-tune panel: project, initial model, what to train, hyper-parameters."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from qtpy.QtWidgets import (
     QButtonGroup,
     QFileDialog,
     QHBoxLayout,
+    QLineEdit,
     QRadioButton,
     QSizePolicy,
     QVBoxLayout,
@@ -18,13 +19,15 @@ from qtpy.QtWidgets import (
 )
 from superqt.utils import signals_blocked
 
-from napari_beerlanet.core.checkpoints.checkpoint import packaged_models, read_info
+from napari_beerlanet.core.checkpoints.checkpoint import model_kind, packaged_models, read_info
+from napari_beerlanet.core.checkpoints.info import CLASSIFIER, DETECTOR
 from napari_beerlanet.core.checkpoints.model_card import training_size
 from napari_beerlanet.core.common.messages import count_of
 from napari_beerlanet.core.common.storage import FileError
 from napari_beerlanet.core.project.files import MODELS_DIR
 from napari_beerlanet.core.training.runs import list_runs
-from napari_beerlanet.core.training.settings import LENGTHS, TrainSettings
+from napari_beerlanet.core.training.settings import LENGTHS, RunSettings, TrainSettings
+from napari_beerlanet.core.training.train_classifier import ClassifierTrainSettings
 from napari_beerlanet.ui.common.controls import (
     CollapsibleGroup,
     button,
@@ -38,6 +41,7 @@ from napari_beerlanet.ui.common.controls import (
 from napari_beerlanet.ui.common.recent import add_recent_project, recent_projects
 
 if TYPE_CHECKING:
+    from napari_beerlanet.core.classification.classifier import Classifier
     from napari_beerlanet.core.detection.detector import Detector
     from napari_beerlanet.ui.finetune.start import InitialModel
 
@@ -59,6 +63,31 @@ _LABELS = {
 }
 _OPTIONAL = ("epochs", "image_size", "learning_rate")  # None leaves them to the schedule
 
+NEW_CLASSIFIER = ""
+"""Stands for the initial model of a classifier that starts from a backbone."""
+
+_BACKBONES = (
+    "resnet18",
+    "resnet50",
+    "mobilenet_v2",
+    "mobilenet_v3_small",
+    "efficientnet_b0",
+    "convnext_tiny",
+    "shufflenet_v2_x0_5",
+)
+_FRONT_ENDS = {"beerlanet": "BeerLaNet", "none": "None", "grey": "Grey"}
+_CLASSIFIER_LABELS = {
+    "backbone": "Backbone",
+    "front_end": "Front end",
+    "input_size": "Input size",
+    "epochs": "Epochs",
+    "batch": "Batch size",
+    "learning_rate": "Learning rate",
+    "seed": "Seed",
+    "device": "Device",
+}
+_OF_NETWORK = ("backbone", "front_end", "input_size")  # a model to start from has them already
+
 
 class FineTuneForm(QWidget):
     """The `TrainSettings` that users choose, all but model and data; `changed` when one changes.
@@ -79,10 +108,10 @@ class FineTuneForm(QWidget):
         self.length = field_widget(
             TrainSettings, "length", choices=[(name.capitalize(), name) for name in LENGTHS]
         )
-        self.epochs = _optional_spin_box("epochs", max=10_000)
-        self.image_size = _optional_spin_box("image_size", max=4096, step=32)
+        self.epochs = _optional_spin_box(TrainSettings, "epochs", max=10_000)
+        self.image_size = _optional_spin_box(TrainSettings, "image_size", max=4096, step=32)
         self.batch = field_widget(TrainSettings, "batch", max=512)
-        self.learning_rate = _optional_spin_box("learning_rate", max=1, step=0.0001)
+        self.learning_rate = _optional_spin_box(TrainSettings, "learning_rate", max=1, step=0.0001)
         self.seed = field_widget(TrainSettings, "seed", max=2**31 - 1)
         auto = TrainSettings.default("device")
         self.device: Any = field_widget(
@@ -146,15 +175,125 @@ class FineTuneForm(QWidget):
         return {"scope": self.scope, **values}
 
 
-def _optional_spin_box(name: str, **options: Any) -> Any:
+class ClassifierForm(QWidget):
+    """The `ClassifierTrainSettings` that users choose; `changed` when one changes.
+
+    Without a model to start from (`set_new`), backbone, its weights and the front end are chosen.
+    """
+
+    changed = Signal()
+
+    def __init__(self) -> None:
+        super().__init__()
+        of = ClassifierTrainSettings
+        self.backbone = field_widget(of, "backbone", widget_type="ComboBox", choices=_BACKBONES)
+        self.front_end = field_widget(
+            of, "front_end", choices=[(label, key) for key, label in _FRONT_ENDS.items()]
+        )
+        self.input_size = field_widget(of, "input_size", step=16)
+        self.epochs = _optional_spin_box(of, "epochs", max=10_000)
+        self.batch = _optional_spin_box(of, "batch", max=4096)
+        self.learning_rate = _optional_spin_box(of, "learning_rate", max=1, step=0.0001)
+        self.seed = field_widget(of, "seed", max=2**31 - 1)
+        auto = of.default("device")
+        self.device: Any = field_widget(
+            of, "device", widget_type="ComboBox", choices=[auto], value=auto
+        )
+        self.weights = _PathEntry(
+            "Random weights", of.spec("weights").description, "Weights (*.pt *.pth *.safetensors)"
+        )
+        self.reference = _PathEntry("No reference crops", of.spec("reference").description, None)
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(0, 0, 0, 0)
+        layout.setSpacing(4)
+        self.network, self.advanced = QWidget(), CollapsibleGroup("Advanced")
+        network_lines, lines, advanced_lines = form(), form(), form()
+        self.network.setLayout(network_lines)
+        network_lines.setContentsMargins(0, 0, 0, 0)
+        layout.addWidget(self.network)
+        layout.addLayout(lines)
+        layout.addWidget(self.advanced)
+        self.advanced.body.addLayout(advanced_lines)
+        for name, label in _CLASSIFIER_LABELS.items():
+            widget = getattr(self, name)
+            to = network_lines if name in _OF_NETWORK else advanced_lines
+            to.addRow(label, widget.native)
+            widget.changed.connect(lambda _: self.changed.emit())
+        network_lines.insertRow(1, "Weights", self.weights)
+        lines.addRow("Reference crops", self.reference)
+        for entry in (self.weights, self.reference):
+            entry.changed.connect(self.changed)
+
+    def set_new(self, new: bool) -> None:
+        """Whether a new classifier is trained, from a backbone."""
+        self.network.setVisible(new)
+
+    def set_devices(self, names: list[str]) -> None:
+        """Offer the devices of this machine."""
+        self.device.choices = list(dict.fromkeys([*self.device.choices, *names]))
+
+    def settings(self, new: bool) -> dict[str, Any]:
+        """By the names of `ClassifierTrainSettings`; None leaves one to the number of crops."""
+        values = {name: getattr(self, name).value for name in _CLASSIFIER_LABELS}
+        for name in ("epochs", "batch", "learning_rate"):
+            kind = ClassifierTrainSettings.spec(name).types[0]
+            is_auto = values[name] == getattr(self, name).min
+            values[name] = None if is_auto else kind(values[name])
+        values["weights"] = self.weights.path or None
+        if not new:
+            values = {
+                name: v for name, v in values.items() if name not in (*_OF_NETWORK, "weights")
+            }
+        return {"task": "classify", "reference": self.reference.path or None, **values}
+
+
+class _PathEntry(QWidget):
+    """The path of a file, or of a folder if there is no `kinds`; `changed` when it is another."""
+
+    changed = Signal()
+
+    def __init__(self, placeholder: str, tooltip: str, kinds: str | None) -> None:
+        super().__init__()
+        self._kinds, self._tooltip = kinds, tooltip
+        self.text = QLineEdit()
+        self.text.setPlaceholderText(placeholder)
+        self.text.setToolTip(tooltip)
+        self.text.editingFinished.connect(self.changed)
+        label = "Folder …" if kinds is None else "File …"
+        self.open = button(label, tooltip, self._browse)
+        layout = QHBoxLayout(self)
+        layout.setContentsMargins(0, 0, 0, 0)
+        layout.addWidget(self.text, 1)
+        layout.addWidget(self.open)
+
+    @property
+    def path(self) -> str:
+        """What is entered, "" for nothing."""
+        return self.text.text().strip()
+
+    def set_path(self, path: str | Path) -> None:
+        """Enter a path."""
+        self.text.setText(str(path))
+        self.changed.emit()
+
+    def _browse(self) -> None:
+        if self._kinds is None:
+            path = QFileDialog.getExistingDirectory(self, "Open a folder")
+        else:
+            path, _ = QFileDialog.getOpenFileName(self, "Open a file", "", self._kinds)
+        if path:
+            self.set_path(path)
+
+
+def _optional_spin_box(settings: type[RunSettings], name: str, **options: Any) -> Any:
     """A spin box of a setting that may be None, which is “auto”: its lowest value.
 
     Also for whole numbers it is one of floats: magicgui's of integers shows no such text.
     """
-    spec = TrainSettings.spec(name)
+    spec = settings.spec(name)
     lowest = spec.above if spec.minimum is None else spec.minimum - 1
     box = field_widget(
-        TrainSettings, name, widget_type="FloatSpinBox", min=lowest, value=lowest, **options
+        settings, name, widget_type="FloatSpinBox", min=lowest, value=lowest, **options
     )
     box.native.setDecimals(6 if float in spec.types else 0)
     box.native.setSpecialValueText("auto")
@@ -229,12 +368,14 @@ class ProjectChoice(_ComboBoxWithButton):
 class InitialModelChoice(_ComboBoxWithButton):
     """Initial models: the loaded one, packaged ones, the project's own, and the best of its runs.
 
-    `selected` is a path or name for `load_checkpoint`, or the loaded `Detector` if it has neither.
+    `kind`: "detector" or "classifier"; others are not offered. `selected` is a path or name for
+    `load_checkpoint`, the loaded model if it has neither, or `NEW_CLASSIFIER`.
     """
 
     changed = Signal()
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str = DETECTOR) -> None:
+        self.kind = kind
         tooltip = "The model to start from. It is not changed: training creates a new one."
         super().__init__(tooltip, "File …", "Start from a model file.", self._browse)
         self._sources: list[InitialModel] = []
@@ -251,13 +392,16 @@ class InitialModelChoice(_ComboBoxWithButton):
     def classes(self) -> list[str]:
         """The classes of the selected model; none of a file that does not say."""
         model = self.selected
-        if model is None:
+        if model is None or model == NEW_CLASSIFIER:
             return []
         info = _info_of_file(model) if isinstance(model, (str, Path)) else model.info
         return [str(name) for name in info.get("classes", ())]
 
     def set_models(
-        self, loaded: Detector | None = None, key: str | None = None, project: Path | None = None
+        self,
+        loaded: Detector | Classifier | None = None,
+        key: str | None = None,
+        project: Path | None = None,
     ) -> None:
         """List the models that exist now; the selection stays if it is among them."""
         before = self.selected
@@ -265,14 +409,16 @@ class InitialModelChoice(_ComboBoxWithButton):
         if loaded is not None:
             name = loaded.info.get("name") or "unnamed"
             offered.append((f"{name} (loaded)", _reload_source(loaded, key)))
-        offered += [(f"{name} (packaged)", name) for name in packaged_models("detector")]
+        offered += [(f"{name} (packaged)", name) for name in packaged_models(self.kind)]
         if project is not None:
-            offered += [(_describe_saved_model(path), path) for path in _saved_models(project)]
-            offered += [
-                (f"{run.name} (best epoch)", run.best) for run in list_runs(project) if run.best
-            ]
+            saved = _saved_models(project, self.kind)
+            offered += [(_describe_saved_model(path), path) for path in saved]
+            runs = list_runs(project, "classify" if self.kind == CLASSIFIER else "detect")
+            offered += [(f"{run.name} (best epoch)", run.best) for run in runs if run.best]
         if self._file is not None:
             offered.append((self._file.name, self._file))
+        if self.kind == CLASSIFIER:
+            offered.append(("New, from a backbone", NEW_CLASSIFIER))
         self._sources = [source for _, source in offered]
         same = [k for k, source in enumerate(self._sources) if source is before or source == before]
         with signals_blocked(self.list):
@@ -286,8 +432,9 @@ class InitialModelChoice(_ComboBoxWithButton):
         """Start from a model file."""
         self._file = Path(path).absolute()
         if self._file not in self._sources:
-            self._sources.append(self._file)
-            self.list.addItem(self._file.name)
+            place = len(self._sources) - (self.kind == CLASSIFIER)
+            self._sources.insert(place, self._file)
+            self.list.insertItem(place, self._file.name)
         self.list.setCurrentIndex(self._sources.index(self._file))
 
     def _browse(self) -> None:
@@ -311,11 +458,12 @@ def _info_of_file(path: str | Path) -> dict[str, Any]:
         return {}
 
 
-def _saved_models(project: Path) -> list[Path]:
-    return sorted((project / MODELS_DIR).glob("[!.]*.safetensors"))
+def _saved_models(project: Path, kind: str) -> list[Path]:
+    files = sorted((project / MODELS_DIR).glob("[!.]*.safetensors"))
+    return [path for path in files if model_kind(_info_of_file(path)) == kind]
 
 
-def _reload_source(loaded: Detector, key: str | None) -> InitialModel:
+def _reload_source(loaded: Detector | Classifier, key: str | None) -> InitialModel:
     """The path or name that a loaded model can be loaded from again, or the model itself."""
     if key and (key in packaged_models() or Path(key).is_file()):
         return key

@@ -1,6 +1,7 @@
 """Compare the model before and after a training run, and keep or discard the new one.
 
-Metrics on the validation data and on a reference, and the changed detections on the open image.
+Metrics on the validation data and on a reference; the changed detections on the open image or, of
+a classifier, the validation crops whose type has changed.
 """
 
 from __future__ import annotations
@@ -15,11 +16,16 @@ from napari.layers import Image, Shapes
 from qtpy.QtCore import Qt, Signal
 from qtpy.QtWidgets import QGridLayout, QLabel, QLineEdit, QVBoxLayout, QWidget
 
+from napari_beerlanet.core.boxes.classes import CHANGE_COLOURS
+from napari_beerlanet.core.checkpoints.checkpoint import model_kind
+from napari_beerlanet.core.checkpoints.info import CLASSIFIER, DETECTOR
 from napari_beerlanet.core.common.messages import count_of
 from napari_beerlanet.core.common.progress import Report, subprogress
-from napari_beerlanet.ui.common.controls import button, heading, hint, row
+from napari_beerlanet.core.training.runs import inspect_run
+from napari_beerlanet.ui.common.controls import button, heading, hint, row, wrapping_label
 from napari_beerlanet.ui.common.panel import Panel
 from napari_beerlanet.ui.common.progress_bar import TaskProgressBar
+from napari_beerlanet.ui.common.recent import add_recent_model
 from napari_beerlanet.ui.common.session import get_session
 from napari_beerlanet.ui.detections.comparison_layer import (
     ChangeToggles,
@@ -27,6 +33,7 @@ from napari_beerlanet.ui.detections.comparison_layer import (
     remove_comparison,
     show_comparison,
 )
+from napari_beerlanet.ui.finetune.run_view import PictureButton
 from napari_beerlanet.ui.viewer.layer_data import ShapesSnapshot, read_layer_annotations
 from napari_beerlanet.ui.viewer.layers import ImagePicker, Role, role_of, source_image
 from napari_beerlanet.ui.viewer.planes import Plane, current_plane, pixel_size
@@ -35,12 +42,26 @@ if TYPE_CHECKING:  # what takes long to load is loaded in worker threads
     from napari.viewer import Viewer
 
     from napari_beerlanet.core.boxes.annotations import Annotations
+    from napari_beerlanet.core.classification.classifier import Classifier
     from napari_beerlanet.core.detection.detector import Detector
     from napari_beerlanet.core.evaluation.diff import DetectionDiff
-    from napari_beerlanet.core.training.comparison import ComparisonRow, ModelComparison
+    from napari_beerlanet.core.training.comparison import (
+        ComparisonRow,
+        CropChange,
+        ModelComparison,
+    )
 
 _MAX_COMPARED_PIXELS = 16e6  # larger images are not compared
-_HEADER = ("mAP in percent", "before", "after", "")
+_HEADERS = {
+    "detect": ("mAP in percent", "before", "after", ""),
+    "classify": ("Accuracy in percent", "before", "after", ""),
+}
+_TOOLTIPS = {
+    "detect": "mAP in percent: how well boxes and classes match. Higher is better.",
+    "classify": "Part of the crops whose type is right, in percent; of a type, of its own crops.",
+}
+_MAX_SHOWN_CHANGES = 24
+_SHEET_WIDTH = 320  # pixels on the screen
 _MIN_LABEL_WIDTH = 90  # pixels of a row's name
 _TITLE = "Model comparison: before and after"
 
@@ -61,6 +82,7 @@ class ModelComparisonPanel(QWidget):
         self.comparison: ModelComparison | None = None
         self.folder: Path | None = None
         self.kept_path: Path | None = None
+        self.kept_kind = DETECTOR
         self._summaries: WeakKeyDictionary[Image, str] = WeakKeyDictionary()  # of compared images
         self.evaluate_task, self.compare_task, self.keep_task = (panel.task() for _ in range(3))
         self.evaluate_bar = TaskProgressBar(self.evaluate_task)
@@ -76,6 +98,9 @@ class ModelComparisonPanel(QWidget):
         layout.addWidget(self.table)
         self.notes = hint()
         layout.addWidget(self.notes)
+        self.changes_line, self.changes = wrapping_label(), PictureButton()
+        layout.addWidget(self.changes_line)
+        layout.addWidget(self.changes)
         self._add_image_comparison(layout)
         self._add_keep_or_discard(layout)
         self.hide()
@@ -102,7 +127,7 @@ class ModelComparisonPanel(QWidget):
         )
         self.name.returnPressed.connect(self.keep)
         self.keep_button = button(
-            "Keep", "Save the new model and load it for detection.", self.keep
+            "Keep", "Save the new model and load it, to be used from now on.", self.keep
         )
         self.discard_button = button(
             "Discard",
@@ -148,6 +173,8 @@ class ModelComparisonPanel(QWidget):
             task.cancel()
         remove_comparison(self._viewer)
         self.comparison = self.folder = self.kept_path = None
+        self.changes_line.hide()
+        self.changes.hide()
         self._summaries.clear()
         self.title.setText(_TITLE)
         self.table.clear()
@@ -160,7 +187,8 @@ class ModelComparisonPanel(QWidget):
 
     def _show_metrics(self, comparison: ModelComparison) -> None:
         self.comparison = comparison
-        self.table.set_rows([*comparison.rows(), *comparison.class_rows()])
+        self.table.set_rows([*comparison.rows(), *comparison.class_rows()], comparison.task)
+        self._show_changes(comparison)
         forgotten = [f"Forgotten: {text}." for text in comparison.forgotten]
         notes = [*forgotten, *comparison.notes]
         self.notes.setText("\n".join(notes))
@@ -169,8 +197,26 @@ class ModelComparisonPanel(QWidget):
         self._update_controls()
         if self.kept_path is not None:
             self._record_comparison(self.kept_path, comparison)
-        elif self.image_choice.layer is not None:
+        elif self.image_choice.layer is not None and comparison.task == "detect":
             self.compare_image()
+
+    def _show_changes(self, comparison: ModelComparison) -> None:
+        """Of a classifier: the crops whose type has changed."""
+        text, changes = comparison.describe_changes(), comparison.changes[:_MAX_SHOWN_CHANGES]
+        more = len(comparison.changes) - len(changes)
+        shown = f" The first {len(changes)} of those that changed:" if more > 0 else ""
+        self.changes_line.setText(f"{text}{shown}")
+        self.changes_line.setVisible(bool(text))
+        self.changes.setVisible(bool(changes))
+        if changes:
+            from napari_beerlanet.core.figures.drawing import draw_crop_sheet
+
+            sheet = draw_crop_sheet(
+                [change.pixels for change in changes],
+                [(f"{one.before} > {one.after}", f"is {one.annotated}") for one in changes],
+                [CHANGE_COLOURS[_kind_of_change(one)] for one in changes],
+            )
+            self.changes.show_picture("Crops whose type has changed", sheet, _SHEET_WIDTH)
 
     def rows(self) -> list[list[str]]:
         """The table as text."""
@@ -228,8 +274,16 @@ class ModelComparisonPanel(QWidget):
         )
         self._update_controls()
 
-    def _use_saved_model(self, path: Path, model: Detector, with_comparison: bool) -> None:
-        get_session(self._viewer).set_model(model, str(path))
+    def _use_saved_model(
+        self, path: Path, model: Detector | Classifier, with_comparison: bool
+    ) -> None:
+        session, self.kept_kind = get_session(self._viewer), model_kind(model.info)
+        kept: Any = model
+        if self.kept_kind == CLASSIFIER:
+            add_recent_model(path, CLASSIFIER)
+            session.set_classifier(kept, str(path))
+        else:
+            session.set_model(kept, str(path))
         if with_comparison or not (self.comparison or self.evaluate_task.running):
             self.clear()
         else:
@@ -250,10 +304,13 @@ class ModelComparisonPanel(QWidget):
             return record_comparison(path, comparison)
 
         def done(info: dict[str, Any]) -> None:
-            session = get_session(self._viewer)
+            session = get_session(self._viewer)  # panels describe it anew
             if session.model is not None and session.model_key == str(path):
                 session.model.info = info
-                session.set_model(session.model, str(path))  # panels describe it anew
+                session.set_model(session.model, str(path))
+            elif session.classifier is not None and session.classifier_key == str(path):
+                session.classifier.info = info
+                session.set_classifier(session.classifier, str(path))
 
         self.keep_task.start(work, done)
 
@@ -267,8 +324,10 @@ class ModelComparisonPanel(QWidget):
         """Keep and Discard from the start, and Close once the model is kept."""
         for control in (self.keep_button, self.discard_button, self.name):
             control.setEnabled(self.pending and not self.keep_task.running)
-        for part in (self.name, self.decision, self.image_row):
+        for part in (self.name, self.decision):
             part.setVisible(self.pending)
+        classifies = self.folder is not None and inspect_run(self.folder).task == "classify"
+        self.image_row.setVisible(self.pending and not classifies)
         self.compare_button.setEnabled(self.pending and self.comparison is not None)
         self.close_button.setVisible(self.kept_path is not None)
 
@@ -278,19 +337,20 @@ class MetricsTable(QWidget):
 
     def __init__(self) -> None:
         super().__init__()
-        self.setToolTip("mAP in percent: how well boxes and classes match. Higher is better.")
         self._grid = QGridLayout(self)
         self._grid.setContentsMargins(0, 0, 0, 0)
         self._grid.setColumnStretch(0, 1)
         self._labels: list[list[QLabel]] = []
 
-    def set_rows(self, rows: Sequence[ComparisonRow]) -> None:
-        """Show these rows."""
+    def set_rows(self, rows: Sequence[ComparisonRow], task: str = "detect") -> None:
+        """Show these rows, of detectors ("detect") or classifiers ("classify")."""
         self.clear()
-        lines = [_HEADER]
+        self.setToolTip(_TOOLTIPS[task])
+        nouns = ("crop", "crops") if task == "classify" else ("box", "boxes")
+        lines = [_HEADERS[task]]
         for row_ in rows:
             before, after = _percent_text(row_.before), _percent_text(row_.after)
-            boxes = f" ({count_of(row_.count, 'box', 'boxes')})" if row_.count else ""
+            boxes = f" ({count_of(row_.count, *nouns)})" if row_.count else ""
             mark = ": forgotten" if row_.forgotten else ""
             lines.append((f"{row_.what}{boxes}{mark}", before, after, _change_text(row_)))
         self._labels = [[QLabel(text) for text in line] for line in lines]
@@ -347,15 +407,19 @@ def compare_detections(
     )
 
 
+def _kind_of_change(change: CropChange) -> str:
+    return "lost" if change.lost else "gained" if change.gained else "changed"
+
+
 def keep_and_load_model(
     folder: Path, name: str, comparison: ModelComparison | None
-) -> tuple[Path, Detector]:
+) -> tuple[Path, Detector | Classifier]:
     """Save a run's best model under a name; returns its file and the loaded model."""
-    from napari_beerlanet.core.checkpoints.checkpoint import load_detector
+    from napari_beerlanet.core.checkpoints.checkpoint import load_checkpoint
     from napari_beerlanet.core.training.comparison import save_best_model
 
     path = save_best_model(folder, name, comparison)
-    return path, load_detector(path)
+    return path, load_checkpoint(path)
 
 
 def _percent_text(value: float | None) -> str:

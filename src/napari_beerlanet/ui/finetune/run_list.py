@@ -58,7 +58,7 @@ class RunList(CollapsibleGroup):
         """List the project's runs as they are now, and return them."""
         self.project = project or self.project
         selected = self.selected
-        runs = [] if self.project is None else list_runs(self.project)
+        runs = [] if self.project is None else list_runs(self.project, task=None)
         self.list.clear()
         for run in runs:
             item = QListWidgetItem()
@@ -150,5 +150,6 @@ class RunList(CollapsibleGroup):
 
 
 def describe_run(run: Run, starting: bool = False) -> str:
-    """A run in one line: its name (the time), and what is true of it now."""
-    return f"{run.name} · {'starting' if starting else run.status}"
+    """A run in one line: its name (the time), what it trains, and what is true of it now."""
+    what = "classifier · " if run.task == "classify" else ""
+    return f"{run.name} · {what}{'starting' if starting else run.status}"

@@ -107,7 +107,8 @@ class RunView(QWidget):
         """Show a run from now on. Call it before the process is started or attached to."""
         self.detach()
         self.process = process
-        self._data = str(inspect_run(process.folder).settings.get("data") or "")
+        run = inspect_run(process.folder)
+        self._data = str(run.settings.get("data") or "")
         process.event_received.connect(self._on_event)
         process.paused_changed.connect(self._on_paused_changed)
         process.ended.connect(self._on_ended)
@@ -117,6 +118,7 @@ class RunView(QWidget):
         self._set_end_line("")
         self._set_warnings([])
         self.curves.clear()
+        self.curves.set_task(run.task)
         self.curves.read_epochs(process.folder)
         self.preview.clear()
         self._show_buttons(True)
@@ -251,7 +253,10 @@ class TrainingProcess(BackgroundProcess):
 
 # --- predictions on validation images -------------------------------------------------------------
 
-_IMAGE_COUNT = 3
+CROP_SHEET = "Validation crops"
+"""The name of a picture of many crops."""
+
+_IMAGE_COUNT, _CROP_COUNT = 3, 12
 _MAX_PICTURE_SIDE = 1024  # pixels of a picture
 _TOTAL_WIDTH, _MAX_PICTURE_WIDTH = 320, 160  # pixels on the screen, for all pictures and for one
 _PREVIEWS_PER_RUN = 6
@@ -302,7 +307,10 @@ class PictureButton(QToolButton):
 
 
 class PredictionPreview(QWidget):
-    """Thumbnails of validation images with predicted boxes, made off the GUI thread."""
+    """Thumbnails of validation images with predicted boxes, made off the GUI thread.
+
+    Of a classifier: one sheet of validation crops with their predicted types.
+    """
 
     def __init__(self, task: Task) -> None:
         super().__init__()
@@ -342,8 +350,9 @@ class PredictionPreview(QWidget):
 
     def show_pictures(self, epoch: int, pictures: list[Picture]) -> None:
         """Show what `predict_validation_images` returned."""
+        what = "crops" if pictures and pictures[0][0] == CROP_SHEET else "images"
         self.caption.setText(
-            f"Predictions on validation images after epoch {epoch} (click to enlarge):"
+            f"Predictions on validation {what} after epoch {epoch} (click to enlarge):"
         )
         padded = [*pictures, *[None] * _IMAGE_COUNT]
         for thumbnail, picture in zip(self.pictures, padded, strict=False):
@@ -351,6 +360,7 @@ class PredictionPreview(QWidget):
             if picture is not None:
                 name, pixels = picture
                 width = min(_TOTAL_WIDTH // len(pictures), _MAX_PICTURE_WIDTH)
+                width = _TOTAL_WIDTH if name == CROP_SHEET else width
                 thumbnail.show_picture(f"{name}, after epoch {epoch}", pixels, width)
         self.setVisible(bool(pictures))
 
@@ -359,6 +369,8 @@ def predict_validation_images(
     folder: Path, data: str, report: Report | None = None
 ) -> tuple[int, list[Picture]]:
     """The last epoch, and the first validation images with the predicted boxes drawn in."""
+    if inspect_run(folder).task == "classify":
+        return predict_validation_crops(folder, report)
     from napari_beerlanet.core.checkpoints.checkpoint import load_detector
     from napari_beerlanet.core.figures.overlay import draw_overlay
     from napari_beerlanet.core.formats.dataset import read_dataset
@@ -375,3 +387,33 @@ def predict_validation_images(
         overlay = draw_overlay(pixels, detections, colours, max_side=_MAX_PICTURE_SIDE)
         pictures.append((item.image.name, overlay))
     return int(model.info["training"]["epochs"]), pictures
+
+
+def predict_validation_crops(
+    folder: Path, report: Report | None = None
+) -> tuple[int, list[Picture]]:
+    """The last epoch, and a sheet of validation crops, each with its type and the predicted one."""
+    from napari_beerlanet.core.boxes.classes import OUTCOME_COLOURS
+    from napari_beerlanet.core.checkpoints.checkpoint import load_classifier
+    from napari_beerlanet.core.evaluation.classification import classify_items
+    from napari_beerlanet.core.figures.drawing import draw_crop_sheet
+    from napari_beerlanet.core.training.train_classifier import (
+        ClassifierTrainSettings,
+        training_crops,
+    )
+    from napari_beerlanet.core.training.trainer.classification import TrainingCrops
+
+    model = load_classifier(folder / "last.safetensors", device="cpu")
+    dataset = training_crops(ClassifierTrainSettings(**inspect_run(folder).settings))
+    items = dataset.splits["val"]
+    chosen = np.unique(np.linspace(0, len(items) - 1, min(len(items), _CROP_COUNT)).astype(int))
+    items = [items[k] for k in chosen]
+    result = classify_items(model, items, report)
+    crops = TrainingCrops(items, model.network.settings)
+    captions, colours = [], []
+    for k, item in enumerate(items):
+        annotated, predicted = dataset.names[item.label], result.names[result.labels[k]]
+        captions.append((predicted, "" if predicted == annotated else f"is {annotated}"))
+        colours.append(OUTCOME_COLOURS["true" if predicted == annotated else "false"])
+    sheet = draw_crop_sheet([crops.plain(k) for k in range(len(items))], captions, colours)
+    return int(model.info["training"]["epochs"]), [(CROP_SHEET, sheet)]

@@ -17,14 +17,19 @@ from napari_beerlanet.core.common.messages import error_message, format_duration
 from napari_beerlanet.core.common.progress import Report
 from napari_beerlanet.core.training.runs import RunFolder, new_run, read_run
 from napari_beerlanet.core.training.settings import TrainSettings
+from napari_beerlanet.core.training.train_classifier import ClassifierTrainSettings
 from napari_beerlanet.ui.common.tasks import Task
 
 if TYPE_CHECKING:  # what takes long to load is loaded in worker threads
+    from napari_beerlanet.core.classification.classifier import Classifier
     from napari_beerlanet.core.detection.detector import Detector
-    from napari_beerlanet.core.formats.dataset import Dataset
-    from napari_beerlanet.core.training.estimate import DatasetSummary, TrainingEstimate
+    from napari_beerlanet.core.training.estimate import (
+        CropSummary,
+        DatasetSummary,
+        TrainingEstimate,
+    )
 
-    InitialModel = str | Path | Detector
+    InitialModel = str | Path | Detector | Classifier
 
 _DEBOUNCE_MS = 400  # after a change, until the duration is estimated again
 
@@ -35,7 +40,7 @@ class EstimateRequest(NamedTuple):
     project: Path
     model: InitialModel
     settings: dict[str, Any]
-    dataset: Dataset
+    dataset: Any  # a Dataset, or a CropDataset of a classifier
 
 
 class EstimateLabel(QLabel):
@@ -74,12 +79,18 @@ class EstimateLabel(QLabel):
         )
 
 
-def make_settings(project: Path, model: InitialModel, settings: dict[str, Any]) -> TrainSettings:
+def make_settings(
+    project: Path, model: InitialModel, settings: dict[str, Any]
+) -> TrainSettings | ClassifierTrainSettings:
     """The settings of a run. A model that is not a file gets its path when the run is created.
 
-    Image size and pixel size come from the project if it has them and the form does not.
+    Image size and pixel size come from the project if it has them and the form does not. A
+    classifier may start without a model: "".
     """
     name = os.fspath(model) if isinstance(model, (str, Path)) else None
+    if settings.get("task") == "classify":
+        chosen = {key: value for key, value in settings.items() if value is not None}
+        return ClassifierTrainSettings(model=name or None, data=str(project), **chosen)
     of_project = {} if settings.get("pixel_size") else _project_settings(project)
     given = {key: value for key, value in settings.items() if value is not None}
     return TrainSettings(model=name, data=str(project / "data.yaml"), **{**of_project, **given})
@@ -105,14 +116,21 @@ def set_run_device(path: Path, device: str) -> None:
         RunFolder(path, locked=False).write_run(settings={**settings, "device": device})
 
 
-def inspect_project(folder: Path, report: Report) -> tuple[DatasetSummary, list[str]]:
-    """A `DatasetSummary` of the project's data, and the devices of this machine."""
+def inspect_project(
+    folder: Path, report: Report, task: str = "detect", model: str | None = None
+) -> tuple[DatasetSummary | CropSummary, list[str]]:
+    """A summary of the project's data, and the devices of this machine.
+
+    The `model` is the classifier that training would start from, if there is one.
+    """
     from napari_beerlanet.core.common.device import available_devices
     from napari_beerlanet.core.common.storage import FileError
-    from napari_beerlanet.core.training.estimate import summarise_dataset
+    from napari_beerlanet.core.training.estimate import summarise_crops, summarise_dataset
 
     if not folder.is_dir():
         raise FileError(f"{folder}: the folder does not exist; connect the drive that it is on.")
+    if task == "classify":
+        return summarise_crops(folder, model, report), available_devices()
     return summarise_dataset(folder / "data.yaml", report), available_devices()
 
 
@@ -131,15 +149,20 @@ def estimate_run(
     project: Path,
     model: InitialModel,
     settings: dict[str, Any],
-    dataset: Dataset,
+    dataset: Any,
     report: Report,
 ) -> TrainingEstimate:
     """A `TrainingEstimate`; raises `ValueError` where the run would be refused."""
-    from napari_beerlanet.core.training.estimate import estimate_duration
+    from napari_beerlanet.core.training.estimate import (
+        estimate_classifier_duration,
+        estimate_duration,
+    )
     from napari_beerlanet.core.training.runs import list_runs
 
     train_settings = make_settings(project, model, settings)
-    parent = None if isinstance(model, (str, Path)) else model
+    parent: Any = None if isinstance(model, (str, Path)) else model
+    if isinstance(train_settings, ClassifierTrainSettings):
+        return estimate_classifier_duration(train_settings, dataset, report, parent)
     return estimate_duration(train_settings, dataset, list_runs(project), report, parent)
 
 

@@ -1,13 +1,14 @@
-"""The Fine-tune panel: choose a project and an initial model, train, keep or discard the result."""
+"""The Fine-tune panel: train a detector or a classifier on a project, keep or discard it."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from qtpy.QtCore import QTimer
-from qtpy.QtWidgets import QVBoxLayout, QWidget
+from qtpy.QtWidgets import QRadioButton, QVBoxLayout, QWidget
 
+from napari_beerlanet.core.checkpoints.info import CLASSIFIER
 from napari_beerlanet.core.common.events import RunState
 from napari_beerlanet.core.training.runs import Run
 from napari_beerlanet.ui.common.background_process import CloseConfirmation, RunEnd
@@ -15,6 +16,7 @@ from napari_beerlanet.ui.common.controls import (
     DisabledReason,
     button,
     form,
+    row,
     separator,
     wrapping_label,
 )
@@ -22,7 +24,13 @@ from napari_beerlanet.ui.common.notifications import notify_error, show_info
 from napari_beerlanet.ui.common.panel import Panel
 from napari_beerlanet.ui.common.progress_bar import TaskProgressBar
 from napari_beerlanet.ui.common.session import get_project_store, get_session
-from napari_beerlanet.ui.finetune.form import FineTuneForm, InitialModelChoice, ProjectChoice
+from napari_beerlanet.ui.finetune.form import (
+    NEW_CLASSIFIER,
+    ClassifierForm,
+    FineTuneForm,
+    InitialModelChoice,
+    ProjectChoice,
+)
 from napari_beerlanet.ui.finetune.model_comparison import ModelComparisonPanel
 from napari_beerlanet.ui.finetune.run_list import RunList
 from napari_beerlanet.ui.finetune.run_view import RunView, TrainingProcess
@@ -37,9 +45,11 @@ from napari_beerlanet.ui.finetune.start import (
 if TYPE_CHECKING:
     from napari.viewer import Viewer
 
+    from napari_beerlanet.core.classification.classifier import Classifier
     from napari_beerlanet.core.detection.detector import Detector
     from napari_beerlanet.core.project.project import Project
-    from napari_beerlanet.core.training.estimate import DatasetSummary
+    from napari_beerlanet.core.training.estimate import CropSummary, DatasetSummary
+    from napari_beerlanet.ui.finetune.start import InitialModel
 
 _MIN_WIDTH = 370  # pixels, including the scroll bar
 _NO_PROJECT = (
@@ -55,7 +65,7 @@ class FineTuneWidget(Panel):
 
     def __init__(self, napari_viewer: Viewer) -> None:
         super().__init__(napari_viewer)
-        self.summary: DatasetSummary | None = None  # once the data were inspected
+        self.summary: DatasetSummary | CropSummary | None = None  # once the data were inspected
         self._data_task, self._create_task = self.task(), self.task()
         self._build()
         self._connect()
@@ -72,6 +82,17 @@ class FineTuneWidget(Panel):
             TaskProgressBar(self._data_task, quiet=True),
         )
         self.model_choice, self.form = InitialModelChoice(), FineTuneForm()
+        self.classifier_choice = InitialModelChoice(CLASSIFIER)
+        self.classifier_form = ClassifierForm()
+        self.train_detector, self.train_classifier = (
+            QRadioButton("Detector"),
+            QRadioButton("Classifier"),
+        )
+        self.train_detector.setToolTip("Train a model that finds cells, on the project's boxes.")
+        self.train_classifier.setToolTip(
+            "Train a model that tells the types of cells, on the project's cells that have a type."
+        )
+        self.train_detector.setChecked(True)
         self.estimate = EstimateLabel(self.task(), self._estimate_request)
         self.start_button = button(
             "Start training",
@@ -93,10 +114,17 @@ class FineTuneWidget(Panel):
         inside = QVBoxLayout(self.settings)
         inside.setContentsMargins(0, 0, 0, 0)
         initial_model = form()
+        initial_model.addRow("Train", row(self.train_detector, self.train_classifier))
         initial_model.addRow("Initial model", self.model_choice)
+        initial_model.addRow("Initial model", self.classifier_choice)
+        self._initial_model = initial_model
         inside.addLayout(initial_model)
-        for part in (self.form, self.estimate, self.start_button, self.start_reason):
+        for part in (
+            *(self.form, self.classifier_form, self.estimate),
+            *(self.start_button, self.start_reason),
+        ):
             inside.addWidget(part)
+        self._show_form()
         parts = (self.settings, self.start_bar, self.resume_line, self.run_view, self.comparison)
         for widget in (*parts, self.run_view.details):
             self.body.addWidget(widget)
@@ -110,6 +138,9 @@ class FineTuneWidget(Panel):
         self.model_choice.changed.connect(self.estimate.update_soon)
         self.model_choice.changed.connect(self._preselect_scope)
         self.form.changed.connect(self.estimate.update_soon)
+        self.classifier_form.changed.connect(self.estimate.update_soon)
+        self.classifier_choice.changed.connect(self._classifier_chosen)
+        self.train_classifier.toggled.connect(self._task_chosen)
         self.run_view.ended.connect(self._on_run_ended)
         self.run_view.resume.connect(self.resume)
         self.run_list.resume.connect(self.resume)
@@ -118,6 +149,7 @@ class FineTuneWidget(Panel):
         self.comparison.kept.connect(self._on_model_kept)
         self.comparison.discarded.connect(self._on_model_discarded)
         get_session(self.viewer).model_changed.connect(self._model_loaded)
+        self.connect_event(get_session(self.viewer).classifier_changed, self._classifier_loaded)
         self.connect_event(get_project_store(self.viewer).changed, self._project_opened)
         self.connect_event(get_project_store(self.viewer).updated, self._project_updated)
 
@@ -155,26 +187,69 @@ class FineTuneWidget(Panel):
             show_info(f"Following the active training run {active[0].name}.")
         self._offer_to_resume(runs)
         self._update_controls()
+        self._inspect(folder)
+
+    def _inspect(self, folder: Path) -> None:
+        """Read the data of what is to be trained."""
+        task, model = self.task_name, self.classifier_choice.selected
+        parent = str(model) if isinstance(model, (str, Path)) and str(model) else None
         self._data_task.start(
-            lambda report: inspect_project(folder, report),
+            lambda report: inspect_project(folder, report, task, parent),
             self._on_project_inspected,
             self._on_project_refused,
         )
 
-    def _on_project_inspected(self, inspected: tuple[DatasetSummary, list[str]]) -> None:
+    @property
+    def task_name(self) -> str:
+        """What is to be trained: "detect" or "classify"."""
+        return "classify" if self.train_classifier.isChecked() else "detect"
+
+    def _task_chosen(self) -> None:
+        """Another kind of model is to be trained: another form, other data."""
+        self._show_form()
+        self._inspect_again()
+
+    def _inspect_again(self) -> None:
+        folder = self.project_choice.project
+        self.summary = None
+        self.estimate.cancel()
+        if folder is not None:
+            self.data_line.setText("Inspecting the data …")
+            self._inspect(folder)
+        self._update_controls()
+
+    def _show_form(self) -> None:
+        classifies = self.task_name == "classify"
+        self._initial_model.setRowVisible(self.model_choice, not classifies)
+        self._initial_model.setRowVisible(self.classifier_choice, classifies)
+        self.form.setVisible(not classifies)
+        self.classifier_form.setVisible(classifies)
+        self.classifier_form.set_new(self.classifier_choice.selected == NEW_CLASSIFIER)
+
+    def _classifier_chosen(self) -> None:
+        """A classifier keeps the types that it knows, so the data differ with it."""
+        self._show_form()
+        if self.task_name == "classify":
+            self._inspect_again()
+
+    def _on_project_inspected(
+        self, inspected: tuple[DatasetSummary | CropSummary, list[str]]
+    ) -> None:
         self.summary, devices = inspected
         self.run_view.shown_above = self.summary.notes[:3]
         self.data_line.setText("\n".join([self.summary.sentence(), *self.run_view.shown_above]))
         self.form.set_devices(devices)
+        self.classifier_form.set_devices(devices)
         self._preselect_scope()
         self._update_controls()
         self.estimate.update_soon()
 
     def _preselect_scope(self) -> None:
         """By the amount of data, and whether the initial model knows its classes."""
-        if self.summary is not None and self.model_choice.selected is not None:
-            images = len(self.summary.dataset.splits["train"])
-            self.form.preselect_scope(self.summary.scope(self.model_choice.classes), images)
+        if self.task_name == "detect" and self.summary and self.model_choice.selected is not None:
+            summary = cast("DatasetSummary", self.summary)
+            images = len(summary.dataset.splits["train"])
+            self.form.preselect_scope(summary.scope(self.model_choice.classes), images)
 
     def _on_project_refused(self, error: BaseException) -> None:
         self.data_line.setText("This project cannot be used for training:")
@@ -191,19 +266,25 @@ class FineTuneWidget(Panel):
 
     def _estimate_request(self) -> EstimateRequest | None:
         """What to estimate the duration of, None where there is nothing."""
-        project, model = self.project_choice.project, self.model_choice.selected
+        project, (model, settings) = self.project_choice.project, self._chosen()
         if project is None or model is None or self.summary is None or self.run_view.running:
             return None
-        return EstimateRequest(project, model, self.form.settings(), self.summary.dataset)
+        return EstimateRequest(project, model, settings, self.summary.dataset)
+
+    def _chosen(self) -> tuple[InitialModel | None, dict[str, Any]]:
+        """The initial model and the settings of what is to be trained."""
+        if self.task_name == "detect":
+            return self.model_choice.selected, self.form.settings()
+        model = self.classifier_choice.selected
+        return model, self.classifier_form.settings(model == NEW_CLASSIFIER)
 
     # --- training --------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start a run with the present settings."""
-        project, model = self.project_choice.project, self.model_choice.selected
+        project, (model, settings) = self.project_choice.project, self._chosen()
         if project is None or model is None or self.run_view.running:
             return
-        settings = self.form.settings()
         self.estimate.cancel()
         self.start_button.setEnabled(False)
         self._create_task.start(
@@ -218,7 +299,8 @@ class FineTuneWidget(Panel):
             notify_error("Another training run is active; stop it or let it finish first.")
             return
         try:
-            set_run_device(run.path, self.form.device.value)
+            chosen = self.classifier_form if run.task == "classify" else self.form
+            set_run_device(run.path, chosen.device.value)
         except (ValueError, OSError) as error:
             notify_error(error)
             return
@@ -275,7 +357,8 @@ class FineTuneWidget(Panel):
     def _on_model_kept(self, path: Path) -> None:
         self._show_settings()
         later = " The comparison continues." if self.comparison.evaluate_task.running else ""
-        self.start_bar.set_message(f"Saved as {path.stem} and loaded for detection.{later}")
+        use = "classification" if self.comparison.kept_kind == CLASSIFIER else "detection"
+        self.start_bar.set_message(f"Saved as {path.stem} and loaded for {use}.{later}")
         self._update_models()
 
     def _on_model_discarded(self, folder: Path) -> None:
@@ -299,9 +382,17 @@ class FineTuneWidget(Panel):
         if model is not None:
             self.model_choice.list.setCurrentIndex(0)
 
+    def _classifier_loaded(self, model: Classifier | None = None) -> None:
+        """Another panel has loaded a classifier: start from that one."""
+        self._update_models()
+        if model is not None:
+            self.classifier_choice.list.setCurrentIndex(0)
+
     def _update_models(self) -> None:
         shared = get_session(self.viewer)
-        self.model_choice.set_models(shared.model, shared.model_key, self.project_choice.project)
+        project = self.project_choice.project
+        self.model_choice.set_models(shared.model, shared.model_key, project)
+        self.classifier_choice.set_models(shared.classifier, shared.classifier_key, project)
 
     def _update_controls(self) -> None:
         running = self.run_view.running
