@@ -7,10 +7,13 @@ import torch
 from PIL import Image
 from torch import nn
 
+from napari_beerlanet.core.boxes.annotations import Annotations
+from napari_beerlanet.core.boxes.regions import Region
 from napari_beerlanet.core.checkpoints.serialize import describe_classifier
 from napari_beerlanet.core.classification.classifier import Classifier
 from napari_beerlanet.core.classification.network import ClassificationNetwork
 from napari_beerlanet.core.classification.settings import ClassifierSettings
+from napari_beerlanet.core.project.files import ImageSource
 
 TYPES = ["dark", "pale"]
 SMALL = "shufflenet_v2_x0_5"
@@ -64,3 +67,26 @@ def write_classes(
         for seed in range(first, first + count):
             Image.fromarray(cell(kind, seed, side)).save(folder / kind / f"{kind}-{seed}.png")
     return folder
+
+
+def typed_field(seed: int, kinds=("dark", "pale"), count: int = 6, side: int = 26):
+    """Source, pixels and annotations of a field with a row of cells of each of the kinds."""
+    image = np.random.default_rng(seed).integers(215, 235, (40 * len(kinds), 40 * count, 3))
+    image, boxes, types = image.astype(np.uint8), [], []
+    for row, kind in enumerate(kinds):
+        for k in range(count):
+            look = "pale" if kind not in ("dark", "pale") else kind
+            x, y = 40 * k + 7, 40 * row + 7
+            image[y : y + side, x : x + side] = cell(look, 100 * seed + k, side)
+            boxes.append((x, y, x + side, y + side))
+            types.append(kind)
+    shape = image.shape[:2]
+    annotations = Annotations(
+        np.array(boxes, float),
+        np.zeros(len(boxes), np.int64),
+        ["WBC"],
+        regions=(Region.whole_image(shape),),
+        image_shape=shape,
+        types=types,
+    )
+    return ImageSource.from_image(image, f"field {seed}.png"), image, annotations

@@ -24,34 +24,11 @@ from napari_beerlanet.core.training.comparison import compare_models, save_best_
 from napari_beerlanet.core.training.train_classifier import ClassifierTrainSettings
 from napari_beerlanet.core.training.trainer.classification import TrainingCrops
 from projects import smear, tree
-from tinyclasses import SMALL, cell, tiny_classifier, write_classes
+from tinyclasses import SMALL, tiny_classifier, typed_field, write_classes
 
 QUICK = {"input_size": 24, "components": 3, "iterations": 3, "batch": 6, "device": "cpu"}
 QUICK |= {"epochs": 1, "learning_rate": 1e-3}
 KNOWN = ["basophil", "dark", "pale"]
-
-
-def field(seed: int, kinds=("dark", "pale"), count: int = 6, side: int = 26):
-    """Source, pixels and annotations of a field with a row of cells of each of the kinds."""
-    image = np.random.default_rng(seed).integers(215, 235, (40 * len(kinds), 40 * count, 3))
-    image, boxes, types = image.astype(np.uint8), [], []
-    for row, kind in enumerate(kinds):
-        for k in range(count):
-            look = "pale" if kind not in ("dark", "pale") else kind
-            x, y = 40 * k + 7, 40 * row + 7
-            image[y : y + side, x : x + side] = cell(look, 100 * seed + k, side)
-            boxes.append((x, y, x + side, y + side))
-            types.append(kind)
-    shape = image.shape[:2]
-    annotations = Annotations(
-        np.array(boxes, float),
-        np.zeros(len(boxes), np.int64),
-        ["WBC"],
-        regions=(Region.whole_image(shape),),
-        image_shape=shape,
-        types=types,
-    )
-    return ImageSource.from_image(image, f"field {seed}.png"), image, annotations
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +37,7 @@ def typed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("typed") / "project"
     with Project.create(folder, ["WBC"]) as project:
         for seed in range(4):
-            project.add_image(*field(seed), 128)
+            project.add_image(*typed_field(seed), 128)
     return folder
 
 
@@ -88,7 +65,7 @@ def test_types_and_their_colours_stay_with_the_project(typed):
 
 
 def test_a_renamed_type_is_renamed_everywhere(tmp_path):
-    source, image, annotations = field(1)
+    source, image, annotations = typed_field(1)
     with Project.create(tmp_path, ["WBC"]) as project:
         project.add_image(source, image, annotations, 128)
         project.set_type_colours({"dark": "#102030"})
@@ -105,7 +82,7 @@ def test_a_renamed_type_is_renamed_everywhere(tmp_path):
 
 
 def test_adding_again_replaces_and_removing_removes(tmp_path):
-    source, image, annotations = field(1)
+    source, image, annotations = typed_field(1)
     with Project.create(tmp_path, ["WBC"]) as project:
         project.add_image(source, image, annotations, 128)
         files = set(tree(tmp_path / "cells"))
@@ -122,7 +99,7 @@ def test_adding_again_replaces_and_removing_removes(tmp_path):
 
 
 def test_copies_that_nobody_has_reviewed_are_left_out_on_request(tmp_path):
-    source, image, annotations = field(1)
+    source, image, annotations = typed_field(1)
     copied = replace(annotations, status=[COPIED] * 5 + ["drawn"] * 7)
     with Project.create(tmp_path, ["WBC"]) as project:
         assert project.add_image(source, image, copied, 128, reviewed_only=True).types == {
@@ -133,7 +110,7 @@ def test_copies_that_nobody_has_reviewed_are_left_out_on_request(tmp_path):
 
 
 def test_one_image_validates_where_its_crops_do(tmp_path):
-    source, image, annotations = field(2, count=16)
+    source, image, annotations = typed_field(2, count=16)
     with Project.create(tmp_path, ["WBC"]) as project:
         project.add_image(source, image, annotations, 96, crop_size=96)
         assert {crop.split for crop in project.crops} == {"train", "val"}
@@ -230,7 +207,7 @@ def grown(tmp_path_factory):
     save_checkpoint(tiny_classifier(SMALL, KNOWN, seed=4), folder / "parent.safetensors")
     with Project.create(folder / "project", ["WBC"]) as project:
         for seed in range(3):
-            project.add_image(*field(seed, ("dark", "pale", "band")), 128)
+            project.add_image(*typed_field(seed, ("dark", "pale", "band")), 128)
     write_classes(folder / "reference", 3)
     (folder / "reference" / "dark").rename(folder / "reference" / "basophil")
     heard: list[dict] = []
@@ -335,11 +312,11 @@ def test_few_crops_from_a_backbone_are_shown_often_enough():
 def test_few_crops_of_a_type_and_types_that_only_validate_are_said(tmp_path):
     with Project.create(tmp_path / "project", ["WBC"]) as project:
         for seed in range(2):
-            project.add_image(*field(seed, count=4), 128)
+            project.add_image(*typed_field(seed, count=4), 128)
         validating = next(one.source for one in project.cells if one.split == "val")
         source = project.sources()[validating]
         seed = int(source.name.split()[1].split(".")[0])
-        _, image, annotations = field(seed, count=4)
+        _, image, annotations = typed_field(seed, count=4)
         rare = replace(annotations, types=["eosinophil", *annotations.types[1:]])
         project.add_image(source, image, rare, 128)
     heard = []
@@ -354,10 +331,10 @@ def test_few_crops_of_a_type_and_types_that_only_validate_are_said(tmp_path):
 
 def test_what_a_project_cannot_teach(tmp_path):
     with Project.create(tmp_path / "a", ["WBC"]) as project:
-        project.add_image(*field(0, ("dark",)), 128)
+        project.add_image(*typed_field(0, ("dark",)), 128)
     with pytest.raises(DataError, match=r"only one type \(dark\)"):
         nb.train_classifier(tmp_path / "a", tmp_path / "run", SMALL, **QUICK)
     with Project.create(tmp_path / "b", ["WBC"]) as project:
-        project.add_image(*field(0), 128)
+        project.add_image(*typed_field(0), 128)
     with pytest.raises(ValueError, match=r"fill is 0.2, and a project stores"):
         nb.train_classifier(tmp_path / "b", tmp_path / "run", SMALL, fill=0.2, **QUICK)
