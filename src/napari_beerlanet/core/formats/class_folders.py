@@ -332,10 +332,13 @@ def check_crop_dataset(
     problems = list(dict.fromkeys(problem for problem in problems if problem))
     if problems:
         raise DataError(describe_problems(dataset.path, problems))
+    trained = dataset.counts(splits[0])
     absent = [
         f"{split}: no crops of {', '.join(missing)}."
         for split in splits[1:]
-        if (missing := [name for name, count in dataset.counts(split).items() if not count])
+        if (
+            missing := [n for n, count in dataset.counts(split).items() if trained[n] and not count]
+        )
     ]
     return [*dataset.notes, *absent]
 

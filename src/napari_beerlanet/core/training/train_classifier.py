@@ -62,7 +62,7 @@ _FINE_TUNE |= {"cosine": True}
 # As `fine_tune` with few images: some hundred steps at most, and no further than half the way.
 _FINE_TUNE_FEW: dict[str, Any] = {**_FINE_TUNE, "batch": 16, "keep_statistics": True, "share": 0.5}
 _FEW_STEPS_FACTOR, _FEW_STEPS_EXPONENT = 20, 0.35
-_MIN_STEPS = 150  # without a parent, however few crops there are
+_MIN_STEPS = 150  # of few crops without a parent
 
 
 class ClassifierTrainSettings(ClassifierSettings, RunSettings):
@@ -174,9 +174,10 @@ class ClassifierTrainSettings(ClassifierSettings, RunSettings):
     def resolved(self, crops: int) -> ClassifierTrainSettings:
         """With the values that so many training crops ask for where there are none."""
         chosen = _SCRATCH if self.weights is None else _PRETRAINED
-        if crops and self.model is None:
+        if 0 < crops < _FEW_CROPS and self.model is None:
+            chosen = {**chosen, "batch": _FINE_TUNE_FEW["batch"]}
             steps = -(-crops // (self.batch or chosen["batch"]))
-            chosen = {**chosen, "epochs": max(chosen["epochs"], -(-_MIN_STEPS // steps))}
+            chosen["epochs"] = max(chosen["epochs"], -(-_MIN_STEPS // steps))
         chosen = chosen if self.model is None else _FINE_TUNE
         if self.model is not None and crops < _FEW_CROPS:
             batch = self.batch or _FINE_TUNE_FEW["batch"]
@@ -234,7 +235,8 @@ def train_classifier(
     front_end
         "beerlanet"; "none": the backbone sees crops as they are; "grey".
     epochs, batch, learning_rate
-        None: as in the paper (20 epochs of 128 crops a step, Adam at 1e-4); where the backbone
+        None: as in the paper (20 epochs of 128 crops a step, Adam at 1e-4; of fewer than 400 crops
+        16 a step and at least 150 steps); where the backbone
         starts from `weights`, 6 epochs of 32 at 6e-4 with averaged weights; where training
         starts from a classifier, what the number of crops asks for.
     model
