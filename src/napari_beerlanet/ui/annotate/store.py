@@ -86,8 +86,7 @@ class AnnotationStore(QObject):
         super().__init__(window)
         self._viewer = weakref.ref(viewer)
         self.classes = ClassList(get_session(viewer).palette)
-        session = get_session(viewer)
-        self.types = TypeList(getattr(session, "type_palette", session.palette))
+        self.types = TypeList(get_session(viewer).type_palette)
         self.projects = get_project_store(viewer)
         self.images: list[AnnotatedImage] = []
         self.conflicts: list[Conflict] = []
@@ -304,8 +303,6 @@ class AnnotationStore(QObject):
     def _project_changed(self, project: Project | None) -> None:
         if project is not None:
             self.classes.place_first(project.classes)
-            for name, colour in project.type_colours.items():
-                self.types.recolour(name, colour)
             self.types.place_first(project.types)
         self._look_up_again()
         self.compare_with_project()

@@ -6,6 +6,7 @@ import json
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 from weakref import WeakKeyDictionary
@@ -241,15 +242,18 @@ def get_project_store(viewer: Viewer) -> ProjectStore:
     viewer = unwrap_viewer(viewer)
     if viewer not in _project_stores:
         _project_stores[viewer] = store = ProjectStore()
-        palette = get_session(viewer).palette
-        store.changed.connect(lambda project: palette.use_project(_colours_of(project)))
+        session = get_session(viewer)
+        store.changed.connect(partial(_use_project_colours, session.palette, session.type_palette))
         weakref.finalize(viewer, store.release)
         on_destroyed(viewer.window._qt_window, store.release)
     return _project_stores[viewer]
 
 
-def _colours_of(project: Project | None) -> dict[str, str]:
-    return {} if project is None else project.colours
+def _use_project_colours(
+    classes: ClassPalette, types: ClassPalette, project: Project | None
+) -> None:
+    classes.use_project({} if project is None else project.colours)
+    types.use_project({} if project is None else project.type_colours)
 
 
 _MAX_SAVED_COLOURS = 500  # classes
