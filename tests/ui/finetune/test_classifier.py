@@ -87,6 +87,7 @@ def test_the_form_follows_what_is_trained(panel, project, until, tmp_path):
     until(lambda: "images for training" in panel.data_line.text())
 
 
+@pytest.mark.slow
 def test_train_compare_and_keep_a_classifier(panel, project, until):
     panel.project_choice.choose(project)
     panel.train_classifier.click()
