@@ -67,14 +67,14 @@ def draw_text(
 
 def draw_crop_sheet(
     crops: Sequence[npt.NDArray[np.uint8]],
-    captions: Sequence[tuple[str, str]],
+    captions: Sequence[Sequence[str]],
     colours: Sequence[str],
     columns: int = 6,
     side: int = 120,
 ) -> npt.NDArray[np.uint8]:
-    """Crops (h, w, 3) in rows, each with two lines below it and a frame of its colour "#rrggbb"."""
+    """Crops (h, w, 3) in rows, each with a frame of its colour "#rrggbb" and lines below it."""
     rows, line, frame = -(-len(crops) // columns), 16, 3
-    cell, height = side + 12, side + 2 * line + 14
+    cell, height = side + 12, side + max(map(len, captions), default=0) * line + 14
     sheet = Image.new("RGB", (columns * cell, max(rows, 1) * height), (255, 255, 255))
     draw = ImageDraw.Draw(sheet)
     for k, (crop, texts, colour) in enumerate(zip(crops, captions, colours, strict=True)):

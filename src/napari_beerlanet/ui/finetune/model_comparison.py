@@ -213,7 +213,10 @@ class ModelComparisonPanel(QWidget):
 
             sheet = draw_crop_sheet(
                 [change.pixels for change in changes],
-                [(f"{one.before} > {one.after}", f"is {one.annotated}") for one in changes],
+                [
+                    (f"was {one.before}", f"now {one.after}", f"annotated: {one.annotated}")
+                    for one in changes
+                ],
                 [CHANGE_COLOURS[_kind_of_change(one)] for one in changes],
             )
             self.changes.show_picture("Crops whose type has changed", sheet, _SHEET_WIDTH)
