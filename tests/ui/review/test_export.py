@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
+from qtpy.QtWidgets import QFileDialog
 
 from napari_beerlanet.core.stains.decompose import decompose
 from napari_beerlanet.ui.common.session import get_session
 from napari_beerlanet.ui.viewer.box_shapes import corners_from_boxes
-from reviews import PICTURE
+from reviews import PICTURE, some
+from tinyclasses import tiny_classifier
 
 pytestmark = pytest.mark.window
 
@@ -38,6 +40,39 @@ def test_a_report_shows_the_stains_that_were_decomposed_already(
     panel.export.write_report(path)
     until(lambda: path.exists() and not panel.export.task.running)
     assert "<h2>Stains</h2>" in path.read_text()
+
+
+def test_corrected_types_are_in_the_report_and_on_one_page(
+    open_review, until, tmp_path, monkeypatch
+):
+    stages = ["uninfected", "ring"]
+    found = some()
+    red = np.flatnonzero(found.labels == 0)
+    healthy = np.tile(np.array([[0.9, 0.1]], np.float32), (len(red), 1))
+    viewer, panel, _ = open_review(
+        found=found.with_types(stages, healthy, rows=red, classifier="tiny")
+    )
+    get_session(viewer).set_classifier(tiny_classifier(names=stages), "no such file")
+    panel.review.relabel_type(red[:2], "ring")
+    page = tmp_path / "page.html"
+    choices = []
+
+    def choose(parent, title, name, kinds):
+        choices.extend(kinds.split(";;"))
+        return str(page), choices[-1]
+
+    monkeypatch.setattr(QFileDialog, "getSaveFileName", choose)
+    monkeypatch.setattr("napari_beerlanet.ui.review.export.decompose", None)
+    panel.export.report_button.click()
+    until(lambda: page.exists() and not panel.export.task.running)
+    assert choices[1].startswith("Malaria smear on one page")
+    text = page.read_text()
+    counted = panel.review.reviewed().above(panel.filter.min_confidence).type_counts()
+    assert counted["ring"] == 2
+    assert f"of {sum(counted.values())} counted" in text
+    assert "2 of" in text
+    assert "Research use only" in text
+    assert "Classifier</dt><dd>tiny" in text
 
 
 def test_nothing_accepted_is_reported(open_review, monkeypatch):

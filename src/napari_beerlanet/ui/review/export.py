@@ -7,6 +7,7 @@ from typing import Any
 
 from qtpy.QtWidgets import QFileDialog, QHBoxLayout, QWidget
 
+from napari_beerlanet.core.boxes.classes import infected_types
 from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
 from napari_beerlanet.core.common.storage import FileError, pixel_hash
 from napari_beerlanet.core.report.report import write_report
@@ -25,6 +26,7 @@ from napari_beerlanet.ui.review.target import ReviewTarget
 
 ANNOTATE_TITLE = "Annotate"
 _MAX_REPORT_PIXELS = 1e8  # larger images get no report
+_ONE_PAGE = "Malaria smear on one page (*.html)"
 
 
 class ReviewExport(QWidget):
@@ -61,12 +63,14 @@ class ReviewExport(QWidget):
     def _browse(self) -> None:
         if self._target is not None:
             name = f"{self._target.source.name}.report.html"
-            path, _ = QFileDialog.getSaveFileName(self, "Save report", name, "Report (*.html)")
+            types = self._review.type_names if self._review is not None else []
+            kinds = ["Report (*.html)", *([_ONE_PAGE] if infected_types(types) else [])]
+            path, kind = QFileDialog.getSaveFileName(self, "Save report", name, ";;".join(kinds))
             if path:
-                self.write_report(Path(path))
+                self.write_report(Path(path), one_page=kind == _ONE_PAGE)
 
-    def write_report(self, path: Path) -> None:
-        """Write a report of the review, off the GUI thread."""
+    def write_report(self, path: Path, one_page: bool = False) -> None:
+        """Write a report of the review, off the GUI thread; see `render_report`."""
         target, review, annotation_tab = self._target, self._review, self._annotation_tab
         if target is None or review is None:
             return
@@ -90,16 +94,27 @@ class ReviewExport(QWidget):
             "model": dict(model.info) if model is not None else {},
         }
         key = session.model_key if model is not None else None
+        classifier, classifier_key = session.classifier, session.classifier_key
+        if classifier is None or detections.report.get("classifier") != classifier.info.get("name"):
+            classifier_key = None  # another one than gave these types
+        else:
+            facts["classifier"] = dict(classifier.info)
 
         def work(report: Report) -> Path:
             report_progress(report, 0, 10, "reading the image")
             pixels = plane.read()
             fit_progress = subprogress(report, 0.1, 0.7)
-            fitted = stains or decompose(pixels, iterations="converge", report=fit_progress)
+            fitted = stains
+            if fitted is None and not one_page:
+                fitted = decompose(pixels, iterations="converge", report=fit_progress)
             report_progress(report, 7, 10, "writing")
-            hashes = {"the pixels": pixel_hash(pixels), **_checkpoint_digest(key)}
+            hashes = {
+                "the pixels": pixel_hash(pixels),
+                **_checkpoint_digest("the checkpoint", key),
+                **_checkpoint_digest("the classifier", classifier_key),
+            }
             subject = ReportSubject(pixels=pixels, decomposition=fitted, hashes=hashes, **facts)
-            write_report(path, subject)
+            write_report(path, subject, one_page)
             return path
 
         self.task.start(work, lambda written: self.bar.set_message(f"Report saved: {written}"))
@@ -117,11 +132,11 @@ class ReviewExport(QWidget):
         annotate.annotation_actions.add_confirmed(accepted, "accept in review")
 
 
-def _checkpoint_digest(key: str | None) -> dict[str, str]:
+def _checkpoint_digest(what: str, key: str | None) -> dict[str, str]:
     """The hash of the model's file, named for the report; empty where there is no file."""
     from napari_beerlanet.core.checkpoints.checkpoint import checkpoint_hash
 
     try:
-        return {"the checkpoint": checkpoint_hash(key)} if key else {}
+        return {what: checkpoint_hash(key)} if key else {}
     except (OSError, FileError):
         return {}  # moved since it was loaded
