@@ -69,6 +69,7 @@ def rows_of(table):
 
 def test_heat_maps_are_the_probabilities_in_their_place(opened, clf, pixels, until):
     viewer, source, section = opened()
+    drawn = viewer.add_shapes(name="drawn before")
     viewer.reset_view()
     section.run_button.click()
     until(lambda: not section.patch_task.running)
@@ -77,6 +78,7 @@ def test_heat_maps_are_the_probabilities_in_their_place(opened, clf, pixels, unt
     layers = patch_layers(viewer, source)
     assert [layer.name for layer in layers] == ["slide · dark", "slide · pale"]
     assert [layer.visible for layer in layers] == [False, True]
+    assert list(viewer.layers) == [source, *layers, drawn], "regions stay on top"
     for k, layer in enumerate(layers):
         np.testing.assert_allclose(layer.data, expected.scores[..., k], atol=1e-6)
         for i, j in ((0, 0), (3, 5), (6, 8)):

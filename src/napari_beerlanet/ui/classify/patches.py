@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
@@ -196,7 +197,8 @@ class PatchLayers:
         place = transform_kwargs(source) | grid_transform(source, patches.patch, index)
         facts = {"patch": patches.patch, "model": patches.report["model"]}
         self.layers: dict[str, Image] = {}
-        for k, name in enumerate(patches.names):
+        names = patches.names
+        for k, name in enumerate(names):
             plane = np.ascontiguousarray(patches.scores[..., k])
             layer = Image(
                 plane.reshape((1,) * len(index) + plane.shape),
@@ -210,8 +212,9 @@ class PatchLayers:
                 metadata=role_metadata(Role.PATCHES, source, **facts, type=name),
                 **place,
             )
+            # Right above the image: boxes and regions stay on top.
+            add_unselected(viewer, layer, above=source if k == 0 else self.layers[names[k - 1]])
             self.layers[name] = layer
-            add_unselected(viewer, layer, above=source if k == 0 else None)
 
     def add(self, tiles: Sequence[PatchTile]) -> None:
         """Write tiles into the map and its layers."""
@@ -355,7 +358,7 @@ class PatchSection(CollapsibleGroup):
         self.patch_task.ended.connect(self._ended)
         self.shown.currentIndexChanged.connect(lambda *_: self._class_chosen())
         self.threshold.changed.connect(lambda *_: self._measure_soon.throttle())
-        self._watched: set[int] = set()
+        self._watched: WeakSet[Shapes] = WeakSet()
         self._layer_list = LayerListWatcher(self._panel, self._layers_changed)
         self._layers_changed()
 
@@ -419,8 +422,8 @@ class PatchSection(CollapsibleGroup):
     def _layers_changed(self) -> None:
         """Hear of changes of shapes, and of layers that were removed."""
         for layer in self.viewer.layers:
-            if isinstance(layer, Shapes) and id(layer) not in self._watched:
-                self._watched.add(id(layer))
+            if isinstance(layer, Shapes) and layer not in self._watched:
+                self._watched.add(layer)
                 self._panel.connect_event(layer.events.data, self._shapes_changed)
         if self.layers is not None and self.layers.source not in self.viewer.layers:
             self.layers = None
@@ -493,7 +496,8 @@ class PatchSection(CollapsibleGroup):
         if not patches.classified.any():
             text = "No patch has so much tissue; set “Tissue at least” lower."
         if result.changed:
-            text = f"{', '.join(result.changed)} changed since the last run. {text}".capitalize()
+            words = " and ".join(result.changed)
+            text = f"{words[:1].upper()}{words[1:]} changed since the last run. {text}"
         self.progress_bar.set_message(" ".join([text, *patches.report["warnings"]]))
 
     def _ended(self, outcome: TaskOutcome) -> None:
