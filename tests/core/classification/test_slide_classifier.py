@@ -12,6 +12,7 @@ import pytest
 import tifffile
 
 from napari_beerlanet.core.boxes.regions import Region
+from napari_beerlanet.core.classification import slide_classifier
 from napari_beerlanet.core.classification.slide_classifier import (
     PatchMap,
     SlideClassification,
@@ -110,6 +111,16 @@ def test_where_the_user_looks_comes_first(slide, clf):
     for tile in tiles:
         np.testing.assert_array_equal(run.map.scores[tile.rows, tile.columns], tile.scores)
     assert run.finished
+
+
+def test_large_patches_come_in_smaller_tiles(slide, clf, monkeypatch):
+    """What is in memory at a time does not grow with the patches."""
+    whole = classify_slide(clf, slide, patch=PATCH, min_tissue=0)
+    monkeypatch.setattr(slide_classifier, "_TILE_PIXELS", 70)
+    with SlideClassification(clf, slide, patch=PATCH, min_tissue=0) as run:
+        tiles = list(run.classify_tiles())
+    assert {tile.scores.shape[:2] for tile in tiles} == {(2, 2), (1, 2)}
+    np.testing.assert_allclose(run.map.scores, whole.scores, atol=1e-6)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="SIGKILL")

@@ -65,7 +65,7 @@ class ClassifierSettings(Settings):
 class PatchSettings(Settings):
     """How a slide is cut into patches, and what counts as positive."""
 
-    patch: Annotated[int, Field(ge=8, le=1 << 16)] | Literal["auto"] = Field(
+    patch: Annotated[int, Field(ge=8, le=8192)] | Literal["auto"] = Field(
         "auto",
         description="Side of a patch in image pixels; auto is that of the crops of training.",
     )

@@ -50,7 +50,8 @@ PATCH_SUFFIX = ".patches"
 """What the name of a file with the patches of a slide ends in."""
 
 _DEFAULTS = PatchSettings()
-_TILE = 4  # patches along a tile's side: as many as a processor does in about a second
+_TILE = 4  # patches along a tile's side, at most: as many as a processor does in about a second
+_TILE_PIXELS = 4096  # pixels of a tile's side, at most, if it has more than one patch
 _SUBCELLS = 16  # along a patch's side, by which its part in a region is measured
 
 
@@ -237,6 +238,7 @@ class SlideClassification:
         self.model, self.levels = model, as_levels(data)
         self._pixels = SlidePixels(self.levels)
         self.patch = default_patch(model.info) if patch == "auto" else int(patch)
+        self._tile = max(min(_TILE, _TILE_PIXELS // self.patch), 1)  # patches along its side
         shape = self._pixels.shape[:2]
         rows, columns = (-(-length // self.patch) for length in shape)
         fit = fit or model.network.settings.fit
@@ -294,7 +296,7 @@ class SlideClassification:
     def grid(self) -> tuple[int, int]:
         """Rows and columns of tiles."""
         rows, columns = self.wanted.shape
-        return -(-rows // _TILE), -(-columns // _TILE)
+        return -(-rows // self._tile), -(-columns // self._tile)
 
     @cached_property
     def tiles(self) -> list[int]:
@@ -317,7 +319,7 @@ class SlideClassification:
         wanted = list(self.tiles if order is None else order)
         left = [k for k in wanted if k not in self._store.tiles]
         total, done = len(wanted), len(wanted) - len(left)
-        count = max(BATCH_SIZES.get(self.model.device.type, 0) // _TILE**2, 1)
+        count = max(BATCH_SIZES.get(self.model.device.type, 0) // self._tile**2, 1)
         centres = self._centres()
         with ThreadPoolExecutor(1, "beerlanet-patches") as reader:
             numbers = pop_nearest(centres, left, focus, count)
@@ -354,13 +356,13 @@ class SlideClassification:
     def _slices(self, number: int) -> tuple[slice, slice]:
         """Rows and columns of a tile's patches."""
         rows, columns = self.wanted.shape
-        i, j = divmod(number, self.grid[1])
-        down = slice(i * _TILE, min((i + 1) * _TILE, rows))
-        return down, slice(j * _TILE, min((j + 1) * _TILE, columns))
+        side, (i, j) = self._tile, divmod(number, self.grid[1])
+        down = slice(i * side, min((i + 1) * side, rows))
+        return down, slice(j * side, min((j + 1) * side, columns))
 
     def _centres(self) -> npt.NDArray[np.float64]:
         """(n, 2): y and x of the middle of each tile in pixels."""
-        middles = (np.indices(self.grid) + 0.5) * (_TILE * self.patch)
+        middles = (np.indices(self.grid) + 0.5) * (self._tile * self.patch)
         return np.asarray(middles.reshape(2, -1).T)
 
     def _finish(self, number: int, scores: Scores, done: int, total: int) -> PatchTile:

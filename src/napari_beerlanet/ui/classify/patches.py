@@ -306,7 +306,7 @@ class PatchSection(CollapsibleGroup):
     def _build(self) -> None:
         defaults = PatchSettings()
         self.patch_size = QSpinBox()
-        self.patch_size.setRange(_AUTO, int(PatchSettings.spec("patch").maximum or 1 << 16))
+        self.patch_size.setRange(_AUTO, int(PatchSettings.spec("patch").maximum or _AUTO))
         self.patch_size.setSpecialValueText("auto")
         self.patch_size.setSuffix(" px")
         self.patch_size.setToolTip(PatchSettings.spec("patch").description)
