@@ -43,7 +43,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
     add("--out", required=True, type=Path, metavar="DIR", help="folder of the run")
     add_setting(command, TrainSettings, "scope")
     classifier = command.add_argument_group("classifiers (--task classify)")
-    for name in ("backbone", "front_end", "weights", "input_size", "fill", "fit"):
+    for name in ("backbone", "front_end", "weights", "input_size", "fill", "fit", "views"):
         add_setting(classifier, ClassifierTrainSettings, name)
     for name in ("normalize", "beside_rgb", "denoise"):
         add_setting(classifier, ClassifierTrainSettings, name)

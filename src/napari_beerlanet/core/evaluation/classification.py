@@ -76,6 +76,8 @@ def classify_items(
     model: Classifier, items: Sequence[LabelledCrop], report: Report | None = None
 ) -> Classification:
     """The crops of a dataset, in its order; crops of one image are classified together."""
+    # Stains of every image would be fitted for warnings that nobody reads here.
+    model = Classifier(model.network, {**model.info, "stain_seen": None}, model.device)
     parts: list[Classification] = []
     done = 0
     for image, group in groupby(items, key=lambda item: item.image if item.cxcywh else None):
