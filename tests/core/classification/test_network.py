@@ -243,8 +243,10 @@ def test_a_backbone_comes_without_the_compiler():
     """Which loads triton, and that ends the process after software OpenGL has drawn a window."""
     code = (
         "import sys\n"
-        "from napari_beerlanet.core.classification.network import build_backbone\n"
+        "from napari_beerlanet.core.classification.network import build_backbone, backbone_shapes\n"
         "build_backbone('mobilenet_v2', 2)\n"
+        "for name in ('mobilenet_v2', 'resnet18', 'efficientnet_b0', 'swin_t', 'vit_b_16'):\n"
+        "    backbone_shapes(name, 2)\n"
         "print([name for name in ('triton', 'torch._dynamo') if name in sys.modules])\n"
         "import torchvision.ops, torch\n"
         "box = torch.tensor([[0.0, 0, 0, 4, 4]])\n"

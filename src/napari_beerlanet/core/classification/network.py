@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from napari_beerlanet.core.classification.settings import ClassifierSettings
-from napari_beerlanet.core.common.device import import_torchvision
+from napari_beerlanet.core.common.device import import_torchvision, without_compiler
 from napari_beerlanet.core.stains.front_end import (
     PADDING,
     MixConv,
@@ -208,7 +208,7 @@ def backbone_shapes(
     is a `ValueError`.
     """
     try:
-        with torch.device("meta"):
+        with without_compiler(), torch.device("meta"):
             network = build_backbone(name, classes)
     except NotImplementedError:  # their layout is computed with tensors
         if available is not None and _published_size(name) > 2 * available:

@@ -38,27 +38,38 @@ def preload_torch() -> None:
 
 
 def import_torchvision() -> Any:
-    """torchvision, imported with nothing in the place of torch's compiler, which it would load.
-
-    That takes more than a second, and it loads triton: where Mesa draws a window without a graphics
-    card, each brings an LLVM, and the one that comes second ends the process.
-    """
-    if "torchvision" not in sys.modules and "torch._dynamo" not in sys.modules:
-        absent = {name: ModuleType(name) for name in ("torch._dynamo", "torch._dynamo.utils")}
-        for module in absent.values():
-            module.__dict__["__getattr__"] = _ineffective
-        sys.modules |= absent
-        try:
+    """torchvision, imported without torch's compiler, which it would load."""
+    if "torchvision" not in sys.modules:
+        with without_compiler() as absent:
             import torchvision
-        finally:
-            for name in absent:
-                del sys.modules[name]
-        pooling = sys.modules.get("torchvision.ops.roi_align")
+        pooling = sys.modules.get("torchvision.ops.roi_align") if absent else None
         if pooling is not None and hasattr(pooling, "is_compile_supported"):
             pooling.is_compile_supported = _is_compile_supported  # type: ignore[attr-defined]
     import torchvision
 
     return torchvision
+
+
+@contextmanager
+def without_compiler() -> Iterator[bool]:
+    """Nothing in the place of torch's compiler, for what loads it without need of it.
+
+    That takes more than a second, and it loads triton: where Mesa draws a window without a graphics
+    card, each brings an LLVM, and the one that comes second ends the process. Yields whether it is
+    absent: one that is loaded already stays.
+    """
+    if "torch._dynamo" in sys.modules:
+        yield False
+        return
+    absent = {name: ModuleType(name) for name in ("torch._dynamo", "torch._dynamo.utils")}
+    for module in absent.values():
+        module.__dict__["__getattr__"] = _ineffective
+    sys.modules |= absent
+    try:
+        yield True
+    finally:
+        for name in absent:
+            del sys.modules[name]
 
 
 def _ineffective(name: str) -> Callable[..., Any]:
