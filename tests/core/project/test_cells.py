@@ -230,7 +230,10 @@ def test_a_new_type_is_added_and_types_without_crops_stay_as_they_were(grown):
     assert any("No training crops of basophil: kept" in str(e.get("message")) for e in heard)
     before = load_classifier(folder / "parent.safetensors", "cpu").network.state_dict()
     after = clf.network.state_dict()
-    for key in head_keys(clf.network):
+    heads = head_keys(clf.network)
+    for key in after.keys() - heads:
+        assert (after[key] == before[key]).all(), f"{key} would change what basophils look like"
+    for key in heads:
         assert (after[key][0] == before[key][0]).all(), "no crop has said anything about basophils"
         assert (after[key][1] != before[key][1]).any()
         assert np.isfinite(after[key].numpy()).all()
@@ -301,6 +304,15 @@ def test_without_a_model_before_there_is_an_after(typed, tmp_path):
     assert result.changes == ()
     assert result.describe_changes() == ""
     assert any("started from a backbone" in note for note in result.notes)
+
+
+def test_all_of_the_network_is_trained_where_all_types_have_crops(typed, tmp_path):
+    save_checkpoint(tiny_classifier(SMALL, ["dark", "pale"], seed=4), tmp_path / "a.safetensors")
+    options = {"epochs": 1, "learning_rate": 1e-2, "batch": 6, "device": "cpu"}
+    clf = nb.train_classifier(typed, tmp_path / "run", model=tmp_path / "a.safetensors", **options)
+    before = load_classifier(tmp_path / "a.safetensors", "cpu").network.state_dict()
+    after = clf.network.state_dict()
+    assert (after["backbone.conv1.0.weight"] != before["backbone.conv1.0.weight"]).any()
 
 
 def test_few_crops_from_a_backbone_are_shown_often_enough():

@@ -73,7 +73,7 @@ class ComparisonRow:
         if self.before is None or self.after is None or not self.count:
             return False
         chance = 2 * math.sqrt(self.before * (1 - self.before) / self.count)  # standard errors
-        return self.before - self.after > max(_FORGOTTEN, chance)
+        return round(self.before - self.after, 5) > max(_FORGOTTEN, chance)
 
 
 class CropChange(NamedTuple):
@@ -326,9 +326,9 @@ def _compare_classifiers(
         unmeasured = [name for name in before.classes if name not in counted]
         if unmeasured:
             notes.append(
-                f"There are no crops to measure {', '.join(unmeasured)} with. Training has not "
-                "touched what the head knows of them, but reference crops alone can tell whether "
-                "they are forgotten."
+                f"There are no crops to measure {', '.join(unmeasured)} with. What the network "
+                "sees and knows of them is as before, but other types may claim their cells now: "
+                "reference crops would tell."
             )
     changes = () if earlier is None else _changed_crops(dataset, earlier, later, after)
     report_progress(report, 1, 1, "done")

@@ -404,7 +404,10 @@ def few_crops_notes(dataset: CropDataset) -> list[str]:
             "a type are needed to learn it; annotate more, or expect little of it."
         )
     if absent:
-        notes.append(f"No training crops of {', '.join(absent)}: kept as the model knows them.")
+        notes.append(
+            f"No training crops of {', '.join(absent)}: kept as the model knows them, so only the "
+            "head is trained. Crops of all types would train everything."
+        )
     return notes
 
 

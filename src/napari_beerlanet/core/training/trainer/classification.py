@@ -281,8 +281,9 @@ class ClassifierTrainer:
     settings
         A `ClassifierTrainSettings` with all defaults filled in.
     parent
-        Weights that a share of the way is kept to (NaN: none); None: all the way. Rows of its head
-        for classes without training crops stay as they are.
+        Weights that a share of the way is kept to (NaN: none); None: all the way. Where classes
+        have no training crops, their rows of its head stay as they are, and so does all before the
+        head: nothing would tell what becomes of them.
     """
 
     def __init__(
@@ -311,11 +312,11 @@ class ClassifierTrainer:
         self.average = copy.deepcopy(self.network) if settings.averaging else None
         absent = sorted(set(range(len(dataset.names))) - set(self.data.labels.tolist()))
         heads = head_keys(network) if parent is not None and absent else set()
-        self._fixed_rows = [
-            (p, absent, p.detach()[absent].clone())
-            for name, p in self.network.named_parameters()
-            if name in heads
-        ]
+        self._fixed_rows = []
+        for name, weight in self.network.named_parameters() if heads else ():
+            weight.requires_grad_(name in heads)
+            if name in heads:
+                self._fixed_rows.append((weight, absent, weight.detach()[absent].clone()))
         self.epochs = self.total_epochs = settings.epochs
         self.epoch, self.batch_number, self.validate_every = 0, 0, 1
         self.batches = -(-len(self._order(0)) // settings.batch)
@@ -369,7 +370,7 @@ class ClassifierTrainer:
 
     def _train_epoch(self) -> None:
         self.network.train()
-        if self.settings.keep_statistics:
+        if self.settings.keep_statistics or self._fixed_rows:
             for module in self.network.modules():
                 if isinstance(module, nn.modules.batchnorm._BatchNorm):
                     module.eval()
