@@ -1,26 +1,87 @@
 """The whole loop in a real window, as a person would click it: pictures, clicks, longest stalls.
 
     xvfb-run -a -s "-screen 0 1920x1200x24" python benchmarks/walk.py --out DIR [--size 1280x720]
-        [--theme dark|light] [--images FILE ...] [--no-training]
+        [--theme dark|light] [--images FILE ...] [--shared DIR] [--fields 5] [--no-training]
 
 From an empty napari through the button *Next* to a model that was trained and kept, on a smear of
-the packaged sample and on the images that are named (by default a synthetic field of another
-laboratory). Every step is a real mouse click; what is asked in a file dialog is answered here.
-Saves a picture of the window after each step and prints a table.
+the packaged sample and on fields of another laboratory. There, the annotations are true ones: on
+the first field some boxes are drawn with the mouse, the rest comes from the laboratory's YOLO files
+by *Import boxes*. The kept model and the one before are then compared on fields of both
+laboratories that nobody has annotated here. Without these data, or with `--images`, detections are
+copied.
+
+Every step is a real mouse click or drag; what is asked in a file dialog is answered here. Saves a
+picture of the window after each step and prints a table, with what the GUI thread was doing in the
+longest stall of each step (where the innermost function of ours, or of napari's, is named).
 """
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import os
+import re
 import sys
 import tempfile
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+
 _STEP_TIMEOUT_S = 1200.0
 _TICK_MS = 10
+_STALL_S, _SAMPLE_S = 0.1, 0.02  # from which it counts, and how often one is looked at
+_SHARED = Path(__file__).resolve().parents[2] / "shared"
+PARENT, _SCORES = "blood-cells", ("mAP50", "mAP50-95")
+_DRAWN_BOXES = 3
+_HELD_OUT = 60
+
+
+class StallWatch(threading.Thread):
+    """Notes what the GUI thread is doing while it does not answer."""
+
+    def __init__(self, last_tick: Callable[[], float]) -> None:
+        super().__init__(daemon=True)
+        self._last_tick, self._gui = last_tick, threading.main_thread().ident
+        self.seen: dict[float, Counter[str]] = {}  # by the tick that a stall began after
+
+    def run(self) -> None:
+        """Look at its stack again and again.
+
+        Through faulthandler, which holds no frame: a painter in one would be freed too late, and in
+        the wrong thread.
+        """
+        with tempfile.TemporaryFile("w+") as file:
+            while True:
+                time.sleep(_SAMPLE_S)
+                began = self._last_tick()
+                if time.perf_counter() - began > _STALL_S / 2:
+                    file.seek(0)
+                    file.truncate()
+                    faulthandler.dump_traceback(file)
+                    file.seek(0)
+                    self.seen.setdefault(began, Counter())[_where(file.read(), self._gui)] += 1
+
+    def reason(self, began: float) -> str:
+        """Where most of the samples of a stall were."""
+        found = self.seen.get(began, Counter()).most_common(1)
+        return found[0][0] if found else "Python's lock was held, as by an import"
+
+
+def _where(stacks: str, thread: int | None) -> str:
+    """The innermost functions of our package and of another on the stack of a thread."""
+    mine = stacks.partition(f"0x{thread:016x}")[2].partition("\n\n")[0]
+    ours = theirs = ""
+    for path, name in re.findall(r'File "(.*)", line \d+ in (.*)', mine):
+        short = path.rpartition("/site-packages/")[2]
+        if "/napari_beerlanet/" in path:
+            ours = ours or f"{path.rpartition('/napari_beerlanet/')[2]}:{name}"
+        elif short != path:
+            theirs = theirs or f"{short}:{name}"
+    return " ← ".join(filter(None, (theirs, ours))) or "the event loop"
 
 
 class Walk:
@@ -31,8 +92,9 @@ class Walk:
         from qtpy.QtCore import QTimer
         from qtpy.QtWidgets import QApplication
 
-        self.out, self.clicks, self.longest = out, 0, 0.0
-        self.rows: list[tuple[str, int, float, float]] = []
+        self.out, self.clicks, self.longest, self.stalled_at = out, 0, 0.0, 0.0
+        self.rows: list[tuple[str, int, float, float, str]] = []
+        self.notes: list[str] = []
         self.viewer = napari.Viewer()
         self.viewer.theme = theme
         self.viewer.window.resize(*size)
@@ -42,10 +104,14 @@ class Walk:
         self._timer.setInterval(_TICK_MS)
         self._timer.timeout.connect(self._tick)
         self._timer.start()
+        self.stalls = StallWatch(lambda: self._last)
+        self.stalls.start()
 
     def _tick(self) -> None:
         now = time.perf_counter()
-        self.longest, self._last = max(self.longest, now - self._last), now
+        if now - self._last > self.longest:
+            self.longest, self.stalled_at = now - self._last, self._last
+        self._last = now
 
     def wait(self, until: Callable[[], object], what: str) -> None:
         """Run the event loop until something is true."""
@@ -69,25 +135,58 @@ class Walk:
         self.clicks += 1
         QTest.mouseClick(button, Qt.MouseButton.LeftButton)
 
+    def draw_box(self, box: list[float]) -> None:
+        """Draw x1, y1, x2, y2 in image pixels on the canvas, with the mouse."""
+        from qtpy.QtCore import QPoint, Qt
+        from qtpy.QtTest import QTest
+
+        self.clicks += 1
+        camera, size = self.viewer.scene.camera, self.viewer.canvas.size
+        (y0, x0), native = camera.center[-2:], self.viewer.window._qt_viewer.canvas.native
+        start, end = (
+            QPoint(
+                round(size[1] / 2 + (x - 0.5 - x0) * camera.zoom),
+                round(size[0] / 2 + (y - 0.5 - y0) * camera.zoom),
+            )
+            for x, y in (box[:2], box[2:])
+        )
+        QTest.mouseMove(native, start)
+        self.pause(0.1)
+        QTest.mousePress(native, Qt.MouseButton.LeftButton, pos=start)
+        for share in (0.5, 1.0):
+            self.pause(0.1)
+            QTest.mouseMove(native, start + (end - start) * share)
+        self.pause(0.1)
+        QTest.mouseRelease(native, Qt.MouseButton.LeftButton, pos=end)
+        self.pause(0.3)
+
+    def key(self, letter: str) -> None:
+        """Press a key on the canvas."""
+        from qtpy.QtTest import QTest
+
+        QTest.keyClicks(self.viewer.window._qt_viewer.canvas.native, letter)
+
     def picture(self, name: str) -> None:
         """End a step: note what it took and save the window."""
         self.pause(0.8)
         seconds = time.perf_counter() - self._begun
-        self.rows.append((name, self.clicks, seconds, self.longest))
+        reason = self.stalls.reason(self.stalled_at) if self.longest > _STALL_S else ""
+        self.rows.append((name, self.clicks, seconds, self.longest, reason))
         self.viewer.window._qt_window.grab().save(str(self.out / f"{name}.png"))
         self.clicks, self.longest = 0, 0.0
         self._last = self._begun = time.perf_counter()
 
     def table(self) -> str:
         """What was noted, as text."""
-        lines = [f"{'step':24}{'clicks':>8}{'seconds':>10}{'longest stall, ms':>20}"]
-        lines += [f"{n:24}{c:8d}{s:10.1f}{1000 * stall:20.0f}" for n, c, s, stall in self.rows]
+        lines = [f"{'step':24}{'clicks':>8}{'seconds':>10}{'longest stall, ms':>20}  in"]
+        for name, clicks, seconds, stall, reason in self.rows:
+            lines.append(f"{name:24}{clicks:8d}{seconds:10.1f}{1000 * stall:20.0f}  {reason}")
         total = sum(row[1] for row in self.rows), sum(row[2] for row in self.rows)
         worst = max(row[3] for row in self.rows)
         return "\n".join([*lines, f"{'all':24}{total[0]:8d}{total[1]:10.1f}{1000 * worst:20.0f}"])
 
 
-def loop(walk: Walk, images: list[Path], training: bool) -> None:
+def loop(walk: Walk, images: list[Path], lab: Path | None, fields: int, training: bool) -> None:
     """The steps."""
     from qtpy.QtWidgets import QFileDialog
 
@@ -127,6 +226,32 @@ def loop(walk: Walk, images: list[Path], training: bool) -> None:
         shown(Step.CORRECT)
         walk.picture(f"{name}-cells")
         walk.click(following)
+        add_image(name)
+
+    def annotate_truth(image: Path, labels: Path, drawn: int) -> None:
+        """With the laboratory's own boxes, some of them drawn by hand."""
+        viewer.open(image)
+        shown(Step.FIND)
+        workspace.open_tab(ANNOTATE)
+        panel = workspace.panel(ANNOTATE)
+        walk.click(panel.annotate)
+        walk.wait(lambda: panel.annotation_actions.annotated is not None, "the annotations")
+        height, width = workspace.image.layer.data.shape[:2]
+        for label, x, y, w, h in _read_yolo(labels)[-drawn:] if drawn else []:
+            corners = [(x - w / 2) * width, (y - h / 2) * height]
+            corners += [(x + w / 2) * width, (y + h / 2) * height]
+            walk.key(str(int(label) + 1))
+            walk.draw_box(corners)
+        if drawn:
+            walk.picture(f"{image.stem[:8]}-drawn")
+        QFileDialog.getOpenFileName = staticmethod(lambda *_, **__: (str(labels), ""))
+        walk.click(panel.import_boxes)
+        boxes = panel.annotation_actions.annotated.boxes
+        count = len(_read_yolo(labels))
+        walk.wait(lambda: sum(boxes.counts().values()) >= count, f"{count} boxes")
+        add_image(image.stem[:8])
+
+    def add_image(name: str) -> None:
         shown(Step.ADD)
         walk.click(following)
         panel = workspace.panel(ANNOTATE)
@@ -143,9 +268,15 @@ def loop(walk: Walk, images: list[Path], training: bool) -> None:
             walk.click(panel.add_question.buttons[0])
         shown(Step.TRAIN)
         walk.picture(f"{name}-annotate")
+        layers = [layer.name for layer in viewer.layers if layer.visible]
+        walk.notes.append(f"{name}: {len(layers)} visible layers, {', '.join(layers)}")
 
     annotate_image("first")
-    if images:
+    if lab is not None and not images:
+        for place, image in enumerate(_fields(lab)[:fields]):
+            labels = lab / "labels" / f"{image.stem}.txt"
+            annotate_truth(image, labels, 0 if place else _DRAWN_BOXES)
+    elif images:
         for path in images:
             viewer.open(path)
             annotate_image(path.stem)
@@ -175,6 +306,44 @@ def loop(walk: Walk, images: list[Path], training: bool) -> None:
     walk.click(train.comparison.keep_button)
     walk.wait(lambda: "blood-cells" not in str(get_session(viewer).model_key), "the kept model")
     walk.picture("kept")
+    if lab is not None and not images:
+        walk.notes.append(_compare(str(get_session(viewer).model_key), lab, fields))
+
+
+def _fields(lab: Path) -> list[Path]:
+    """The laboratory's images, in an order that is always the same."""
+    images = sorted((lab / "images").iterdir())
+    order = np.random.default_rng(8).permutation(len(images))
+    return [images[k] for k in order]
+
+
+def _read_yolo(path: Path) -> list[tuple[float, ...]]:
+    """Class, x, y, width and height of each box."""
+    return [tuple(map(float, line.split())) for line in path.read_text().splitlines() if line]
+
+
+def _compare(kept: str, lab: Path, fields: int) -> str:
+    """mAP of the kept model and of the one before, on images that neither was trained on here."""
+    from smears import write_bccd, write_other_lab
+
+    import napari_beerlanet as nb
+    from napari_beerlanet.core.formats.dataset import Dataset, read_dataset
+
+    folder = Path(tempfile.mkdtemp())
+    other = read_dataset(write_other_lab(lab.parents[1], folder / "other"))
+    held = {path.name for path in _fields(lab)[fields : fields + _HELD_OUT]}
+    chosen = [item for item in other.splits["val"] if item.image.name in held]
+    bccd = read_dataset(write_bccd(lab.parents[1], folder / "bccd"))
+    sets = {
+        "other laboratory": Dataset(other.path, other.names, {"test": chosen}),
+        "BCCD": Dataset(bccd.path, bccd.names, {"test": bccd.splits["test"][:_HELD_OUT]}),
+    }
+    lines = []
+    for name, data in sets.items():
+        before, after = (nb.evaluate(nb.load_checkpoint(m), data, "test") for m in (PARENT, kept))
+        texts = [f"{key} {100 * before[key]:.1f} → {100 * after[key]:.1f}" for key in _SCORES]
+        lines.append(f"{name}, {len(data.splits['test'])} images: {', '.join(texts)}")
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -183,6 +352,8 @@ def main() -> None:
     parser.add_argument("--size", default="1280x720")
     parser.add_argument("--theme", default="dark", choices=["dark", "light"])
     parser.add_argument("--images", type=Path, nargs="*", default=[])
+    parser.add_argument("--shared", type=Path, default=_SHARED)
+    parser.add_argument("--fields", type=int, default=5, help="of the other laboratory")
     parser.add_argument("--no-training", action="store_true")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -194,9 +365,13 @@ def main() -> None:
         "YOLO_CONFIG_DIR": f"{own}/yolo",
         "YOLO_OFFLINE": "true",
     }
+    import napari_beerlanet.samples  # noqa: F401  it is this script that needs it so early
+
     walk = Walk(options.out, (width, height), options.theme)
-    loop(walk, options.images, not options.no_training)
-    print(walk.table())
+    lab = options.shared / "data" / "other-lab"
+    lab = lab if lab.is_dir() else None
+    loop(walk, options.images, lab, options.fields, not options.no_training)
+    print(walk.table(), *walk.notes, sep="\n")
     walk.viewer.close()
 
 
