@@ -122,6 +122,13 @@ def test_stopped_and_resumed_by_the_next_window(opened, clf, pixels, until, monk
     until(lambda: section.layers is not None and section._feed.done == 1)
     until(lambda: np.isfinite(patch_layers(viewer, source)[0].data).any())
     some = np.isfinite(patch_layers(viewer, source)[0].data).sum()
+    section.table.setRowCount(0)
+
+    def is_measured():
+        section._measure_soon.throttle()  # as tiles do that come one after the other
+        return section.table.rowCount() == 1
+
+    until(is_measured, 20_000)
     section.progress_bar._stop()
     free.release(9)
     until(lambda: not section.patch_task.running)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from napari.layers import Image, Shapes
 from qtpy.QtCore import QTimer
 from qtpy.QtWidgets import QHeaderView, QPushButton, QSpinBox, QTableWidget, QTableWidgetItem
-from superqt.utils import QSignalDebouncer, signals_blocked
+from superqt.utils import QSignalThrottler, signals_blocked
 
 from napari_beerlanet.core.boxes.regions import Region
 from napari_beerlanet.core.checkpoints.info import CLASSIFIER
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     )
 
 _POLL_INTERVAL_MS = 200  # between looks at what the thread has done
-_MEASURE_DELAY_MS = 300  # movements of the threshold or of a shape within this become one
+_MEASURE_DELAY_MS = 300  # between measurements, at least: tiles, shapes and the threshold may move
 _OPACITY = 0.5
 _COLORMAP = "turbo"
 _SUFFIX = ".patches"  # as `slide_classifier.PATCH_SUFFIX`, which would load torch
@@ -297,7 +297,7 @@ class PatchSection(CollapsibleGroup):
         self._timer = QTimer(self)
         self._timer.setInterval(_POLL_INTERVAL_MS)
         self._timer.timeout.connect(self._poll)
-        self._measure_soon = QSignalDebouncer(parent=self)
+        self._measure_soon = QSignalThrottler(parent=self)
         self._measure_soon.setTimeout(_MEASURE_DELAY_MS)
         self._measure_soon.triggered.connect(self.measure)
         self._connect()
