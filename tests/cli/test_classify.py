@@ -249,7 +249,7 @@ def test_train_and_evaluate_a_classifier(data, tmp_path, capfd):
     ]
     assert run("train", *options, *small) == 0
     printed, said = capfd.readouterr()
-    assert printed.strip() == f"{out / 'best.safetensors'}: trained on 4 images, validated on 2"
+    assert printed.strip() == f"{out / 'best.safetensors'}: trained on 4 crops, validated on 2"
     assert "training of 1 epochs: 4 train and 2 val crops, on cpu." in said
     assert "epoch 1 of 1: accuracy " in said
     info = load_classifier(out / "best.safetensors", "cpu").info
