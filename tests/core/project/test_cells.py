@@ -18,6 +18,7 @@ from napari_beerlanet.core.classification.settings import ClassifierSettings
 from napari_beerlanet.core.common.storage import DataError
 from napari_beerlanet.core.evaluation.classification import classify_items
 from napari_beerlanet.core.formats.class_folders import read_crop_dataset
+from napari_beerlanet.core.project import crop_files
 from napari_beerlanet.core.project.files import ImageSource, ProjectError
 from napari_beerlanet.core.project.project import Project
 from napari_beerlanet.core.training.comparison import compare_models, save_best_model
@@ -144,8 +145,9 @@ def test_a_damaged_table_is_one_sentence(typed, tmp_path, old, new):
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
-def test_crops_are_cut_as_classify_cuts_them(tmp_path, dtype):
+def test_crops_are_cut_as_classify_cuts_them(tmp_path, dtype, monkeypatch):
     """Also at the border, of large and of tiny boxes, and of boxes that reach beyond the image."""
+    monkeypatch.setattr(crop_files, "_CELL_TILE", 32)  # so that a file has hardly more than a cell
     random = np.random.default_rng(0)
     image = random.integers(0, np.iinfo(dtype).max, (300, 400, 3)).astype(dtype)
     x1, y1 = random.uniform(-6, 380, 40), random.uniform(-6, 280, 40)
