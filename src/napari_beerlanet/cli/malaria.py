@@ -73,5 +73,5 @@ def _print_counts(counts: StudyCounts) -> None:
         width = max(len(name) for name, _ in infected.rows())
         for name, value in infected.rows():
             print(f"{name:{width}}  {value}", flush=True)
-    for text in [*(infected.warnings if infected is not None else ()), *counts.reservations()]:
+    for text in counts.reservations():
         print_message(text)
