@@ -80,7 +80,7 @@ class DetectionTarget:
 
     def job(self, classes: Collection[str], model_key: str, model: Any, device: str) -> ClassifyJob:
         """All candidates, so that the threshold may be lowered afterwards; the sure ones first."""
-        self.layer.read_back()  # commits what the user has just changed on the canvas
+        self.layer.commit_edits()
         store = self.layer.store
         assert store is not None
         chosen = np.array([name in classes for name in store.names], bool)

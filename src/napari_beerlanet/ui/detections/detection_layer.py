@@ -209,6 +209,10 @@ class DetectionLayer:
             return None
         return boxes.store, boxes.mask(self._planes.box_filter)
 
+    def commit_edits(self) -> None:
+        """Put what the user has just changed on the canvas into `store`."""
+        self._commit_edits(force=True)
+
     def read_back(self) -> LayerDetections:
         """The boxes of the current plane that pass the filter, with the user's edits."""
         self._commit_edits(force=True)
