@@ -104,8 +104,7 @@ class DetectionTarget:
         expected = self._classified() if self._classified is not None else None
         if not self.layer.alive or store is None or store is not expected or result.types is None:
             return False
-        self.layer.set_types(result.types, index)
-        self.layer.set_colour_by("type")
+        self.layer.set_types(result.types, index, colour_by="type")
         return True
 
     @property

@@ -41,7 +41,11 @@ from napari_beerlanet.ui.detections.detection_layer import DetectionLayer
 from napari_beerlanet.ui.detections.drawing import ColourBy
 from napari_beerlanet.ui.detections.type_counts import TypeCountsView
 from napari_beerlanet.ui.viewer.empty_state import EmptyState
-from napari_beerlanet.ui.viewer.layers import ImagePicker, LayerListWatcher
+from napari_beerlanet.ui.viewer.layers import (
+    ImagePicker,
+    LayerListWatcher,
+    guard_software_opengl,
+)
 
 if TYPE_CHECKING:
     from napari import Viewer
@@ -65,6 +69,7 @@ class ClassifyWidget(Panel):
 
     def __init__(self, napari_viewer: Viewer) -> None:
         super().__init__(napari_viewer)
+        guard_software_opengl(self.viewer)
         self.session = get_session(self.viewer)
         self.classify_task = self.task()
         self.targets: list[ClassifyTarget] = []

@@ -353,17 +353,22 @@ class DetectionLayer:
             self._recolour()
             self.colours_changed.emit()
 
-    def set_types(self, types: TypeColumns, index: PlaneIndex = ()) -> bool:
+    def set_types(
+        self, types: TypeColumns, index: PlaneIndex = (), colour_by: ColourBy | None = None
+    ) -> bool:
         """Give the boxes of a plane types; `undo_types` brings back the earlier ones.
 
-        False where the plane has no boxes any more.
+        `colour_by`: what colours say from now on. False where the plane has no boxes any more.
         """
         store = self.stores.get(tuple(index))
         if not self.alive or store is None:
             return False
         self._commit_edits(force=True)
         self._other_types[store] = store.types, False
+        if colour_by is not None:
+            self._renderer.drawn.style.colour_by = colour_by  # drawn once, with the types
         self._write_types(store, types)
+        self.colours_changed.emit()
         return True
 
     @property
@@ -390,10 +395,14 @@ class DetectionLayer:
     def _write_types(self, store: BoxStore, types: TypeColumns) -> None:
         store.set_types(types)
         self._redraw_all()  # at once: the new table must not be mistaken for an edit of the user's
-        if store is self.store:
-            session = get_session(self.viewer)
-            session.set_detections(self._source, store.detections, self, same_run=True)
+        # To draw boxes takes long, and to list them anew in a review: two turns of the event loop.
+        QTimer.singleShot(0, self._share_types)
         self.changed.emit()
+
+    def _share_types(self) -> None:
+        store, session = self.store, get_session(self.viewer)
+        if self.alive and store is not None and self._source in self.viewer.layers:
+            session.set_detections(self._source, store.detections, self, same_run=True)
 
     # --- what is visible --------------------------------------------------------------------------
 

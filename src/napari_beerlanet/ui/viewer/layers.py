@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -517,10 +518,12 @@ _SOFTWARE_RENDERERS = ("llvmpipe", "softpipe", "swrast")
 
 
 def guard_software_opengl(viewer: Viewer) -> None:
-    """Where Mesa draws without a graphics card, never delete a shader program.
+    """Where Mesa draws without a graphics card, keep it from ending the process.
 
-    Mesa 22 ends the process when an image is drawn after a Shapes layer was removed and another
-    one added, because programs were deleted. They are small; there, and only there, they are kept.
+    Mesa 22 does when an image is drawn after a Shapes layer was removed and another one added,
+    because programs were deleted. They are small; there, and only there, they are kept. And each
+    of Mesa and triton, which torch's compiler loads, brings an LLVM; the second ends the process.
+    Without a graphics card there is nothing to compile for, so there triton counts as missing.
     """
     try:
         from vispy.gloo import gl, glir
@@ -529,5 +532,6 @@ def guard_software_opengl(viewer: Viewer) -> None:
         renderer = str(gl.glGetParameter(gl.GL_RENDERER)).lower()
         if any(name in renderer for name in _SOFTWARE_RENDERERS):
             glir.GlirProgram.delete = lambda self: None
+            sys.modules.setdefault("triton", None)  # type: ignore[arg-type]
     except Exception:  # no window, or another vispy: then there is nothing to guard
         return

@@ -47,6 +47,7 @@ from napari_beerlanet.ui.common.session import (
 from napari_beerlanet.ui.viewer.layers import (
     ImagePicker,
     Role,
+    guard_software_opengl,
     role_of,
     show_in_place_of_others,
     show_picker,
@@ -153,6 +154,7 @@ class Workspace(DockedWidget):
 
     def __init__(self, napari_viewer: Viewer) -> None:
         super().__init__(napari_viewer)
+        guard_software_opengl(self.viewer)
         self.image = ImagePicker(self)
         self.tabs, self.footer = QTabWidget(), Footer()
         self.pages = {tab: TabPage(tab, self) for tab in TABS}
