@@ -154,7 +154,12 @@ class ReviewWidget(Panel):
         self.keys_set.activated.connect(lambda *_: self._keys_chosen())
         self.keys_legend = hint()
         self._keys_by_user = False
-        self.keys_row = row(QLabel("Keys set"), self.keys_set, self.keys_legend, stretch=2)
+        self.keys_row = QWidget()
+        keys = QVBoxLayout(self.keys_row)
+        keys.setContentsMargins(0, 0, 0, 0)
+        keys.setSpacing(2)
+        keys.addWidget(row(QLabel("Keys set"), self.keys_set))
+        keys.addWidget(self.keys_legend)
         above = (self.filter, self.progress, self.decision_buttons, self.current_line)
         self.body.addWidget(self.empty, 1)
         for widget in above:
