@@ -59,11 +59,13 @@ def show(name, measured):
     print(name, *(f"{1e3 * value:.0f} ms" for value in measured), sep="  ", flush=True)
 
 
-def opened(count, panels):
+def opened(count, panels, classifier=None):
     """A viewer with that many detections, and panels in tabs of one dock."""
     image, found = made(count)
     viewer = napari.Viewer()
     source = viewer.add_image(image, name="smear")
+    if classifier is not None:  # before the panel loads the first packaged one
+        get_session(viewer).set_classifier(classifier, "random")
     tabs = QTabWidget()
     shown = [panel(viewer) for panel in panels]
     for panel in shown:
@@ -73,9 +75,10 @@ def opened(count, panels):
 
 
 def classify(count, input_size):
-    viewer, source, found, (panel, review) = opened(count, (ClassifyWidget, ReviewWidget))
+    viewer, source, found, (panel, review) = opened(
+        count, (ClassifyWidget, ReviewWidget), random_classifier(input_size)
+    )
     session = get_session(viewer)
-    session.set_classifier(random_classifier(input_size), "random")
     layer = DetectionLayer(viewer, source, found.above(0.25), class_colours(3))
     session.set_detections(source, layer.detections, layer)
     spin(3)
