@@ -159,13 +159,18 @@ def has_spectra(info: Mapping[str, Any]) -> bool:
     return bool(info.get("front_end", "beerlanet") == "beerlanet")
 
 
+_OF_ONE_DISEASE = ("malaria",)
+
+
 def packaged_models(kind: str | None = None) -> list[str]:
     """Names of the models that come with the package, for `load_checkpoint`.
 
-    All, or those of a kind: "detector" or "classifier".
+    All, or those of a kind: "detector" or "classifier". The first is what a panel opens with, so
+    those for one disease come last.
     """
     folder = _models_folder()
     names = sorted(p.stem for p in folder.glob(f"*{SUFFIX}")) if folder.is_dir() else []
+    names.sort(key=lambda name: name in _OF_ONE_DISEASE)
     return [name for name in names if kind is None or model_kind(read_info(name)) == kind]
 
 
