@@ -166,6 +166,7 @@ from napari_beerlanet.samples import blood_smear
 viewer.add_image(blood_smear((240, 320), cell_diameter=50).image)
 _, stains = viewer.window.add_plugin_dock_widget("napari-beerlanet", "Stain decomposition")
 _, cells = viewer.window.add_plugin_dock_widget("napari-beerlanet", "Find cells", tabify=True)
+_, types = viewer.window.add_plugin_dock_widget("napari-beerlanet", "Classify cells", tabify=True)
 for name in ("Annotate", "Fine-tune", "Review detections", "Run on folder"):
     viewer.window.add_plugin_dock_widget("napari-beerlanet", name, tabify=True)
 
@@ -179,6 +180,7 @@ def until(what):
 stains.run()
 until(lambda: stains.live.idle and stains.fitted is not None)
 until(lambda: cells.run_button.isEnabled())
+until(lambda: types.session.classifier is not None)  # torch's compiler would end the process
 cells.run()
 until(lambda: cells.result.detection_layer is not None and not cells.detect_task.running)
 cells.form.confidence_slider.value = 0.6

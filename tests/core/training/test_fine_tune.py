@@ -719,7 +719,7 @@ def test_a_file_in_place_of_the_folder(tmp_path):
         ({"image_size": 8}, "image_size"),
         ({"learning_rate": -1}, "learning_rate"),
         ({"seed": -1}, "seed"),
-        ({"jitter": {"hue": 1}}, "hue"),
+        ({"jitter": {"tint": 1}}, "tint"),
         ({"pretrained": "x.pt"}, "pretrained"),
         ({"device": "cuda:7"}, "cuda:7"),
         ({"device": "cpu,cpu"}, "GPUs"),

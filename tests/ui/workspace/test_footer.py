@@ -65,6 +65,7 @@ def test_a_search_is_seen_from_every_tab_and_stopped_from_there(viewer, until):
     assert workspace.footer.height() == height, "nothing moves when something starts"
     for tab in TABS:
         workspace.open_tab(tab)
+        until(lambda: rows(workspace) == [("Cells", "tile 2 of 4")])  # a tab may load its model
         (row,) = workspace.footer.rows.values()
         assert row.isVisible()
         assert row.bar.value() == 250
