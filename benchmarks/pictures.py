@@ -1,7 +1,7 @@
 """The pictures of README and docs: real images in a real window, with the code as it is.
 
     xvfb-run -a -s "-screen 0 1920x1200x24" python benchmarks/pictures.py [--out docs]
-        [--shared ../shared] [--only loop training review slide batch overlay]
+        [--shared ../shared] [--only loop types training review slide batch overlay]
 
 The others: `million.py --pictures docs` makes million-*.jpg, `contact_sheet.py` contact_sheet.jpg,
 `first_epochs.py` first_epochs.png. Every click is a real one, and every number on a picture is
@@ -83,6 +83,21 @@ def loop(window: Pictures, shared: Path) -> None:
     boxes = annotate.annotation_actions.annotated.boxes.layer
     boxes.mode, boxes.selected_data = "select", {1}
     window.save("window-annotate")
+
+
+def types(window: Pictures, shared: Path) -> None:
+    """Red cells of the malaria sample, found and classified in one click."""
+    from napari_beerlanet.ui.workspace.presets import MalariaPreset
+    from napari_beerlanet.ui.workspace.workspace import CLASSIFY
+
+    window.viewer.open_sample("napari-beerlanet", "malaria")
+    classify = window.open_tab(CLASSIFY)
+    preset = classify.findChild(MalariaPreset)
+    window.wait(preset.button.isEnabled, "the preset")
+    window.click(preset.button)
+    window.wait(lambda: preset.running, "the start")
+    window.wait(lambda: not preset.running, "the cell types")
+    window.save("window-classify")
 
 
 def training(window: Pictures, shared: Path) -> None:
@@ -237,7 +252,7 @@ def overlay(window: Pictures, shared: Path) -> None:
 
 
 SCENES: dict[str, Callable[[Pictures, Path], None]] = {
-    scene.__name__: scene for scene in (loop, training, review, slide, batch, overlay)
+    scene.__name__: scene for scene in (loop, types, training, review, slide, batch, overlay)
 }
 
 
