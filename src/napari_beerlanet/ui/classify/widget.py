@@ -31,9 +31,7 @@ from napari_beerlanet.ui.common.controls import (
     row,
     separator,
 )
-from napari_beerlanet.ui.common.model_picker import dropped_model
-from napari_beerlanet.ui.common.model_section import DevicePicker, ModelSection
-from napari_beerlanet.ui.common.panel import Panel
+from napari_beerlanet.ui.common.model_section import DevicePicker, ModelPanel, ModelSection
 from napari_beerlanet.ui.common.progress_bar import TaskProgressBar
 from napari_beerlanet.ui.common.session import get_session
 from napari_beerlanet.ui.common.tasks import TaskOutcome
@@ -57,7 +55,7 @@ COLOUR_CHOICES: dict[ColourBy, str] = {"class": "class of the detector", "type":
 """What the colours of boxes can say, as the user reads it."""
 
 
-class ClassifyWidget(Panel):
+class ClassifyWidget(ModelPanel):
     """The panel "Classify cells".
 
     `classified` is emitted with the `ClassifyResult` when its types are in their layer. Other rooms
@@ -79,7 +77,6 @@ class ClassifyWidget(Panel):
         self._debounce = QSignalDebouncer(parent=self)
         self._debounce.setTimeout(_DEBOUNCE_MS)
         self._connect()
-        self.setAcceptDrops(True)
         self.model.load_initial()
         self._image_chosen()
 
@@ -356,24 +353,6 @@ class ClassifyWidget(Panel):
         """Copy the counts to the clipboard as a sentence."""
         if self.counts.class_counts is not None:
             copy_text(self.counts.class_counts.text())
-
-    # --- models -----------------------------------------------------------------------------------
-
-    def choose_model(self, key: str) -> None:
-        """Choose a packaged model by its name or a file by its path."""
-        self.model.picker.choose(key)
-
-    def dragEnterEvent(self, event: Any) -> None:
-        """Accept model files."""
-        if dropped_model(event.mimeData()):
-            event.acceptProposedAction()
-
-    def dropEvent(self, event: Any) -> None:
-        """Choose the model that is dropped."""
-        path = dropped_model(event.mimeData())
-        if path:
-            event.acceptProposedAction()
-            self.choose_model(path)
 
     def on_closed(self) -> None:
         """Layers stay as they are."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from magicgui.widgets import ComboBox
 from qtpy.QtCore import Qt, Signal
@@ -23,10 +23,13 @@ from napari_beerlanet.core.checkpoints.model_card import headline, training_fact
 from napari_beerlanet.core.common.device import import_torch
 from napari_beerlanet.core.common.progress import Report, report_progress
 from napari_beerlanet.ui.common.controls import CollapsibleGroup, expand
-from napari_beerlanet.ui.common.model_picker import PANELS, ModelPicker
+from napari_beerlanet.ui.common.model_picker import PANELS, ModelPicker, dropped_model
 from napari_beerlanet.ui.common.panel import Panel
 from napari_beerlanet.ui.common.progress_bar import TaskProgressBar
 from napari_beerlanet.ui.common.session import Session
+
+if TYPE_CHECKING:
+    from napari.viewer import Viewer
 
 _AUTO_DEVICE = ("Automatic", "auto")
 _MAX_NAMED_CLASSES = 12
@@ -292,3 +295,29 @@ def model_facts(info: Mapping[str, Any], device: str = "") -> list[tuple[str, st
         range_ = f"{size['median']:.0f} pixels ({size['low']:.0f} to {size['high']:.0f})"
         facts.append((f"Size of {name}", f"{range_}, {size['count']:.0f} annotated"))
     return facts + [("Note", str(note)) for note in info.get("notes") or []]
+
+
+class ModelPanel(Panel):
+    """A panel with a model section, `model`: a model file may be dropped anywhere on it."""
+
+    model: ModelSection
+
+    def __init__(self, viewer: Viewer) -> None:
+        super().__init__(viewer)
+        self.setAcceptDrops(True)
+
+    def choose_model(self, key: str) -> None:
+        """Choose a packaged model by its name or a file by its path."""
+        self.model.picker.choose(key)
+
+    def dragEnterEvent(self, event: Any) -> None:
+        """Accept model files."""
+        if dropped_model(event.mimeData()):
+            event.acceptProposedAction()
+
+    def dropEvent(self, event: Any) -> None:
+        """Choose the model that is dropped."""
+        path = dropped_model(event.mimeData())
+        if path:
+            event.acceptProposedAction()
+            self.choose_model(path)

@@ -17,9 +17,7 @@ from napari_beerlanet.ui.common.controls import (
     row,
     separator,
 )
-from napari_beerlanet.ui.common.model_picker import dropped_model
-from napari_beerlanet.ui.common.model_section import ModelSection
-from napari_beerlanet.ui.common.panel import Panel
+from napari_beerlanet.ui.common.model_section import ModelPanel, ModelSection
 from napari_beerlanet.ui.common.progress_bar import TaskProgressBar
 from napari_beerlanet.ui.common.recent import FoundSizes
 from napari_beerlanet.ui.common.session import get_session
@@ -49,7 +47,7 @@ _MIN_CELLS_FOR_SIZE = 3  # in an image whose cell size is remembered
 _DEBOUNCE_MS = 15  # movements of the confidence slider within this become one
 
 
-class DetectWidget(Panel):
+class DetectWidget(ModelPanel):
     """The panel "Find cells"."""
 
     title = "Find cells"
@@ -67,7 +65,6 @@ class DetectWidget(Panel):
         self._debounce = QSignalDebouncer(parent=self)
         self._debounce.setTimeout(_DEBOUNCE_MS)
         self._connect()
-        self.setAcceptDrops(True)
         fast_shapes.warm_up_shapes()
         self.model.load_initial()
         self._image_chosen()
@@ -286,24 +283,6 @@ class DetectWidget(Panel):
     def _failed(self, error: BaseException) -> None:
         self._source = None
         self.model.picker.refresh()  # a file may have been deleted
-
-    # --- drag and drop of models ------------------------------------------------------------------
-
-    def dragEnterEvent(self, event: Any) -> None:
-        """Accept model files."""
-        if dropped_model(event.mimeData()):
-            event.acceptProposedAction()
-
-    def dropEvent(self, event: Any) -> None:
-        """Choose the model that is dropped."""
-        path = dropped_model(event.mimeData())
-        if path:
-            event.acceptProposedAction()
-            self.choose_model(path)
-
-    def choose_model(self, key: str) -> None:
-        """Choose a packaged model by its name or a file by its path."""
-        self.model.picker.choose(key)
 
     # --- “Run on folder” --------------------------------------------------------------------------
 
