@@ -15,8 +15,9 @@ import pytest
 from PIL import Image
 
 from napari_beerlanet.core.batch import study
-from napari_beerlanet.core.batch.study import LOCK_FILE, STOP_FILE, StudyProgress, run_study
+from napari_beerlanet.core.batch.study import StudyProgress, run_study
 from napari_beerlanet.core.common.device import device_for_worker
+from napari_beerlanet.core.common.jobs import LOCK_FILE, STOP_FILE
 from napari_beerlanet.core.common.progress import Cancelled
 from napari_beerlanet.core.common.storage import FileError
 from napari_beerlanet.samples import he_field
@@ -188,7 +189,7 @@ def test_a_cluster_and_what_goes_wrong_with_slides(images, tmp_path, monkeypatch
 
 
 def _tell_often():
-    from napari_beerlanet.core.batch import workers
+    from napari_beerlanet.core.common import workers
 
     workers._REPORT_INTERVAL_S = 0.05
 

@@ -19,10 +19,11 @@ from qtpy.QtWidgets import QApplication, QPushButton, QScrollArea
 import napari_beerlanet as nb
 from napari_beerlanet.core.batch.counts import ImageCounts, StudyCounts
 from napari_beerlanet.core.batch.settings import StudySettings
-from napari_beerlanet.core.batch.study import LOCK_FILE, run_study
+from napari_beerlanet.core.batch.study import run_study
 from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.checkpoints.checkpoint import save_checkpoint
 from napari_beerlanet.core.common.events import RunState
+from napari_beerlanet.core.common.jobs import LOCK_FILE
 from napari_beerlanet.samples import blood_smear
 from napari_beerlanet.ui.batch import progress
 from napari_beerlanet.ui.batch.widget import BatchWidget

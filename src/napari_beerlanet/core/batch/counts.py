@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from napari_beerlanet._version import __version__
 from napari_beerlanet.core.batch.inputs import DETECTIONS_SUFFIX
-from napari_beerlanet.core.batch.manifest import MANIFEST_FILE, RECORDS_FOLDER
+from napari_beerlanet.core.batch.manifest import MANIFEST_FILE
 from napari_beerlanet.core.batch.settings import StudySettings
 from napari_beerlanet.core.boxes.classes import (
     Parasitaemia,
@@ -34,6 +34,7 @@ from napari_beerlanet.core.boxes.classes import (
 )
 from napari_beerlanet.core.boxes.detections import PROBABILITY_COLUMN, TYPE_COLUMN
 from napari_beerlanet.core.checkpoints.info import limits_text
+from napari_beerlanet.core.common.jobs import RECORDS_FOLDER
 from napari_beerlanet.core.common.messages import count_of, format_percent
 from napari_beerlanet.core.common.storage import atomic_path, read_json_or_empty
 from napari_beerlanet.core.formats import read_detections

@@ -6,12 +6,8 @@ on another machine.
 
 from __future__ import annotations
 
-import errno
-import os
 import threading
-import time
-import traceback
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,8 +20,8 @@ from napari_beerlanet.core.batch.outputs import ImageResult
 from napari_beerlanet.core.batch.settings import StudySettings
 from napari_beerlanet.core.checkpoints.info import limits_text, model_notes
 from napari_beerlanet.core.common.device import device_for_worker
-from napari_beerlanet.core.common.messages import error_message
-from napari_beerlanet.core.common.progress import Cancelled, Report, report_progress, subprogress
+from napari_beerlanet.core.common.jobs import attempt_job
+from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
 from napari_beerlanet.core.common.storage import FileError, file_hash, file_stamp
 from napari_beerlanet.core.images.files import MAX_PIXELS
 from napari_beerlanet.core.stains.settings import DecomposeSettings
@@ -37,14 +33,6 @@ if TYPE_CHECKING:  # torch comes with them
     from napari_beerlanet.core.images.slide import Slide
     from napari_beerlanet.core.stains.slide import SlideDecomposition
 
-Tasks = Iterable[tuple[int, dict[str, Any]]]
-Outcomes = Generator[tuple[int, dict[str, Any]]]
-TaskRunner = Callable[[Tasks], Outcomes]
-"""Does numbered tasks in any order and yields their outcomes as they come, and number −1 now and
-then, perhaps with the progress of an image, so that the caller can stop it by closing."""
-
-_FATAL_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
-
 WORK_FOLDER = ".work"
 """Where detections are, tile by tile, while their image is being processed."""
 
@@ -53,28 +41,20 @@ def process_image(task: Mapping[str, Any], report: Report | None = None) -> dict
     """Process one image and return its outcome: a record, or an error in one sentence.
 
     `task` has source, name, out, layout, settings and overwrite, and perhaps the number of the
-    worker. `fatal` says what is wrong where every other image would fail, too: a full disk, say.
+    worker.
     """
     job, out = ImageJob(Path(task["source"]), task["name"]), Path(task["out"])
-    settings, started = StudySettings(**task["settings"]), time.monotonic()
-    try:
+    settings = StudySettings(**task["settings"])
+
+    def work() -> dict[str, Any]:
         records = records_of(task["layout"], out, settings)
         name, record = records.find(job)
         if record is not None and not task.get("overwrite"):
             return {"status": "skipped", "record": record}
         device = device_for_worker(settings.device, int(task.get("worker", 0)))
-        outcome = _process(job, name, records, device, report)
-        return {"status": "done", **outcome, "seconds": time.monotonic() - started}
-    except Cancelled:
-        raise
-    except Exception as error:
-        number = error.errno if isinstance(error, OSError) else None
-        return {
-            "status": "failed",
-            "error": error_message(error),
-            "fatal": os.strerror(number).lower() if number in _FATAL_ERRNOS else "",
-            "traceback": traceback.format_exc(),
-        }
+        return _process(job, name, records, device, report)
+
+    return attempt_job(work, out)
 
 
 def _process(

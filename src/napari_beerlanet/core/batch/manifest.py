@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -31,6 +31,7 @@ from napari_beerlanet.core.batch.outputs import (
     write_outputs,
 )
 from napari_beerlanet.core.batch.settings import StudySettings, settings_hash
+from napari_beerlanet.core.common.jobs import RECORDS_FOLDER, JobEntry
 from napari_beerlanet.core.common.storage import (
     atomic_path,
     file_hash,
@@ -40,7 +41,7 @@ from napari_beerlanet.core.common.storage import (
     write_json,
 )
 
-MANIFEST_FILE, RECORDS_FOLDER = "manifest.json", "records"
+MANIFEST_FILE = "manifest.json"
 SUMMARY_NAME, FAILURES_FILE = "summary", "failures.csv"
 NO_PARQUET_NOTE = (
     "summary.parquet was not written, as pyarrow is not installed: "
@@ -50,7 +51,6 @@ _MANIFEST_KIND, _MANIFEST_VERSION = "napari-beerlanet study", 1
 _RECORDED_DETECT_SETTINGS = ("confidence", "iou", "object_size", "tile", "pixel_size")
 _RECORDED_DECOMPOSE_SETTINGS = ("components", "iterations", "lam", "gamma", "domain", "method")
 
-ImageStatus = Literal["waiting", "done", "skipped", "failed"]
 Layout = Literal["study", "files", "report"]
 """How results lie in their folder: with records, a manifest and tables over all; alone, where the
 file of the spectra or the detections says how they were made; or as a report and nothing else."""
@@ -59,19 +59,15 @@ Record = dict[str, Any]
 
 
 @dataclass
-class StudyEntry:
-    """An image of a study and its outcome; `error` is one sentence.
-
-    A `fatal` error is one that every other image would meet, too, such as a full disk.
-    """
+class StudyEntry(JobEntry):
+    """An image of a study and its outcome."""
 
     job: ImageJob
-    status: ImageStatus = "waiting"
-    error: str = ""
-    record: Record = field(default_factory=dict)
-    traceback: str = ""
-    fatal: bool = False
-    seconds: float = 0.0
+
+    @property
+    def title(self) -> str:
+        """The name of its file."""
+        return self.job.source.name
 
 
 class StudyRecords:

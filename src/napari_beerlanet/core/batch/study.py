@@ -1,8 +1,6 @@
 """Batch processing of many images with one set of settings; resumable, local or on a dask cluster.
 
-Images are independent of each other. Whoever is free processes the next one and writes its results
-and then its record at once, so whatever dies (a worker, this process, a cluster's scheduler),
-finished images are saved and the next run does the rest.
+Each image is a job of its own, see `core.common.jobs`.
 """
 
 from __future__ import annotations
@@ -10,17 +8,16 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from napari_beerlanet.core.batch.image import WORK_FOLDER, TaskRunner, process_image
+from napari_beerlanet.core.batch.image import WORK_FOLDER
 from napari_beerlanet.core.batch.inputs import find_images, name_jobs
 from napari_beerlanet.core.batch.manifest import (
     NO_PARQUET_NOTE,
-    RECORDS_FOLDER,
     Layout,
     StudyEntry,
     records_of,
@@ -30,26 +27,16 @@ from napari_beerlanet.core.batch.manifest import (
 )
 from napari_beerlanet.core.batch.outputs import current_row
 from napari_beerlanet.core.batch.settings import StudySettings
-from napari_beerlanet.core.batch.workers import (
-    SchedulerLostError,
-    cluster_runner,
-    process_pool_runner,
-)
-from napari_beerlanet.core.common.locking import FolderLock
+from napari_beerlanet.core.common.jobs import STOP_FILE, JobMonitor, JobProgress, lock_results
 from napari_beerlanet.core.common.messages import system_reason
-from napari_beerlanet.core.common.progress import Cancelled, Progress, Report, eta_seconds
 from napari_beerlanet.core.common.storage import FileError, file_stamp, remove_path
-
-LOCK_FILE = ".lock"
-"""A file in the results folder, locked by the run that writes there."""
-
-STOP_FILE = "stop"
-"""A file in the results folder, made by whoever wants the run to end."""
+from napari_beerlanet.core.common.workers import TaskRunner, choose_runner
 
 PAGE_FILE = "smear.html"
 """The report of one page on all images of a study, if it has such reports."""
 
 _MANIFEST_INTERVAL_S = 2.0
+_WORK = "napari_beerlanet.core.batch.image:process_image"  # of a task, see `core.common.workers`
 
 
 class NoImagesError(FileError):
@@ -134,10 +121,9 @@ def run_study(
         raise NoImagesError("There are no images in what was given, only results of earlier runs.")
     with ExitStack() as stack:
         if layout == "study":
-            stack.callback(_acquire_lock(out).release)
-            _remove_leftovers(out)
+            stack.callback(lock_results(out).release)
         monitor = StudyMonitor(out, entries, chosen, layout, report, ended)
-        run = _choose_runner(workers, scheduler, monitor.progress_of)
+        run = choose_runner(workers, scheduler, monitor.progress_of)
         _collect_outcomes(monitor, run, overwrite, scheduler is not None or workers > 1)
     return StudyResult(out, entries, monitor.rows(), monitor.stopped, monitor.notes, monitor.limits)
 
@@ -174,72 +160,28 @@ def _check_classes(settings: StudySettings) -> None:
         )
 
 
-def _acquire_lock(out: Path) -> FolderLock:
-    return FolderLock(
-        out / LOCK_FILE,
-        busy="another run writes its results there",
-        advice="wait for it to end, stop it, or choose another folder",
-    )
-
-
-def _remove_leftovers(out: Path) -> None:
-    """Remove what was meant for an earlier run, and what was half-written when that was killed."""
-    remove_path(out / STOP_FILE)
-    for folder in (out, out / RECORDS_FOLDER):
-        for unfinished in folder.glob(".*.partial*"):
-            remove_path(unfinished)
-
-
-def _choose_runner(workers: int, scheduler: Any, progress: Callable[[int], Report]) -> TaskRunner:
-    if scheduler is not None:
-        return cluster_runner(scheduler)
-    if workers > 0:
-        return process_pool_runner(workers)
-    return lambda tasks: ((number, process_image(task, progress(number))) for number, task in tasks)
-
-
 def _collect_outcomes(
     monitor: StudyMonitor, run: TaskRunner, overwrite: bool, in_parallel: bool
 ) -> None:
     try:
         monitor.report_progress()
         monitor.skip_done(overwrite)
-        tasks = monitor.tasks(overwrite, largest_first=in_parallel)
-        with closing(run(tasks)) as outcomes:
-            for number, outcome in outcomes:
-                if number < 0:
-                    monitor.on_worker_progress(outcome)
-                elif monitor.record_outcome(number, outcome):
-                    break
-    except SchedulerLostError as error:
-        monitor.stopped = str(error)
+        monitor.collect(run, monitor.tasks(overwrite, largest_first=in_parallel))
     finally:
         monitor.finish()
 
 
 @dataclass(frozen=True)
-class StudyProgress(Progress):
-    """Images that have ended, of all; `images_in_progress` is the sum of the fractions of others.
-
-    `skipped` is how many had been done before, which says nothing on how long the others take.
-    """
-
-    images_in_progress: float = 0.0
-    skipped: int = 0
+class StudyProgress(JobProgress):
+    """Images that have ended, of all, and what is done of others."""
 
     @property
-    def fraction(self) -> float:
-        """Between 0 and 1, images in progress included."""
-        done = self.done + self.images_in_progress
-        return min(done / self.total, 1.0) if self.total > 0 else 0.0
-
-    def eta(self, elapsed: float) -> float | None:
-        """Seconds still to go after `elapsed`, None while that would be no more than a guess."""
-        skipped = self.skipped / max(self.total, 1)
-        return eta_seconds(elapsed, (self.fraction - skipped) / max(1 - skipped, 1e-9))
+    def images_in_progress(self) -> float:
+        """The sum of the fractions of images that are being processed."""
+        return self.in_progress
 
 
-class StudyMonitor:
+class StudyMonitor(JobMonitor[StudyEntry]):
     """Keeps the entries, the manifest and the summary table up to date."""
 
     def __init__(
@@ -251,12 +193,11 @@ class StudyMonitor:
         report: Callable[[StudyProgress], None] | None,
         ended: Callable[[StudyEntry], None] | None,
     ) -> None:
-        self.out, self.entries, self.settings, self.layout = out, entries, settings, layout
-        self.report, self.ended, self.stopped = report, ended, ""
+        super().__init__(out, entries, report, ended, stop_file=layout == "study")
+        self.settings, self.layout = settings, layout
         self.notes, self.limits = list[str](), list[str]()
-        self._fractions: dict[int, float] = {}
         self._started = datetime.now(UTC).isoformat(timespec="seconds")
-        self._last_write, self._message = 0.0, ""
+        self._last_write = 0.0
 
     def skip_done(self, overwrite: bool) -> None:
         """Mark what an earlier run has done."""
@@ -264,7 +205,7 @@ class StudyMonitor:
         for entry in self.entries if not overwrite else []:
             _, record = records.find(entry.job)
             if record is not None:
-                self._end(entry, {"status": "skipped", "record": record})
+                self.end(entry, {"status": "skipped", "record": record})
         self._write_manifest(at_once=True)
 
     def tasks(
@@ -275,52 +216,26 @@ class StudyMonitor:
         The largest files first, so that workers side by side end at about the same time.
         """
         shared = {"out": str(self.out), "layout": self.layout, "overwrite": overwrite}
+        shared |= {"work": _WORK, "gpu": bool(self.settings.model or self.settings.classifier)}
         shared["settings"] = self.settings.as_dict()
         jobs = [(k, e.job) for k, e in enumerate(self.entries) if e.status == "waiting"]
         if largest_first:
             jobs.sort(key=lambda job: -file_stamp(job[1].source).get("size", 0))
-        return [(k, {"source": str(job.source), "name": job.name, **shared}) for k, job in jobs]
+        return [
+            (k, {"source": str(job.source), "title": str(job.source), "name": job.name, **shared})
+            for k, job in jobs
+        ]
 
-    def record_outcome(self, number: int, outcome: Mapping[str, Any]) -> bool:
-        """Take the outcome of an image; whether the run must stop."""
-        entry = self.entries[number]
-        self._fractions.pop(number, None)
-        self._end(entry, outcome)
+    def on_outcome(self, entry: StudyEntry, outcome: Mapping[str, Any]) -> None:
+        """Write the manifest now and then, and keep what a person should know."""
         self._write_manifest()
         self.notes += [note for note in outcome.get("notes", []) if note not in self.notes]
         self.limits = list(outcome.get("limits") or self.limits)
-        if entry.fatal:
-            left = sum(e.status == "waiting" for e in self.entries)
-            self.stopped = f"{outcome['fatal']} in {self.out}; stopped with {left} more to do."
-        self._message = entry.job.source.name
-        self.report_progress()
-        return bool(self.stopped)
 
-    def on_worker_progress(self, outcome: Mapping[str, Any]) -> None:
-        """Take the progress of an image, where there is any."""
-        number = outcome.get("image")
-        if number is not None and self.entries[number].status == "waiting":  # not a late report
-            self._fractions[number] = float(outcome["fraction"])
-            self._message = f"{self.entries[number].job.source.name}: {outcome['message']}"
-        self.report_progress()
-
-    def progress_of(self, number: int) -> Report:
-        """A report for one image that is processed in this process."""
-        return lambda p: self.on_worker_progress(
-            {"image": number, "fraction": p.fraction, "message": p.message}
-        )
-
-    def report_progress(self) -> None:
-        """Report the progress, and let the caller, or a file, stop the run."""
-        if self.layout == "study" and (self.out / STOP_FILE).exists():
-            raise Cancelled("stopped as requested")
-        if self.report is not None:
-            done, skipped = (
-                sum(e.status in which for e in self.entries)
-                for which in (("done", "skipped", "failed"), ("skipped",))
-            )
-            partly = sum(self._fractions.values())
-            self.report(StudyProgress(done, len(self.entries), self._message, partly, skipped))
+    def make_progress(self, done: int, skipped: int) -> StudyProgress:
+        """How far the study is."""
+        partly = sum(self.fractions.values())
+        return StudyProgress(done, len(self.entries), self.message, partly, skipped)
 
     def rows(self) -> list[dict[str, Any]]:
         """The summary table."""
@@ -358,13 +273,6 @@ class StudyMonitor:
                 counts.write_page(self.out / PAGE_FILE, self.settings)
         except ValueError as error:
             self.notes.append(str(error))
-
-    def _end(self, entry: StudyEntry, outcome: Mapping[str, Any]) -> None:
-        entry.status, entry.error = outcome["status"], outcome.get("error", "")
-        entry.record, entry.fatal = outcome.get("record", {}), bool(outcome.get("fatal"))
-        entry.traceback, entry.seconds = outcome.get("traceback", ""), outcome.get("seconds", 0.0)
-        if self.ended is not None:
-            self.ended(entry)
 
     def _write_manifest(self, at_once: bool = False) -> None:
         now = time.monotonic()

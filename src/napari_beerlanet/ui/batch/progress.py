@@ -12,8 +12,8 @@ from qtpy.QtGui import QDesktopServices
 from qtpy.QtWidgets import QListWidget, QListWidgetItem, QVBoxLayout, QWidget
 
 from napari_beerlanet.core.batch.settings import STUDY_FILE, StudyConfig
-from napari_beerlanet.core.batch.study import LOCK_FILE
 from napari_beerlanet.core.common.events import RunState
+from napari_beerlanet.core.common.jobs import LOCK_FILE
 from napari_beerlanet.core.common.locking import is_locked, read_owner
 from napari_beerlanet.core.common.messages import count_of, format_duration
 from napari_beerlanet.ui.common.background_process import (

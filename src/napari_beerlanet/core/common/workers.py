@@ -1,16 +1,21 @@
-"""Where a study's images are processed: worker processes on this machine, or a dask cluster.
+"""Where the jobs of a run are done: worker processes on this machine, or a dask cluster.
+
+A task is a plain dict: "work" names the function that does it ("package.module:function", called
+with the task and a `Report`), "title" what it is called in messages, and "gpu" says whether it runs
+a network. Its outcome is a plain dict, too, see `core.common.jobs`.
 
 On this machine, each process reads one task per line and writes its progress and the outcome as
 lines of JSON. It is started by module name rather than by importing the caller's program again, and
 ends as soon as its parent is gone. A worker that dies is replaced.
 
-On a cluster of dask.distributed, the scheduler reassigns the image of a worker that dies, up to its
-own limit. Every worker process loads the model once. Where workers declare the resource "GPU", only
-these detect objects, one image at a time for each.
+On a cluster of dask.distributed, the scheduler reassigns the task of a worker that dies, up to its
+own limit. Where workers declare the resource "GPU", only these get tasks that need one, one task at
+a time for each.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -19,31 +24,55 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from queue import Empty, Queue, SimpleQueue
 from typing import IO, Any
 
-from napari_beerlanet.core.batch.image import Outcomes, TaskRunner, Tasks, process_image
-from napari_beerlanet.core.common.progress import ThrottledProgress
+from napari_beerlanet.core.common.progress import Report, ThrottledProgress
 from napari_beerlanet.core.common.storage import FileError
 from napari_beerlanet.core.common.threads import thread_count
 
+Tasks = Iterable[tuple[int, dict[str, Any]]]
+Outcomes = Generator[tuple[int, dict[str, Any]]]
+TaskRunner = Callable[[Tasks], Outcomes]
+"""Does numbered tasks in any order and yields their outcomes as they come, and number −1 now and
+then, perhaps with the progress of a task, so that the caller can stop it by closing."""
+
 _POLL_INTERVAL_S = 0.5
 _STOP_TIMEOUT_S = 10.0
-_MAX_ATTEMPTS = 3  # worker processes that one image may cost
+_MAX_ATTEMPTS = 3  # worker processes that one task may cost
 _WORKER_DIED = (
     "its worker process died {times} times, perhaps for lack of memory; try fewer workers."
 )
 
 _CLUSTER_POLL_INTERVAL_S = 0.2
-_REPORT_INTERVAL_S = 1.0  # of a worker on the progress of its image
+_REPORT_INTERVAL_S = 1.0  # of a worker on the progress of its task
 _SCHEDULER_LOST = (
-    "the dask scheduler at {address} is gone; finished images are saved, run it again to resume."
+    "the dask scheduler at {address} is gone; what is finished is saved, run it again to resume."
 )
 
 _Task = tuple[int, dict[str, Any]]
+
+
+def do_task(task: Mapping[str, Any], report: Report | None = None) -> dict[str, Any]:
+    """Do a task in this process, and return its outcome."""
+    module, _, function = str(task["work"]).partition(":")
+    outcome: dict[str, Any] = getattr(importlib.import_module(module), function)(task, report)
+    return outcome
+
+
+def in_process_runner(progress: Callable[[int], Report]) -> TaskRunner:
+    """Does one task after the other in this process; `progress` gives the report of each."""
+    return lambda tasks: ((number, do_task(task, progress(number))) for number, task in tasks)
+
+
+def choose_runner(workers: int, scheduler: Any, progress: Callable[[int], Report]) -> TaskRunner:
+    """A cluster's where there is a `scheduler`; else so many processes, 0: in this one."""
+    if scheduler is not None:
+        return cluster_runner(scheduler)
+    return process_pool_runner(workers) if workers > 0 else in_process_runner(progress)
 
 
 def process_pool_runner(workers: int) -> TaskRunner:
@@ -116,10 +145,10 @@ class _WorkerThread:
             self._close()
             self._ready.put(None)
 
-    def _process_task(self, image: int, task: dict[str, Any]) -> dict[str, Any]:
+    def _process_task(self, number: int, task: dict[str, Any]) -> dict[str, Any]:
         for _ in range(_MAX_ATTEMPTS):
             try:
-                outcome = self._send(image, {**task, "worker": self._number})
+                outcome = self._send(number, {**task, "worker": self._number})
             except OSError:
                 outcome = None
             if outcome is not None:
@@ -129,10 +158,10 @@ class _WorkerThread:
                 break
         return {
             "status": "failed",
-            "error": f"{task['source']}: {_WORKER_DIED.format(times=_MAX_ATTEMPTS)}",
+            "error": f"{task['title']}: {_WORKER_DIED.format(times=_MAX_ATTEMPTS)}",
         }
 
-    def _send(self, image: int, task: dict[str, Any]) -> dict[str, Any] | None:
+    def _send(self, number: int, task: dict[str, Any]) -> dict[str, Any] | None:
         """The outcome of a task, None where the process died over it."""
         process = self._running_process()
         assert process.stdin is not None
@@ -145,7 +174,7 @@ class _WorkerThread:
             content = dict(json.loads(line))
             if "status" in content:
                 return content
-            self._ready.put((-1, {"image": image, **content}))
+            self._ready.put((-1, {"task": number, **content}))
         return None
 
     def _running_process(self) -> subprocess.Popen[bytes]:
@@ -185,7 +214,7 @@ def _close_quietly(stream: IO[bytes]) -> None:
 
 
 class SchedulerLostError(FileError):
-    """The scheduler ended before the study did."""
+    """The scheduler ended before the run did."""
 
 
 def cluster_runner(scheduler: Any) -> TaskRunner:
@@ -229,9 +258,7 @@ def _stream_outcomes(client: Any, tasks: Tasks) -> Outcomes:
     has_gpus = _has_gpu_workers(client)
     futures = {}
     for number, task in tasks:
-        chosen = task["settings"]
-        has_model = chosen["model"] or chosen.get("classifier")
-        needs = {"GPU": 1} if has_gpus and has_model else None
+        needs = {"GPU": 1} if has_gpus and task.get("gpu") else None
         key = f"{topic}-{number}"
         work = (_process_and_report, task, number, topic)
         futures[number] = client.submit(*work, key=key, pure=False, resources=needs)
@@ -260,16 +287,16 @@ def _stream_outcomes(client: Any, tasks: Tasks) -> Outcomes:
 
 
 def _process_and_report(task: dict[str, Any], number: int, topic: str) -> dict[str, Any]:
-    """On a worker: process an image, and report its progress to the client."""
+    """On a worker: do a task, and report its progress to the client."""
     from distributed import get_worker
 
     worker: Any = get_worker()
 
     def write(content: dict[str, Any]) -> None:
         with suppress(Exception):  # progress is not worth a failure
-            worker.log_event(topic, {"image": number, **content})
+            worker.log_event(topic, {"task": number, **content})
 
-    return process_image(task, ThrottledProgress(write, _REPORT_INTERVAL_S))
+    return do_task(task, ThrottledProgress(write, _REPORT_INTERVAL_S))
 
 
 def _has_gpu_workers(client: Any) -> bool:
@@ -278,7 +305,7 @@ def _has_gpu_workers(client: Any) -> bool:
 
 
 def _outcome(future: Any) -> dict[str, Any]:
-    """The outcome of an image; it failed where worker after worker died over it."""
+    """The outcome of a task; it failed where worker after worker died over it."""
     if future.status != "error":
         return dict(future.result())
     why = " ".join(str(future.exception()).split())
@@ -289,7 +316,7 @@ def _outcome(future: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Process the tasks of standard input, one after the other, until it ends."""
+    """Do the tasks of standard input, one after the other, until it ends."""
     # What libraries print must not come between our lines.
     output = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -301,11 +328,11 @@ def main() -> None:
         output.flush()
 
     while True:
-        write(process_image(json.loads(tasks.get()), ThrottledProgress(write)))
+        write(do_task(json.loads(tasks.get()), ThrottledProgress(write)))
 
 
 def _read_tasks(tasks: SimpleQueue[bytes]) -> None:
-    """Read tasks. When the parent is gone, another run may process this image, so end at once."""
+    """Read tasks. When the parent is gone, another run may do this task, so end at once."""
     for line in sys.stdin.buffer:
         tasks.put(line)
     os._exit(0)
