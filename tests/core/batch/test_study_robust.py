@@ -9,6 +9,7 @@ import sys
 import time
 from contextlib import contextmanager
 
+import cloudpickle
 import pandas as pd
 import psutil
 import pytest
@@ -26,6 +27,9 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL"),
 ]
+
+# Workers get functions of this module as they are: another package may be called `tests`, too.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 QUICK = {"iterations": 3, "previews": False, "leave_out": ()}
 COUNT = 8

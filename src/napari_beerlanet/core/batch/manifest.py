@@ -30,7 +30,7 @@ from napari_beerlanet.core.batch.outputs import (
     summary_row,
     write_outputs,
 )
-from napari_beerlanet.core.batch.settings import StudySettings, settings_hash
+from napari_beerlanet.core.batch.settings import StudySettings
 from napari_beerlanet.core.common.jobs import RECORDS_FOLDER, JobEntry
 from napari_beerlanet.core.common.storage import (
     atomic_path,
@@ -38,6 +38,7 @@ from napari_beerlanet.core.common.storage import (
     file_stamp,
     read_json_or_empty,
     remove_path,
+    settings_hash,
     write_json,
 )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shlex
@@ -16,7 +15,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from napari_beerlanet.core.classification.settings import StainSource
-from napari_beerlanet.core.common.storage import write_json
+from napari_beerlanet.core.common.storage import settings_hash, write_json
 from napari_beerlanet.core.detection.settings import DetectSettings
 from napari_beerlanet.core.images.tissue import NonTissue
 from napari_beerlanet.core.stains.settings import DecomposeSettings
@@ -190,12 +189,6 @@ MALARIA_PRESET: dict[str, Any] = DETECT_PRESET | {
 
 In clumps a cell may be found twice, and its parasite must not count twice; two cells that lie over
 each other by more than half are rare."""
-
-
-def settings_hash(settings: Mapping[str, Any]) -> str:
-    """The same for the same settings, whatever their order."""
-    text = json.dumps(settings, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _from_file(name: str, value: Any) -> Any:

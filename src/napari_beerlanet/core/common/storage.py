@@ -152,6 +152,12 @@ def file_hash(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def settings_hash(settings: Mapping[str, Any]) -> str:
+    """SHA-256 of plain values: the same for the same settings, whatever their order."""
+    text = json.dumps(settings, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Whole or not at all."""
     with atomic_path(path) as unfinished:
