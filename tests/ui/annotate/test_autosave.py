@@ -116,6 +116,7 @@ def test_drawn_regions_come_back_in_another_viewer(open_panel, tmp_path):
     regions = again.annotation_actions.annotated.annotations(()).regions
     assert [region.kind for region in regions] == ["rectangle", "rectangle"]
     assert "2 regions" in again.coverage.text()
+    assert again.viewer.layers["smear · annotated regions"].nshapes == 2
 
 
 def test_annotations_come_back_after_their_layer_was_deleted(open_panel, until):
@@ -376,5 +377,22 @@ def test_the_workspace_shows_them_whatever_tab_is_open(saved_draft, shared_viewe
     viewer.add_image(smear, name="smear")
     until(lambda: "smear · annotations" in viewer.layers)
     assert viewer.layers["smear · annotations"].nshapes == 2
+    assert "smear · annotated regions" not in viewer.layers
     assert workspace.current_tab is STAINS
     assert viewer.layers.selection.active is viewer.layers["smear"]
+
+
+def test_saved_boxes_of_an_image_that_is_hidden_are_hidden_with_it(
+    saved_draft, shared_viewer, smear, until
+):
+    """Of two images that are opened together the last is seen, without boxes of the first."""
+    viewer = shared_viewer()
+    open_workspace(viewer, STAINS)
+    first = viewer.add_image(smear, name="smear")
+    viewer.add_image(255 - smear, name="another")
+    until(lambda: "smear · annotations" in viewer.layers)
+    shown = viewer.layers["smear · annotations"]
+    assert not first.visible
+    assert not shown.visible
+    viewer.layers.selection.active = first
+    until(lambda: shown.visible)

@@ -14,6 +14,7 @@ from napari_beerlanet.ui.annotate.widget import AnnotateWidget
 from napari_beerlanet.ui.common.session import get_session
 from napari_beerlanet.ui.detections.detection_layer import DetectionLayer
 from napari_beerlanet.ui.viewer.layers import Role, role_metadata
+from napari_beerlanet.ui.viewer.viewport import viewport_of
 
 pytestmark = pytest.mark.window
 
@@ -262,6 +263,27 @@ def test_detections_are_copied_with_the_user_s_changes(drawing):
     assert boxes(drawing).layer.mode == "select", "they are there to be corrected"
 
 
+def test_boxes_are_copied_and_imported_without_pressing_annotate_first(panel, until, tmp_path):
+    show_detections(panel).set_filter(0.0)
+    assert panel.annotation_actions.annotated is None
+    panel.copy.click()
+    until(lambda: panel.annotation_actions.annotated is not None)
+    assert set(column(panel, "status")) == {"copied"}
+    assert len(boxes(panel).all()) == 3
+    assert boxes(panel).layer.mode == "select"
+    other = panel.viewer.add_image(panel.annotation_actions.image.data[::-1].copy(), name="other")
+    panel.image.choose(other)
+    panel.copy.click()
+    assert "no detections" in panel.message.text()
+    assert panel.annotation_actions.annotated is None, "there is nothing to copy"
+    file = tmp_path / "other.txt"
+    file.write_text("1 0.5 0.5 0.25 0.25\n")
+    panel.annotation_actions.import_boxes(str(file))
+    until(lambda: panel.annotation_actions.annotated is not None)
+    until(lambda: column(panel, "class") == ["WBC"])
+    assert panel.store.of(other).boxes is boxes(panel)
+
+
 def test_boxes_of_a_plain_layer_of_detections_are_copied_too(drawing):
     image = drawing.annotation_actions.image
     drawing.viewer.add_shapes(
@@ -311,6 +333,7 @@ def test_of_a_large_image_it_is_asked_what_is_annotated(shared_viewer, until):
     assert made.annotations(()).regions == ()
     made.boxes.layer.add(BOX)
     assert made.annotations(()).regions == ()
+    assert made.regions.layer not in viewer.layers
     panel.annotation_actions.draw_regions()
     assert viewer.layers.selection.active is made.regions.layer
     made.regions.layer.add(BOX * 10)
@@ -319,15 +342,40 @@ def test_of_a_large_image_it_is_asked_what_is_annotated(shared_viewer, until):
     assert [r.bounds for r in made.annotations(()).regions] == [(0, 0, 2100, 2100)]
 
 
+def test_an_image_that_is_annotated_wholly_has_one_layer_of_ours(drawing, until):
+    """The layer of regions comes when the user draws one: below the boxes, where the image is."""
+    viewer, made = drawing.viewer, drawing.annotation_actions.annotated
+    boxes(drawing).layer.add(BOX)
+    drawing.whole_image.click()
+    assert [layer.name for layer in viewer.layers] == ["smear", "smear · annotations"]
+    assert [region.bounds for region in made.annotations(()).regions] == [(0, 0, *made.shape[::-1])]
+    assert drawing.coverage.text() == "The whole image counts as annotated."
+    viewer.layers["smear"].scale = (0.5, 0.5)
+    viewer.layers["smear"].name = "patient 7"
+    drawing.draw_regions.click()
+    names = ["patient 7", "patient 7 · annotated regions", "patient 7 · annotations"]
+    assert [layer.name for layer in viewer.layers] == names
+    assert viewer.layers.selection.active is made.regions.layer
+    assert made.regions.layer.mode == "add_rectangle"
+    assert tuple(made.regions.layer.scale) == (0.5, 0.5)
+    assert drawing.coverage.text() == "No region is marked as annotated yet."
+    made.regions.layer.add(BOX)
+    assert drawing.coverage.text() == "1 region is annotated."
+    pixel = viewport_of(made.regions.layer, viewer).pixel_size
+    until(lambda: made.regions.layer.edge_width[0] == pytest.approx(1.8 * pixel, rel=0.03))
+
+
 def test_regions_that_are_deleted_are_asked_for_again(drawing, until):
     made = drawing.annotation_actions.annotated
     boxes(drawing).layer.add(BOX)
+    drawing.draw_regions.click()
+    made.regions.layer.add(BOX * 2)
     drawing.viewer.layers.remove(made.regions.layer)
     until(lambda: drawing.question.about == ("coverage", made))
     assert made.annotations(()).regions == ()
     drawing.annotation_actions.mark_whole_image()
     assert len(made.annotations(()).regions) == 1
-    assert made.regions.layer in drawing.viewer.layers
+    assert made.regions.layer not in drawing.viewer.layers
     assert drawing.question.isHidden()
 
 

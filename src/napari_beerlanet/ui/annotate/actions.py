@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -101,10 +101,9 @@ class AnnotationActions(QObject):
         self.image: Image | None = None
         self.changed_file: ChangedFile | None = None
         self.lookup_task, self.project_task = panel.task(), panel.task()
-        self._confirmed_waiting: tuple[Detections, str] | None = None
-        self._copy_waiting: float | None = None
+        self._waiting: list[tuple[Image, Callable[[], None]]] = []  # until an image has its layers
         self.importing = False  # whether the project task is, or was last, an import
-        self.started.connect(self._add_confirmed_waiting)
+        self.started.connect(self._do_what_waits)
         self.project_task.ended.connect(self._project_task_ended)
         panel.connect_event(self.store.projects.changed, self._project_changed)
 
@@ -239,8 +238,6 @@ class AnnotationActions(QObject):
         """Mark all of the plane as annotated."""
         annotated = self.annotated
         if annotated is not None:
-            if annotated.regions.layer not in self.viewer.layers:
-                self.viewer.add_layer(annotated.regions.layer)
             annotated.mark_whole_image(self.plane)
             self.activate(annotated.boxes.layer)
 
@@ -292,13 +289,19 @@ class AnnotationActions(QObject):
         self.message.emit(f"{count_of(count, 'box', 'boxes')} selected.")
 
     def copy_detections(self, confidence: float) -> None:
-        """Copy the image's visible detections, with the user's edits, to the annotations."""
-        annotated = self.annotated
-        if annotated is None or self.image is None:
+        """Copy the image's visible detections, with the user's edits, to its annotations.
+
+        The image gets its layers first if needed.
+        """
+        if self.image is None:
             return
         detections = visible_detections(self.viewer, self.image, self.plane)
         if detections is None:
             self._report_problem("There are no detections of this image; find cells in it first.")
+            return
+        annotated = self.annotated
+        if annotated is None:
+            self._start_first(partial(self.copy_detections, confidence))
             return
         confident = detections[detections.scores >= np.float32(confidence)]
         copies = copy_of_detections(confident, self.store.classes, annotated.shape)
@@ -309,8 +312,7 @@ class AnnotationActions(QObject):
     def correct_detections(self, confidence: float) -> None:
         """Copy the detections to an image without boxes, which gets its layers first if needed."""
         if self.annotated is None:
-            self._copy_waiting = confidence
-            self.start()
+            self._start_first(partial(self.correct_detections, confidence))
         elif not sum(self.annotated.boxes.counts().values()):
             self.copy_detections(confidence)
 
@@ -318,25 +320,31 @@ class AnnotationActions(QObject):
         """Add boxes that the user has confirmed; the image gets its layers first if needed."""
         annotated = self.annotated
         if annotated is None:
-            self._confirmed_waiting = detections, what
             self.store.classes.add(detections.names)
-            self.start()
+            self._start_first(partial(self.add_confirmed, detections, what))
             return
         new = copy_of_detections(detections, self.store.classes, annotated.shape)
         self._add(annotated, replace(new, status=[CONFIRMED] * len(new)), self.plane, what)
 
-    def _add_confirmed_waiting(self) -> None:
-        confidence, self._copy_waiting = self._copy_waiting, None
-        if confidence is not None and self.annotated is not None:
-            self.correct_detections(confidence)
-        waiting, self._confirmed_waiting = self._confirmed_waiting, None
-        if waiting is not None and self.annotated is not None:
-            self.add_confirmed(*waiting)
+    def _start_first(self, then: Callable[[], None]) -> None:
+        """Give the image its layers, with what is saved of it, and do something then."""
+        if self.image is not None:
+            self._waiting.append((self.image, then))
+            self.start()
+
+    def _do_what_waits(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for image, then in waiting:
+            if image is self.image and self.annotated is not None:
+                then()
 
     def import_boxes(self, path: str) -> None:
-        """Add the boxes of a file to the image."""
+        """Add the boxes of a file to the image, which gets its layers first if needed."""
         annotated, file = self.annotated, Path(path)
-        if annotated is None or self.image is None:
+        if self.image is None:
+            return
+        if annotated is None:
+            self._start_first(partial(self.import_boxes, path))
             return
         shape, plane, names = annotated.shape, self.plane, self.store.classes.names
         source = self.image.source.path

@@ -1,4 +1,4 @@
-"""An image that is being annotated: its box layer, its region layer, and what each plane is."""
+"""An image that is being annotated: its boxes, its regions, and what each plane is."""
 
 from __future__ import annotations
 
@@ -47,8 +47,9 @@ _MIN_EDGE_WIDTH, _MAX_EDGE_WIDTH = 1.0, 6.0
 
 
 class AnnotatedImage:
-    """An image layer with its box layer and its region layer.
+    """An image layer with its box layer and, where regions are drawn, its region layer.
 
+    An image that is annotated wholly has nothing to outline: its region layer is not in the viewer.
     `changed` is emitted when the user, or one of our keys, has changed something. `coverage` is the
     part that is annotated: `WHOLE_IMAGE`, `DRAWN_REGIONS`, or None while the user has not decided.
     `held`: nothing is written to the project until the user has decided whose boxes are right.
@@ -69,7 +70,7 @@ class AnnotatedImage:
     ) -> None:
         """`select` makes the layer of boxes the active one."""
         guard_software_opengl(viewer)
-        self._image = weakref.ref(image)
+        self._image, self._viewer = weakref.ref(image), weakref.ref(viewer)
         self._name = image.name
         self.sources = image_sources(image)
         self.shape = next(iter(self.sources.values())).plane.shape
@@ -86,7 +87,6 @@ class AnnotatedImage:
         layer = _new_shapes_layer(
             image, f"{image.name} · annotations", Role.ANNOTATIONS, empty_features()
         )
-        add_unselected(viewer, regions)  # to select both takes napari twice as long
         if select:
             viewer.add_layer(layer)
         else:
@@ -135,6 +135,10 @@ class AnnotatedImage:
         }
         return {p: a for p, a in current.items() if a.to_json() != self.saved.get(p)}
 
+    def is_whole(self, plane: PlaneIndex) -> bool:
+        """Whether the region of a plane is all of it."""
+        return _is_whole_image(self.regions.read(plane)[0], self.shape)
+
     def _with_regions(self, annotations: Annotations, plane: PlaneIndex) -> Annotations:
         return replace(annotations, regions=tuple(self.regions.read(plane)[0]))
 
@@ -149,6 +153,8 @@ class AnnotatedImage:
         if saved.regions:
             whole = _is_whole_image(saved.regions, self.shape)
             self.coverage = WHOLE_IMAGE if whole else DRAWN_REGIONS
+            if not whole:
+                self.show_regions()
         self.regions.put(saved.regions, plane)  # first: boxes without any mark the whole image
         self.boxes.add(saved, plane)
         self.saved[plane] = self.annotations(plane).to_json()
@@ -170,8 +176,20 @@ class AnnotatedImage:
     def start_drawing_regions(self, plane: PlaneIndex) -> None:
         """Let the user draw the annotated regions; a region of the whole image is removed."""
         self.coverage = DRAWN_REGIONS
-        if _is_whole_image(self.regions.read(plane)[0], self.shape):
+        if self.is_whole(plane):
             self.regions.replace([], plane)
+        self.show_regions()
+
+    def show_regions(self) -> None:
+        """Add the layer of regions to the viewer, below the boxes, without selecting it."""
+        viewer, image, layer = self._viewer(), self.image, self.regions.layer
+        if viewer is None or image is None or layer in viewer.layers:
+            return
+        for name, value in transform_kwargs(image).items():  # the image may have moved since
+            setattr(layer, name, value)
+        boxes = self.boxes.layer
+        below = viewer.layers.index(boxes) if boxes in viewer.layers else None
+        add_unselected(viewer, layer, position=below)
 
     def _mark_changed(self) -> None:
         self.changed_since_added = True

@@ -39,7 +39,7 @@ from napari_beerlanet.ui.common.panel import connect_until_destroyed, unwrap_vie
 from napari_beerlanet.ui.common.session import get_project_store, get_session
 from napari_beerlanet.ui.common.tasks import Task
 from napari_beerlanet.ui.viewer.box_shapes import set_edge_width
-from napari_beerlanet.ui.viewer.layers import user_images
+from napari_beerlanet.ui.viewer.layers import hide_with_source, user_images
 from napari_beerlanet.ui.viewer.planes import PlaneIndex, current_plane
 from napari_beerlanet.ui.viewer.viewport import viewport_of
 
@@ -164,6 +164,9 @@ class AnnotationStore(QObject):
         annotated.changed.connect(self._image_changed)
         bind_keys(self.viewer, annotated.boxes)
         if only_show:
+            for layer in (annotated.boxes.layer, annotated.regions.layer):
+                if layer in self.viewer.layers:
+                    hide_with_source(self.viewer, layer)
             annotated.shown_from = describe_saved(saved, self.project)
         else:
             self.take_up(annotated)
@@ -550,9 +553,13 @@ class ConstantEdgeWidth(QObject):
         self._throttle = QSignalThrottler(QSignalThrottler.EmissionPolicy.Trailing, self)
         self._throttle.setTimeout(_ZOOM_THROTTLE_MS)
         self._throttle.triggered.connect(self.update)
-        connect_until_destroyed(self, (viewer.scene.camera.events.zoom, self._zoomed))
+        connect_until_destroyed(
+            self,
+            (viewer.scene.camera.events.zoom, self._update_soon),
+            (viewer.layers.events.inserted, self._update_soon),
+        )
 
-    def _zoomed(self, event: Any = None) -> None:
+    def _update_soon(self, event: Any = None) -> None:
         self._throttle.throttle()
 
     def update(self) -> None:

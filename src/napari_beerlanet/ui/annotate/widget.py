@@ -277,19 +277,12 @@ class AnnotateWidget(Panel):
         self.model_classes.setVisible(get_session(self.viewer).model is not None)
         self.annotate.setText("Annotate" if annotated is None else "Continue drawing")
         self._show_origin()
-        for widget in (
-            self.copy,
-            self.confidence,
-            self.import_boxes,
-            self.whole_image,
-            self.draw_regions,
-            self.select_in_region,
-        ):
+        for widget in (self.whole_image, self.draw_regions, self.select_in_region):
             widget.setEnabled(annotated is not None)
         first = "" if annotated is not None else "Press “Annotate” first."
         if not has_image:
             first = "Open an image first."
-        self.copy_reason.update_button(first)
+        self.copy_reason.update_button("" if has_image else first)
         self.add_reason.update_button(first or ("An image is being added." if busy else ""))
         self.import_dataset.setEnabled(project is not None and not project.read_only and not busy)
         self._ask()
@@ -365,9 +358,11 @@ class AnnotateWidget(Panel):
         annotated = self.annotation_actions.annotated
         if annotated is None:
             return "Only inside annotated regions does the absence of a box mean background."
-        if annotated.coverage == WHOLE_IMAGE and not annotated.regions.edited:
+        plane = self.annotation_actions.plane
+        by_default = annotated.coverage == WHOLE_IMAGE and not annotated.regions.edited
+        if by_default or annotated.is_whole(plane):
             return "The whole image counts as annotated."
-        count = len(annotated.regions.read(self.annotation_actions.plane)[0])
+        count = len(annotated.regions.read(plane)[0])
         if not count:
             return "No region is marked as annotated yet."
         return f"{count_of(count, 'region is', 'regions are')} annotated."
