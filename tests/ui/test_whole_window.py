@@ -162,13 +162,8 @@ after = {k: v for k, v in os.environ.items() if k.startswith("QT_")}
 changed = {k for k in before.keys() | after.keys() if before.get(k) != after.get(k)}
 assert not changed - {"QT_API"}, changed
 import time
+import pint
 from napari_beerlanet.samples import blood_smear
-viewer.add_image(blood_smear((240, 320), cell_diameter=50).image)
-_, stains = viewer.window.add_plugin_dock_widget("napari-beerlanet", "Stain decomposition")
-_, cells = viewer.window.add_plugin_dock_widget("napari-beerlanet", "Find cells", tabify=True)
-_, types = viewer.window.add_plugin_dock_widget("napari-beerlanet", "Classify cells", tabify=True)
-for name in ("Annotate", "Fine-tune", "Review detections", "Run on folder"):
-    viewer.window.add_plugin_dock_widget("napari-beerlanet", name, tabify=True)
 
 def until(what):
     end = time.monotonic() + 240
@@ -176,6 +171,20 @@ def until(what):
         assert time.monotonic() < end
         QApplication.processEvents()
         time.sleep(0.01)
+
+def open_image():
+    return viewer.add_image(blood_smear((240, 320), cell_diameter=50).image)
+
+if when == "after":
+    open_image()
+_, stains = viewer.window.add_plugin_dock_widget("napari-beerlanet", "Stain decomposition")
+if when == "before":  # the units that napari's first image needs are read meanwhile
+    until(lambda: type(pint.get_application_registry().get()) is pint.UnitRegistry)
+    assert open_image().units[0] == pint.get_application_registry().pixel
+_, cells = viewer.window.add_plugin_dock_widget("napari-beerlanet", "Find cells", tabify=True)
+_, types = viewer.window.add_plugin_dock_widget("napari-beerlanet", "Classify cells", tabify=True)
+for name in ("Annotate", "Fine-tune", "Review detections", "Run on folder"):
+    viewer.window.add_plugin_dock_widget("napari-beerlanet", name, tabify=True)
 
 stains.run()
 until(lambda: stains.live.idle and stains.fitted is not None)

@@ -6,8 +6,10 @@ import time
 from types import SimpleNamespace
 
 import numpy as np
+import pint
 import pytest
 from napari.layers import Image, Shapes
+from pint.registry import LazyRegistry
 from qtpy.QtCore import QCoreApplication, QEvent
 from qtpy.QtWidgets import QLabel
 
@@ -21,6 +23,7 @@ from napari_beerlanet.ui.viewer.layers import (
     UpdateGuard,
     is_stepped_back,
     move_to_top,
+    read_units,
     role_metadata,
     role_of,
     source_image,
@@ -28,6 +31,8 @@ from napari_beerlanet.ui.viewer.layers import (
     step_back,
     step_forward,
     transform_kwargs,
+    units_are_ready,
+    use_units,
 )
 
 RGB = np.zeros((48, 64, 3), np.uint8)
@@ -329,3 +334,18 @@ def test_a_change_of_our_own_ends_with_the_outermost_block_however_that_ends():
             _ = 1 / int(not updating)
         assert updating, "the outer block goes on"
     assert not updating
+
+
+def test_units_are_read_ahead_only_where_napari_has_read_none(monkeypatch):
+    application = pint.get_application_registry()
+    assert application.pixel is not None  # as the first layer does
+    used = application.get()
+    assert units_are_ready()
+    use_units(read_units())
+    assert application.get() is used, "units of two registries do not go together"
+    monkeypatch.setattr(application, "_registry", LazyRegistry())
+    assert not units_are_ready()
+    read = read_units()
+    use_units(read)
+    assert application.get() is read
+    assert application.micrometer.is_compatible_with("mm")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
+import pint
 from napari.layers import Image, Layer
 from napari.utils.transforms import Affine
+from pint.registry import LazyRegistry
 from qtpy.QtCore import Qt, Signal
 from qtpy.QtWidgets import QComboBox, QFormLayout, QSizePolicy
 from superqt.utils import signals_blocked
@@ -535,3 +538,31 @@ def guard_software_opengl(viewer: Viewer) -> None:
             sys.modules.setdefault("triton", None)  # type: ignore[arg-type]
     except Exception:  # no window, or another vispy: then there is nothing to guard
         return
+
+
+# --- what napari prepares for its first layers, which takes long ---
+
+
+def units_are_ready() -> bool:
+    """Whether napari's units were read from their file; the first layer does that otherwise."""
+    registry = pint.get_application_registry()  # type: ignore[no-untyped-call]
+    return not isinstance(registry.get(), LazyRegistry)
+
+
+def read_units() -> Any:
+    """pint's registry of units, read off the GUI thread, for `use_units`."""
+    return pint.UnitRegistry(on_redefinition="raise")
+
+
+def use_units(registry: Any) -> None:
+    """Have napari use these units unless it has its own by now; on the GUI thread."""
+    if not units_are_ready():
+        pint.set_application_registry(registry)  # type: ignore[no-untyped-call]
+
+
+def prepare_shapes() -> None:
+    """Load the functions that triangulate shapes; the first Shapes layer does that otherwise."""
+    with suppress(ImportError, AttributeError):  # another version of napari
+        from napari.layers.shapes import _accelerated_triangulate_dispatch as dispatch
+
+        dispatch.warmup_numba_cache()

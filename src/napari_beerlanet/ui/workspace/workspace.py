@@ -48,10 +48,14 @@ from napari_beerlanet.ui.viewer.layers import (
     ImagePicker,
     Role,
     guard_software_opengl,
+    prepare_shapes,
+    read_units,
     role_of,
     show_in_place_of_others,
     show_picker,
     source_image,
+    units_are_ready,
+    use_units,
 )
 from napari_beerlanet.ui.workspace.footer import Footer, Situation, Step, next_step
 from napari_beerlanet.ui.workspace.presets import MalariaPreset
@@ -160,7 +164,7 @@ class Workspace(DockedWidget):
         self.pages = {tab: TabPage(tab, self) for tab in TABS}
         self.handles: dict[Tab | None, QWidget] = {}
         self._build()
-        self._saved_task, self._load_task = self.task(), self.task()
+        self._saved_task, self._load_task, self._units_task = (self.task() for _ in range(3))
         self._to_load: list[Tab] = []
         self._coming: list[TabPage] = []  # whose panels are waited for
         self._step_timer = QTimer(self)
@@ -254,7 +258,10 @@ class Workspace(DockedWidget):
             self._let_come(page)
 
     def load_panels(self) -> None:
-        """Import the modules of all panels off the GUI thread, the one that is waited for first."""
+        """Import the modules of all panels off the GUI thread, the one that is waited for first.
+
+        And prepare what napari would prepare with its first image and its first shapes.
+        """
         if self._load_task.running:
             return
         to_load = self._to_load = [tab for tab in TABS if not tab.is_loaded]
@@ -265,9 +272,12 @@ class Workspace(DockedWidget):
                     to_load.pop(0).load()
                     report_progress(report, len(TABS) - len(to_load), len(TABS))
                 importlib.import_module(_FIRST_IMAGE_NEEDS)
+                prepare_shapes()
 
         if to_load:
             self._load_task.start(work)
+        if not units_are_ready() and not self._units_task.running:
+            self._units_task.start(lambda report: read_units(), use_units)
 
     def _look_whether_idle(self) -> None:
         """Load what the first model needs once the mouse has rested for a while."""
