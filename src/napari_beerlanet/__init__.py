@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from napari_beerlanet.core.detection.slide_detector import detect_slide
     from napari_beerlanet.core.evaluation.dataset import evaluate
     from napari_beerlanet.core.images.slide import open_slide
+    from napari_beerlanet.core.normalization.methods import normalize
     from napari_beerlanet.core.stains.decompose import decompose
     from napari_beerlanet.core.stains.decomposition import Decomposition
     from napari_beerlanet.core.stains.layer import BeerLaNet
@@ -50,6 +51,7 @@ __all__ = [
     "fine_tune",
     "load_checkpoint",
     "load_preset",
+    "normalize",
     "open_slide",
     "run_study",
     "save_checkpoint",
@@ -74,6 +76,7 @@ _HOME = {
     "fine_tune": "core.training.fine_tune",
     "load_checkpoint": "core.checkpoints.checkpoint",
     "load_preset": "core.stains.presets",
+    "normalize": "core.normalization.methods",
     "open_slide": "core.images.slide",
     "run_study": "core.batch.study",
     "save_checkpoint": "core.checkpoints.checkpoint",

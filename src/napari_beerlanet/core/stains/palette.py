@@ -109,6 +109,31 @@ class Palette:
                 planes[:, part] = table[self.rows(pixels[part])].T
         return planes
 
+    def replace_colours(
+        self, table: npt.NDArray[Any], pixels: npt.NDArray[Any], out: npt.NDArray[Any]
+    ) -> None:
+        """Write to `out` (n, ≥3) the colour of `table` (u, 3) for each of the (n, ≥3) pixels.
+
+        All are of the palette's dtype; further channels of `out` stay. Colours that the palette
+        does not hold are refused.
+        """
+        if pixels.dtype != self.dtype or len(table) != len(self):
+            raise ValueError(f"A palette of {len(self)} {self.dtype} colours does not fit these.")
+        if self.dtype != np.uint8:
+            for part in chunk_slices(len(pixels), _PIXELS_PER_TASK):
+                out[part, :3] = table[self.rows(pixels[part])]
+            return
+        index = _row_index(self.codes)
+
+        def replace(part: slice) -> bool:
+            given = pixels[part], self.codes, index, table
+            return bool(kernels.replace_pixels(*given, out[part]))
+
+        complete = map_chunks(replace, len(pixels), _PIXELS_PER_TASK)
+        _spare_index.append(index)
+        if not all(complete):
+            raise KeyError(_UNKNOWN_COLOUR)
+
 
 def palette_of(pixels: npt.NDArray[Any]) -> Palette:
     """The palette of (n, 3 or 4) uint8 or uint16 pixels. Fully transparent pixels count zero."""

@@ -267,6 +267,28 @@ def look_up_pixels(pixels, codes, index, table, which, planes):
 
 
 @njit(cache=True, nogil=True)
+def replace_pixels(pixels, codes, index, table, out):
+    """out[i, :3] = table[row] with codes[row] the code of pixel i; False if there is none.
+
+    `pixels` and `out` (n, 3 or 4), `table` (u, 3) uint8; `index` as for `look_up_pixels`.
+    """
+    for i in range(pixels.shape[0]):
+        code = (
+            (SPREAD_BITS[pixels[i, 0]] << 2)
+            | (SPREAD_BITS[pixels[i, 1]] << 1)
+            | SPREAD_BITS[pixels[i, 2]]
+        )
+        row = index[code]
+        if row < 0 or row >= codes.shape[0] or codes[row] != code:
+            return False
+        place = np.uint64(row)
+        out[i, 0] = table[place, 0]
+        out[i, 1] = table[place, 1]
+        out[i, 2] = table[place, 2]
+    return True
+
+
+@njit(cache=True, nogil=True)
 def look_up_rows(rows, table, planes):
     """planes[j, i] = table[rows[i], j]. Plane by plane in short runs: few open write streams."""
     n = rows.shape[0]

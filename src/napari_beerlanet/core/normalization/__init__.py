@@ -1,0 +1,1 @@
+"""Stain normalization: the colours of an image made those of a template."""
