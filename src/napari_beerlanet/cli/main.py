@@ -23,6 +23,7 @@ from napari_beerlanet.cli import (
     detect,
     evaluate,
     malaria,
+    normalize,
     report,
     train,
 )
@@ -39,6 +40,7 @@ _COMMANDS: dict[str, Any] = {
     "detect": detect,
     "classify": classify,
     "malaria": malaria,
+    "normalize": normalize,
     "evaluate": evaluate,
     "batch": batch,
     "report": report,

@@ -222,6 +222,8 @@ def _result_text(entry: StudyEntry) -> str:
 
     row = entry.record.get("row", {})
     parts = [count_of(row["stains"], "stain")] if "stains" in row else []
+    if "normalized" in row:
+        parts.append("normalized" if row["normalized"] else "unchanged")
     if "objects" in row:
         size = f" (objects of {row['object_size']:.0f} pixels)" if row.get("object_size") else ""
         parts.append(_counts_text(row, "count ") + size)

@@ -1,4 +1,4 @@
-"""Process one image of a study: decompose it, detect, measure and classify its objects, and write.
+"""Process one image of a study: decompose or normalize it, find and classify its objects, write.
 
 Tasks and outcomes are plain dicts, so the same code runs in this process, in a worker process, or
 on another machine.
@@ -31,6 +31,8 @@ if TYPE_CHECKING:  # torch comes with them
     from napari_beerlanet.core.classification.classifier import Classifier
     from napari_beerlanet.core.detection.detector import Detector
     from napari_beerlanet.core.images.slide import Slide
+    from napari_beerlanet.core.normalization.normalizer import Normalizer
+    from napari_beerlanet.core.normalization.slide import NormalizedSlide
     from napari_beerlanet.core.stains.slide import SlideDecomposition
 
 WORK_FOLDER = ".work"
@@ -74,11 +76,14 @@ def _process(
     with open_slide(job.source) as slide:
         size = settings.pixel_size_yx
         slide = replace(slide, pixel_size=size or slide.pixel_size)
-        first = 0.4 if settings.has_objects else 0.95
+        first = 0.4 if settings.has_objects or settings.normalizer else 0.95
         found = 0.8 if settings.classifier else 0.95
-        stains = detections = model = classifier = None
+        stains = detections = model = classifier = normalized = None
         if settings.decompose:
             stains = decompose_image(slide, settings, subprogress(report, 0.0, first))
+        if settings.normalizer:
+            part = subprogress(report, first if settings.decompose else 0.0, 0.95)
+            normalized = normalize_image(slide, settings, part)
         if settings.detections_file:
             detections = read_image_boxes(Path(settings.detections_file), slide)
         elif settings.model:
@@ -109,6 +114,7 @@ def _process(
             read_image_boxes(Path(truth), slide) if truth else None,
             records.overlay_size,
             None if classifier is None else classifier.info,
+            normalized,
         )
         record: Record = records.write(name, source, result)
     with suppress(OSError):
@@ -193,6 +199,28 @@ def detect_objects(
     )
 
 
+def normalize_image(
+    slide: Slide, settings: StudySettings, report: Report | None = None
+) -> NormalizedSlide:
+    """An image of any size in the colours of a normalizer's template.
+
+    The statistics of an image in memory are of all its pixels; a slide's, which is streamed, of its
+    tissue.
+    """
+    import numpy as np
+
+    from napari_beerlanet.core.images.slide import SLIDE_PIXELS
+    from napari_beerlanet.core.normalization.slide import NormalizedSlide, normalize_slide
+
+    normalizer = _load_normalizer(settings.normalizer, settings.normalizer_sha256)
+    pixels = slide.shape[0] * slide.shape[1]
+    if pixels > (SLIDE_PIXELS if normalizer.colour_only else MAX_PIXELS):
+        return normalize_slide(slide.levels, normalizer, report=report)
+    report_progress(report, 0, 1, "normalizing")
+    done = normalizer.apply(np.asarray(slide.levels[0][:, :, :]))
+    return NormalizedSlide([done.rgb], done.notes, done.unchanged, done.before, done.after)
+
+
 def classify_objects(
     classifier: Classifier,
     slide: Slide,
@@ -211,6 +239,20 @@ def classify_objects(
         fit=settings.classify_fit,
         report=report,
     )
+
+
+def _load_normalizer(path: str, sha256: str) -> Normalizer:
+    """The normalizer, loaded once in a process; it must be the study's."""
+    from napari_beerlanet.core.normalization.methods import load_normalizer
+
+    key = (path, sha256, "")
+    with _load_lock:
+        if _loaded_models.get("normalizer", (None, None))[0] != key:
+            if sha256 and Path(path).is_file() and file_hash(Path(path)) != sha256:
+                raise FileError(f"{path}: not the normalizer that this study was started with.")
+            _loaded_models["normalizer"] = (key, load_normalizer(path))
+        found: Normalizer = _loaded_models["normalizer"][1]
+        return found
 
 
 _loaded_models: dict[str, tuple[tuple[str, str, str], Any]] = {}

@@ -18,7 +18,12 @@ DENSITY_SUFFIXES = {"ome-tiff": ".densities.ome.tiff", "zarr": ".densities.zarr"
 PREVIEW_SUFFIX, SPECTRA_SUFFIX = ".preview.png", ".spectra.json"
 DETECTIONS_SUFFIX, OVERLAY_SUFFIX, REPORT_SUFFIX = ".detections", ".overlay.png", ".report.html"
 TYPES_SUFFIX = ".types.csv"
-RESULT_SUFFIXES = (*DENSITY_SUFFIXES.values(), PREVIEW_SUFFIX, SPECTRA_SUFFIX, OVERLAY_SUFFIX)
+NORMALIZED_SUFFIXES = {"ome-tiff": ".normalized.ome.tiff", "png": ".normalized.png"}
+RESULT_SUFFIXES = (
+    *DENSITY_SUFFIXES.values(),
+    *NORMALIZED_SUFFIXES.values(),
+    *(PREVIEW_SUFFIX, SPECTRA_SUFFIX, OVERLAY_SUFFIX),
+)
 """Suffixes of results that could be taken for images, and of spectra."""
 
 

@@ -120,13 +120,17 @@ class StudyRecords:
 
 
 class FileRecords:
-    """Records inside the results: in the file of the detections, or else in that of the spectra."""
+    """Records inside the results: in the file of the detections, or else in that of the spectra.
+
+    With neither, in the file that says how an image was normalized.
+    """
 
     overlay_size = 4096
 
     def __init__(self, out: Path, settings: StudySettings) -> None:
         self.out, self.settings = out, settings
-        self.kind = "record" if settings.has_objects else "spectra"
+        self.kind = "spectra" if settings.decompose else "normalization"
+        self.kind = "record" if settings.has_objects else self.kind
 
     def find(self, job: ImageJob) -> tuple[str, Record | None]:
         """The name of an image's results, and its record if it is done with these settings."""
@@ -163,15 +167,19 @@ class FileRecords:
     def _settings(self) -> Record:
         """The settings that decide the results, as they are recorded."""
         chosen = self.settings
+        colours: Record = {"normalizer": chosen.normalizer_sha256} if chosen.normalizer else {}
+        if self.kind == "normalization":
+            return colours
         if chosen.has_objects:
             values = {name: getattr(chosen, name) for name in _RECORDED_DETECT_SETTINGS}
             given = chosen.detections_file
             boxes = {"detections": file_hash(Path(given))} if given else {}
-            return {**values, "model": chosen.model_sha256, **boxes, **self._classification()}
+            more = {**boxes, **self._classification(), **colours}
+            return {**values, "model": chosen.model_sha256, **more}
         values = {name: getattr(chosen, name) for name in _RECORDED_DECOMPOSE_SETTINGS}
         spectra = None if chosen.spectra is None else [list(row) for row in chosen.spectra]
         # Only where they are given, so that records of earlier versions stay valid.
-        more: Record = {"fixed_spectra": True} if chosen.fixed_spectra else {}
+        more: Record = colours | ({"fixed_spectra": True} if chosen.fixed_spectra else {})
         more |= {"stain_names": list(chosen.stain_names)} if chosen.stain_names else {}
         return {**values, "spectra": spectra, **more}
 

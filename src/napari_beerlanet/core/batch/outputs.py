@@ -1,4 +1,4 @@
-"""Output files of one image: densities, spectra, previews, detections, an overlay, a report."""
+"""Output files of one image: densities, spectra, pictures, normalized colours, boxes, a report."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from napari_beerlanet._version import __version__
 from napari_beerlanet.core.batch.inputs import (
     DENSITY_SUFFIXES,
     DETECTIONS_SUFFIX,
+    NORMALIZED_SUFFIXES,
     OVERLAY_SUFFIX,
     PREVIEW_SUFFIX,
     REPORT_SUFFIX,
@@ -29,10 +30,15 @@ from napari_beerlanet.core.stains.files import write_densities, write_spectra
 if TYPE_CHECKING:  # torch comes with them
     from napari_beerlanet.core.boxes.detections import Detections
     from napari_beerlanet.core.images.slide import Slide
+    from napari_beerlanet.core.normalization.normalizer import Appearance
+    from napari_beerlanet.core.normalization.slide import NormalizedSlide
     from napari_beerlanet.core.report.subject import ReportSubject
     from napari_beerlanet.core.stains.slide import SlideDecomposition
 
 _DETECTIONS_KIND, _DETECTIONS_VERSION = "napari-beerlanet detections", 1
+_NORMALIZED_KIND, _NORMALIZED_VERSION = "napari-beerlanet normalized image", 1
+NORMALIZED_RECORD_SUFFIX = ".normalized.json"
+"""Of the file that says how an image was normalized."""
 _MAX_PIXELS_IN_MEMORY = 1 << 26  # of an image whose pictures are drawn from all its pixels
 _MAX_DENSITY_PIXELS = 1 << 24  # of one whose densities are computed at once: 64 MB for each stain
 _FORMAT_SUFFIXES = {
@@ -63,6 +69,7 @@ class ImageResult:
     annotations: Detections | None = None
     overlay_size: int = 2048
     classifier: Mapping[str, Any] | None = None
+    normalized: NormalizedSlide | None = None
 
     @cached_property
     def warnings(self) -> list[str]:
@@ -123,6 +130,9 @@ def output_files(out: Path, name: str, settings: StudySettings) -> dict[str, Pat
         files["spectra"] = out / (name + SPECTRA_SUFFIX)
         if settings.previews:
             files["preview"] = out / (name + PREVIEW_SUFFIX)
+    if settings.normalizer:
+        files["normalized"] = out / (name + NORMALIZED_SUFFIXES[settings.normalized_format])
+        files["normalization"] = out / (name + NORMALIZED_RECORD_SUFFIX)
     if settings.has_objects:
         for kind in settings.formats:
             ending = _FORMAT_SUFFIXES.get(kind, f"{DETECTIONS_SUFFIX}.{kind}")
@@ -256,7 +266,49 @@ def _write_detections_record(path: Path, kind: str, result: ImageResult, extra: 
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
+def _write_normalized(path: Path, kind: str, result: ImageResult, extra: _Extra) -> None:
+    from napari_beerlanet.core.images.files import write_png, write_pyramid
+
+    assert result.normalized is not None
+    levels, slide = result.normalized.levels, result.slide
+    if result.settings.normalized_format == "png":
+        write_png(path, levels[0])
+    else:
+        write_pyramid(path, levels, slide.pixel_size, slide.path.name)
+
+
+def _write_normalization(path: Path, kind: str, result: ImageResult, extra: _Extra) -> None:
+    normalized, slide = result.normalized, result.slide
+    assert normalized is not None
+    content = {
+        "kind": _NORMALIZED_KIND,
+        "version": _NORMALIZED_VERSION,
+        "software": f"napari-beerlanet {__version__}",
+        "image": slide.path.name,
+        "shape": list(slide.shape),
+        "pixel_size_um": list(slide.pixel_size) if slide.pixel_size else None,
+        "normalizer_sha256": result.settings.normalizer_sha256,
+        "unchanged": normalized.unchanged,
+        "notes": list(normalized.notes),
+        "before": _appearance(normalized.before),
+        "after": _appearance(normalized.after),
+        **extra,
+    }
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _appearance(seen: Appearance | None) -> dict[str, Any] | None:
+    """Background, stains (one list for each) and strengths as JSON has them."""
+    if seen is None:
+        return None
+    stains = None if seen.stains is None else seen.stains.T
+    parts = {"background": seen.background, "stains": stains, "strengths": seen.strengths}
+    return {name: None if part is None else part.tolist() for name, part in parts.items()}
+
+
 _WRITERS: dict[str, _Writer] = {
+    "normalized": _write_normalized,
+    "normalization": _write_normalization,
     "densities": _write_density_maps,
     "spectra": _write_spectra_file,
     "preview": _write_preview,
@@ -322,8 +374,13 @@ def summary_row(name: str, result: ImageResult) -> dict[str, Any]:
         row |= {"um_per_pixel_y": y, "um_per_pixel_x": x, "mm2": mm2}
     if result.stains is not None:
         row |= _stains_row(result.stains, mm2)
+    if result.normalized is not None:
+        row["normalized"] = not result.normalized.unchanged
+        row["notes"] = " ".join(result.normalized.notes)
     if result.detections is not None:
+        said = row.get("notes", "")
         row |= _detections_row(result.detections, row.get("tissue_mm2", mm2))
+        row["notes"] = " ".join(filter(None, [said, row["notes"]]))
         row["warnings"] = " ".join(result.warnings)
     return row
 

@@ -25,15 +25,17 @@ STUDY_FILE = "study.json"
 
 DetectionFormat = Literal["csv", "geojson", "coco", "voc", "yolo", "types"]
 DensityFormat = Literal["none", "ome-tiff", "zarr"]
+ImageFormat = Literal["ome-tiff", "png"]
 
 _FILE_NAMES = {"densities": "measure"}  # settings that are called otherwise in files
 _TEXT_FIELDS = (
     *("model", "model_sha256", "device", "stain_names"),
     *("detections_file", "annotations_file", "report_file"),
     *("classifier", "classifier_sha256", "classify_only"),
+    *("normalizer", "normalizer_sha256"),
 )
 _NOT_HASHED = ("model", "device")  # where the model lies and what runs it change no result
-_NEVER_HASHED = (*_NOT_HASHED, "classifier")
+_NEVER_HASHED = (*_NOT_HASHED, "classifier", "normalizer")
 _ALWAYS_HASHED = (
     *("model_sha256", "decompose", "measure", "reports", "components", "iterations", "lam"),
     *("gamma", "spectra", "leave_out", "confidence", "iou", "object_size", "tile", "pixel_size"),
@@ -44,8 +46,8 @@ _ALWAYS_HASHED = (
 class StudySettings(DecomposeSettings, DetectSettings):
     """What is done with each image of a study, and how.
 
-    `model_sha256` and `classifier_sha256` are filled in by `run_study`. In files, `densities` is
-    called `measure`.
+    `model_sha256`, `classifier_sha256` and `normalizer_sha256` are filled in by `run_study`. In
+    files, `densities` is called `measure`.
     """
 
     model: str = Field(
@@ -61,6 +63,13 @@ class StudySettings(DecomposeSettings, DetectSettings):
     )
     classify_fit: StainSource | None = Field(
         None, description="Where the classifier's stains are fitted, if not as in its training."
+    )
+    normalizer: str = Field(
+        "", description="Saved normalizer; writes each image in the colours of its template."
+    )
+    normalizer_sha256: str = ""
+    normalized_format: ImageFormat = Field(
+        "ome-tiff", description="File format of the normalized images."
     )
     decompose: bool = Field(True, description="Decompose the stains of each image.")
     reports: bool = Field(True, description="Write an HTML report on each image.")
@@ -99,7 +108,7 @@ class StudySettings(DecomposeSettings, DetectSettings):
 
     @model_validator(mode="after")
     def _check_there_is_work(self) -> StudySettings:
-        if not self.has_objects and not self.decompose:
+        if not (self.has_objects or self.decompose or self.normalizer):
             raise ValueError("There is nothing to do: choose a model, or decompose the images.")
         if self.classifier and not self.has_objects:
             raise ValueError("A classifier needs cells: choose a model that detects them, too.")
@@ -128,7 +137,7 @@ class StudySettings(DecomposeSettings, DetectSettings):
         """By their names in files: what differs from the defaults, without models' hashes."""
         usual = type(self)().as_dict()
         changed = {n: value for n, value in self.as_dict().items() if value != usual.get(n)}
-        for name in ("model_sha256", "classifier_sha256"):
+        for name in ("model_sha256", "classifier_sha256", "normalizer_sha256"):
             changed.pop(name, None)
         return changed
 
@@ -168,6 +177,9 @@ DETECT_PRESET: dict[str, Any] = {
     "formats": ("csv", "geojson", "yolo"),
 }
 """A study that detects objects everywhere in images; it needs a model."""
+
+NORMALIZE_PRESET: dict[str, Any] = {"decompose": False, "reports": False, "previews": False}
+"""A study that writes images in the colours of a template; it needs a normalizer."""
 
 REPORT_PRESET: dict[str, Any] = DETECT_PRESET | {
     "decompose": True,

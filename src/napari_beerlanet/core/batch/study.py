@@ -29,7 +29,7 @@ from napari_beerlanet.core.batch.outputs import current_row
 from napari_beerlanet.core.batch.settings import StudySettings
 from napari_beerlanet.core.common.jobs import STOP_FILE, JobMonitor, JobProgress, lock_results
 from napari_beerlanet.core.common.messages import system_reason
-from napari_beerlanet.core.common.storage import FileError, file_stamp, remove_path
+from napari_beerlanet.core.common.storage import FileError, file_hash, file_stamp, remove_path
 from napari_beerlanet.core.common.workers import TaskRunner, choose_runner
 
 PAGE_FILE = "smear.html"
@@ -81,7 +81,9 @@ def run_study(
     ended: Callable[[StudyEntry], None] | None = None,
     layout: Layout = "study",
 ) -> StudyResult:
-    """Decompose many images, detect, measure and classify their objects; a table over all.
+    """Decompose or normalize many images, detect, measure and classify their objects.
+
+    A table over all of them comes with it.
 
     Parameters
     ----------
@@ -138,6 +140,12 @@ def _resolve_models(settings: StudySettings | Mapping[str, Any] | None) -> Study
             check_kind(name, "classifier" if kind == "classifier" else "detector")
             place = str(Path(name).absolute()) if Path(name).exists() else name
             chosen = chosen.replace(**{kind: place, f"{kind}_sha256": checkpoint_hash(name)})
+    if chosen.normalizer:
+        from napari_beerlanet.core.normalization.methods import load_normalizer
+
+        load_normalizer(chosen.normalizer)
+        place = Path(chosen.normalizer).absolute()
+        chosen = chosen.replace(normalizer=str(place), normalizer_sha256=file_hash(place))
     if chosen.model and Path(chosen.model).suffix.lower() != ".pt":  # which does not say
         _check_classes(chosen)
     return chosen

@@ -1,4 +1,7 @@
-"""Read image files into RGB arrays with their pixel size: TIFF, SVS, NDPI, PNG, JPEG, ..."""
+"""Image files as RGB arrays with their pixel size: TIFF, SVS, NDPI, PNG, JPEG, ... are read.
+
+Images are written as PNG, or as OME-TIFF with their pyramid.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,6 +59,9 @@ _PLAUSIBLE_STATED_SIZES = (1e-3, 1e3)
 # Programs write 72, 300 or 1200 dots per inch into files that know nothing of a microscope; those
 # are pixels of 353 to 21 micrometres.
 _PLAUSIBLE_TAG_SIZES = (0.01, 20.0)
+
+_TILE_SIDE = 512  # pixels of a written TIFF's tiles
+_MIN_BIGTIFF_BYTES = 1 << 31  # a classic TIFF ends at twice that, compressed or not
 
 # Named one by one, as Pillow also opens formats that run other programs (EPS) or are no images.
 _PILLOW_FORMATS = ("PNG", "JPEG", "BMP", "DIB", "WEBP", "GIF", "JPEG2000", "PPM", "TGA")
@@ -330,3 +336,67 @@ def _micrometres_per_unit(name: object) -> float:
     # ImageJ writes the micro sign as an escape; Unicode has it twice.
     plain = str(name).strip().replace("\\u00B5", "µ").replace("μ", "µ")
     return _MICROMETRES_PER_UNIT.get(plain, math.nan)
+
+
+# --- writing -------------------------------------------------------------------------------------
+
+
+def write_png(path: Path, pixels: Any) -> None:
+    """Write an image (H, W, 3 or 4) of 8 or 16 bits, lazy or not."""
+    height, width = pixels.shape[:2]
+    if np.dtype(pixels.dtype).kind != "u":
+        raise ImageError(f"A PNG has 8 or 16 bits, not {pixels.dtype}; write a TIFF instead.")
+    if height * width > MAX_PIXELS:
+        raise ImageError(f"{width} x {height} pixels are too many for a PNG; write a TIFF instead.")
+    from imagecodecs import png_encode
+
+    path.write_bytes(png_encode(np.ascontiguousarray(pixels)))
+
+
+def write_pyramid(
+    path: Path, levels: Sequence[Any], pixel_size: PixelSize | None = None, name: str = ""
+) -> None:
+    """Write an image, or its pyramid (H, W, 3 or 4), the finest level first, as OME-TIFF.
+
+    Levels may be lazy: they are computed band by band. `pixel_size` is (y, x) in micrometres.
+    """
+    metadata: dict[str, Any] = {"axes": "YXS"}
+    if name:
+        metadata["Name"] = xml_safe(name)
+    if pixel_size:
+        for axis, size in zip("YX", pixel_size, strict=True):
+            metadata |= {f"PhysicalSize{axis}": size, f"PhysicalSize{axis}Unit": "µm"}
+    bytes_of_all = sum(math.prod(level.shape) * np.dtype(level.dtype).itemsize for level in levels)
+    with tifffile.TiffWriter(path, bigtiff=bytes_of_all > _MIN_BIGTIFF_BYTES, ome=True) as file:
+        for number, level in enumerate(levels):
+            high, wide = (min(_TILE_SIDE, -(-side // 16) * 16) for side in level.shape[:2])
+            file.write(
+                _tiles(level, high, wide),
+                shape=level.shape,
+                dtype=np.dtype(level.dtype),
+                tile=(high, wide),
+                photometric="rgb",
+                planarconfig="contig",
+                extrasamples=["unassalpha"] if level.shape[2] == 4 else None,
+                compression="zlib",  # of those that every reader of OME-TIFF knows, the best
+                subifds=len(levels) - 1 if number == 0 else None,
+                subfiletype=0 if number == 0 else 1,
+                metadata=metadata if number == 0 else None,
+            )
+
+
+def _tiles(level: Any, high: int, wide: int) -> Iterator[npt.NDArray[Any]]:
+    """Tiles of a level in the order of a TIFF, computed band by band."""
+    for top in range(0, level.shape[0], high):
+        band = np.asarray(level[top : top + high])
+        for left in range(0, level.shape[1], wide):
+            part = band[:, left : left + wide]
+            tile = np.zeros((high, wide, level.shape[2]), band.dtype)
+            tile[: part.shape[0], : part.shape[1]] = part
+            yield tile
+
+
+def xml_safe(text: str) -> str:
+    """A file name may hold what XML may not: control characters, bytes that are no text."""
+    plain = text.encode("utf-8", "replace").decode("utf-8")
+    return "".join(c if c.isprintable() else "?" for c in plain)

@@ -95,6 +95,20 @@ _ALL = (
         ("classical", "MultiMacenkoNormalizer"),
         licence=_MIT,
     ),
+    NormalizationMethod(
+        "vahadane",
+        "Vahadane",
+        "Two stains by sparse non-negative factorisation of the optical density; their densities "
+        "are shown with the template's stains and background.",
+        ("vahadane", "VahadaneNormalizer"),
+    ),
+    NormalizationMethod(
+        "beerlanet",
+        "BeerLaNet",
+        "The stains of a decomposition, matched to the template's by spectral angle; their "
+        "densities are shown with the template's spectra and background.",
+        ("beerlanet", "BeerLaNetNormalizer"),
+    ),
 )
 METHODS: dict[str, NormalizationMethod] = {method.name: method for method in _ALL}
 

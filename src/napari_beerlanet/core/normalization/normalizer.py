@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
@@ -33,6 +33,7 @@ _COLOURS_PER_TASK = 1 << 16
 _LIGHT_PERCENTILE = 90.0  # of each channel: what stain is darker than
 _MIN_STAIN_OD = 0.15  # in one channel at least: Macenko's threshold
 _MIN_STAINED_SHARE = 0.005
+_MIN_STRENGTH = 1e-3  # OD below which a stain's 99th percentile says nothing
 _ENOUGH_STAINED_PIXELS = 100_000  # whatever their share: a slide may be nearly all background
 
 
@@ -301,6 +302,26 @@ def check_fitted(normalizer: Normalizer) -> None:
         raise NormalizerError(f"{normalizer.method} needs a template: fit it on one first.")
 
 
+def log_intensity(colours: Array) -> Array:
+    """(3, n) of colours (n, 3) of 0 to 255; what is darker than 1 counts as 1."""
+    return np.ascontiguousarray(np.log(np.maximum(colours, 1.0) / 255).T)
+
+
+def match_strengths(own: Array, target: Array) -> tuple[Array, tuple[str, ...]]:
+    """Factors (r,) that make the strengths of an image those of a template, and notes.
+
+    A stain in less than 1 % of the pixels has no 99th percentile to match.
+    """
+    rare = (own < _MIN_STRENGTH) | (target < _MIN_STRENGTH)
+    scale = np.where(rare, 1.0, target / np.where(rare, 1.0, own))
+    if not rare.any():
+        return scale, ()
+    return scale, (
+        "A stain covers less than 1 % of the image or of the template, so its strength was left "
+        "as it is.",
+    )
+
+
 def check_array(
     arrays: Mapping[str, npt.NDArray[Any]], name: str, shape: tuple[int | None, ...]
 ) -> Array:
@@ -313,8 +334,3 @@ def check_array(
         wanted = " x ".join("n" if n is None else str(n) for n in shape)
         raise ValueError(f"its {name} are not {wanted} finite numbers")
     return found.astype(np.float64)
-
-
-def with_notes(colour_map: ColourMap, *notes: str) -> ColourMap:
-    """The same with further notes."""
-    return replace(colour_map, notes=(*colour_map.notes, *notes))

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from napari_beerlanet._version import __version__
 from napari_beerlanet.core.common.messages import format_percent
 from napari_beerlanet.core.common.storage import atomic_path
-from napari_beerlanet.core.images.files import PixelSize
+from napari_beerlanet.core.images.files import PixelSize, xml_safe
 from napari_beerlanet.core.images.rgb import hex_colour
 from napari_beerlanet.core.stains.presets import FILE_VERSION, SPECTRA_KIND, read_named_spectra
 
@@ -122,7 +122,7 @@ def _write_tiff(
 
     metadata: dict[str, Any] = {"axes": "CYX", "Channel": {"Name": component_names(d)}}
     if name:
-        metadata["Name"] = _xml_safe(name)
+        metadata["Name"] = xml_safe(name)
     if pixel_size:
         for axis, size in zip("YX", pixel_size, strict=True):
             metadata |= {f"PhysicalSize{axis}": size, f"PhysicalSize{axis}Unit": "µm"}
@@ -154,12 +154,6 @@ def _tiles(planes: Any, high: int, wide: int) -> Iterator[npt.NDArray[np.float32
                 yield tile
 
 
-def _xml_safe(text: str) -> str:
-    """A file name may hold what XML may not: control characters, bytes that are no text."""
-    plain = text.encode("utf-8", "replace").decode("utf-8")
-    return "".join(c if c.isprintable() else "?" for c in plain)
-
-
 def _write_zarr(
     path: Path, d: Decomposition, planes: Any, pixel_size: PixelSize | None, name: str
 ) -> None:
@@ -168,7 +162,7 @@ def _write_zarr(
     unit = {"unit": "micrometer"} if pixel_size else {}
     scale = [{"type": "scale", "scale": [1.0, *(pixel_size or (1.0, 1.0))]}]
     image = {
-        "name": _xml_safe(name),
+        "name": xml_safe(name),
         "axes": [
             {"name": "c", "type": "channel"},
             {"name": "y", "type": "space", **unit},

@@ -1,0 +1,72 @@
+"""The command `normalize`: images in the colours of a template."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from napari_beerlanet.cli.common import UsageError, add_input_options, add_setting, prepare_folder
+
+HELP = "give images the colours of a template"
+DESCRIPTION = (
+    "Normalize the stains of images or whole slides: each takes the colours of a template. For "
+    "each image NAME this writes NAME.normalized.ome.tiff (a slide with its pyramid) or "
+    "NAME.normalized.png, and NAME.normalized.json, which says what was done. Images that are "
+    "done are skipped. An image that a method can do nothing with, such as one of background "
+    "alone, is written as it is, with a note."
+)
+_SAVED_NAME = "normalizer.safetensors"
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    from napari_beerlanet.core.batch.settings import StudySettings
+    from napari_beerlanet.core.normalization.methods import METHODS
+
+    add_input_options(command)
+    add = command.add_argument
+    add("--method", required=True, choices=tuple(METHODS), help="how the images are normalized")
+    add(
+        "--reference",
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="the template: an image, several, or a normalizer that --save-normalizer has written",
+    )
+    add(
+        "--save-normalizer",
+        type=Path,
+        metavar="FILE.safetensors",
+        help="where the fitted normalizer is kept, to be used again as --reference "
+        f"(default {_SAVED_NAME} in the folder of the results)",
+    )
+    add_setting(command, StudySettings, "normalized_format", "--format")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Normalize files into a folder; 0 if all went well, 1 if some failed."""
+    from napari_beerlanet.cli.study import run_preset
+    from napari_beerlanet.core.batch.settings import NORMALIZE_PRESET
+
+    settings = NORMALIZE_PRESET | {"normalizer": str(_fit(options))}
+    if "normalized_format" in options:
+        settings["normalized_format"] = options.normalized_format
+    return run_preset(options, settings)
+
+
+def _fit(options: argparse.Namespace) -> Path:
+    """The file of the fitted normalizer, which all images share."""
+    from napari_beerlanet.core.normalization.methods import fitted_normalizer, save_normalizer
+
+    given: list[str] = options.reference
+    try:
+        reference = None if not given else given[0] if len(given) == 1 else given
+        normalizer = fitted_normalizer(options.method, reference)
+        path: Path = options.save_normalizer or prepare_folder(options.out) / _SAVED_NAME
+        save_normalizer(normalizer, path)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    if options.save_normalizer and not options.quiet:
+        print(f"{options.save_normalizer}: the fitted normalizer", file=sys.stderr)
+    return path
