@@ -174,8 +174,8 @@ class FileRecords:
             values = {name: getattr(chosen, name) for name in _RECORDED_DETECT_SETTINGS}
             given = chosen.detections_file
             boxes = {"detections": file_hash(Path(given))} if given else {}
-            more = {**boxes, **self._classification(), **colours}
-            return {**values, "model": chosen.model_sha256, **more}
+            own = {**boxes, **self._classification(), **colours}
+            return {**values, "model": chosen.model_sha256, **own}
         values = {name: getattr(chosen, name) for name in _RECORDED_DECOMPOSE_SETTINGS}
         spectra = None if chosen.spectra is None else [list(row) for row in chosen.spectra]
         # Only where they are given, so that records of earlier versions stay valid.

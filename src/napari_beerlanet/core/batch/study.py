@@ -144,8 +144,8 @@ def _resolve_models(settings: StudySettings | Mapping[str, Any] | None) -> Study
         from napari_beerlanet.core.normalization.methods import load_normalizer
 
         load_normalizer(chosen.normalizer)
-        place = Path(chosen.normalizer).absolute()
-        chosen = chosen.replace(normalizer=str(place), normalizer_sha256=file_hash(place))
+        file = Path(chosen.normalizer).absolute()
+        chosen = chosen.replace(normalizer=str(file), normalizer_sha256=file_hash(file))
     if chosen.model and Path(chosen.model).suffix.lower() != ".pt":  # which does not say
         _check_classes(chosen)
     return chosen

@@ -66,7 +66,7 @@ class _StainFit:
     @property
     def present(self) -> npt.NDArray[np.bool_]:
         """(r,) which stains are in the image."""
-        return np.linalg.norm(self.solver.spectra, axis=0) > 0
+        return np.asarray(np.linalg.norm(self.solver.spectra, axis=0) > 0)
 
     @property
     def appearance(self) -> Appearance:

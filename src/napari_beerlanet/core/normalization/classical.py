@@ -158,7 +158,7 @@ def _lab_of(colours: Array) -> npt.NDArray[np.float32]:
 
     # Three axes, as an image has: NumPy multiplies matrices in another order than stacks of them.
     lab = rgb2lab(colours[None].astype(np.float32) / 255)
-    return np.stack(lab_split(lab), axis=-1)[0]
+    return np.asarray(np.stack(lab_split(lab), axis=-1)[0], np.float32)
 
 
 def _lab_statistics(
@@ -285,7 +285,7 @@ def _template_vectors(palette: Palette) -> StainVectors:
 def find_stain_vectors(statistics: ColourStatistics) -> StainVectors | str:
     """Macenko's stain vectors of an image's colours, or why there are none."""
     density = _optical_density(statistics.colours)
-    dark = ~(density < _BETA).any(axis=1)
+    dark = np.asarray(~(density < _BETA).any(axis=1))
     problem = statistics.too_few(dark)
     if problem:
         return problem

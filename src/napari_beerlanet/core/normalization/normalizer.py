@@ -287,7 +287,7 @@ def template_error(problem: str) -> NormalizerError:
     )
 
 
-def check_templates(templates: Sequence[Any]) -> list[Any]:
+def check_templates(templates: Any) -> list[Any]:
     """The templates as a list, one image also where it is alone; none is a `NormalizerError`."""
     alone = isinstance(templates, np.ndarray) and templates.ndim == 3
     found = [templates] if alone else list(templates)

@@ -190,7 +190,7 @@ def separate_stains(cells: ColourCells, W: Array, sparsity: float = SPARSITY) ->
             if there.value > here.value:  # but for rounding, a plain step never rises
                 break
         here = there
-    return here.W / np.maximum(np.linalg.norm(here.W, axis=0), np.finfo(float).tiny)
+    return np.asarray(here.W / np.maximum(np.linalg.norm(here.W, axis=0), np.finfo(float).tiny))
 
 
 @dataclass(frozen=True)
