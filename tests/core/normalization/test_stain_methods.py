@@ -107,7 +107,7 @@ def test_vahadane_finds_the_known_stains():
 
 @pytest.mark.parametrize("method", ["vahadane", "beerlanet"])
 def test_an_image_takes_the_looks_of_its_template(method):
-    template, source = he_field((128, 128), seed=1), he_field((128, 128), seed=2, shift=1.0)
+    template, source = he_field((128, 128), seed=1), he_field((128, 128), seed=1, shift=1.0)
     normalizer = fitted_normalizer(method, template.image)
     done = normalizer.apply(source.image)
     assert not done.unchanged
@@ -116,8 +116,8 @@ def test_an_image_takes_the_looks_of_its_template(method):
     for own in again.before.stains.T:
         assert min(spectral_angle(own, other) for other in done.after.stains.T) < 6
 
-    def distance(image):
-        return np.abs(image.reshape(-1, 3).mean(0) - template.image.reshape(-1, 3).mean(0)).max()
+    def distance(image):  # the same cells, seen in another laboratory
+        return np.abs(image.astype(int) - template.image).mean()
 
     assert distance(done.rgb) < distance(source.image) / 2
 

@@ -32,6 +32,7 @@ State = tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]
 _COLOURS_PER_TASK = 1 << 16
 _LIGHT_PERCENTILE = 90.0  # of each channel: what stain is darker than
 _MIN_STAIN_OD = 0.15  # in one channel at least: Macenko's threshold
+_MIN_STAIN_LEVELS = 8  # of 255: in the dark, a camera's noise is that much optical density
 _MIN_STAINED_SHARE = 0.005
 _MIN_STRENGTH = 1e-3  # OD below which a stain's 99th percentile says nothing
 _ENOUGH_STAINED_PIXELS = 100_000  # whatever their share: a slide may be nearly all background
@@ -246,7 +247,7 @@ class ColourStatistics:
         seen = [np.bincount(levels[:, k], self.counts, 256).cumsum() for k in range(3)]
         share = _LIGHT_PERCENTILE / 100 * self.total
         light = np.array([np.searchsorted(ends, share) for ends in seen])
-        limit = (light + 1) * np.exp(-_MIN_STAIN_OD) - 1
+        limit = np.minimum((light + 1) * np.exp(-_MIN_STAIN_OD) - 1, light - _MIN_STAIN_LEVELS)
         return self.too_few((self.colours <= limit).any(axis=1))
 
     def too_few(self, stained: npt.NDArray[np.bool_]) -> str:
