@@ -1,7 +1,7 @@
 """The pictures of README and docs: real images in a real window, with the code as it is.
 
     xvfb-run -a -s "-screen 0 1920x1200x24" python benchmarks/pictures.py [--out docs]
-        [--shared ../shared] [--only loop types training review slide batch overlay]
+        [--shared ../shared] [--only loop types normalize training review slide batch overlay]
 
 The others: `million.py --pictures docs` makes million-*.jpg, `contact_sheet.py` contact_sheet.jpg,
 `first_epochs.py` first_epochs.png. Every click is a real one, and every number on a picture is
@@ -98,6 +98,18 @@ def types(window: Pictures, shared: Path) -> None:
     window.wait(lambda: preset.running, "the start")
     window.wait(lambda: not preset.running, "the cell types")
     window.save("window-classify")
+
+
+def normalize(window: Pictures, shared: Path) -> None:
+    """Methods on a smear of another laboratory, in the colours of the sample, side by side."""
+    from napari_beerlanet.ui.workspace.workspace import COMPARE
+
+    image = sorted((shared / "data" / "other-lab" / "images").glob("*.jpg"))[0]
+    window.viewer.open(image)
+    panel = window.open_tab(COMPARE)
+    window.click(panel.run_button)
+    window.wait(lambda: panel.comparison is not None and not panel.adding, "the versions")
+    window.save("window-normalize", fit=False)
 
 
 def training(window: Pictures, shared: Path) -> None:
@@ -252,7 +264,8 @@ def overlay(window: Pictures, shared: Path) -> None:
 
 
 SCENES: dict[str, Callable[[Pictures, Path], None]] = {
-    scene.__name__: scene for scene in (loop, types, training, review, slide, batch, overlay)
+    scene.__name__: scene
+    for scene in (loop, types, normalize, training, review, slide, batch, overlay)
 }
 
 

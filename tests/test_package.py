@@ -29,7 +29,8 @@ HEAVY = {"torch", "numba"}
 # are for patches of slides: core/classification/slide_classifier.py, ui/classify/patches.py.
 # Normalization has seven: what all normalizers share, torchstain's, Vahadane, BeerLaNet, slides,
 # the list of methods with its files, and the command.
-MAX_MODULES, MAX_IN_A_FOLDER = 251, 13
+# Two are the panel Compare normalizations: widget, job.
+MAX_MODULES, MAX_IN_A_FOLDER = 253, 13
 
 
 def loaded_after(code: str) -> set[str]:

@@ -99,7 +99,11 @@ def test_the_window_answers_while_four_megapixels_are_worked_on(
 
 
 @pytest.mark.parametrize(
-    "panel", [STAINS, CELLS, "Annotate", "Fine-tune", "Review detections", "Run on folder"]
+    "panel",
+    [
+        *(STAINS, CELLS, "Annotate", "Fine-tune", "Review detections", "Run on folder"),
+        *("Compare normalizations",),
+    ],
 )
 def test_every_control_has_a_tooltip_and_the_panel_fits_a_narrow_dock(
     shared_viewer, qtbot, panel, smear

@@ -8,7 +8,7 @@ of coarser levels do, join the table.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -67,7 +67,13 @@ def normalize_slide(
             f"{normalizer.method} looks at more than a pixel's colour, so it does not run on a "
             "slide; choose a method that goes by colour alone."
         )
-    colour_map = normalizer.colour_map(palette)
+    return recolour_slide(levels, normalizer.colour_map(palette), palette)
+
+
+def recolour_slide(
+    levels: Sequence[Any], colour_map: ColourMap, palette: Palette | None = None
+) -> NormalizedSlide:
+    """A slide's levels under a colour map; colours of `palette` are looked up from the start."""
     table = ColourTable(colour_map, palette)
     return NormalizedSlide(
         [_lazy_level(level, table) for level in levels],

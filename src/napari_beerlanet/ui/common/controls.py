@@ -378,6 +378,11 @@ def open_batch(panel: SettingsPanel) -> Any:
     return batch
 
 
+def panel_button(viewer: Viewer, title: str, tooltip: str) -> QPushButton:
+    """Opens the panel of this title."""
+    return button(f"{title} …", tooltip, lambda: open_panel(viewer, title))
+
+
 def wrapping_label(text: str = "") -> QLabel:
     """A text that wraps and can be selected."""
     label = QLabel(text)

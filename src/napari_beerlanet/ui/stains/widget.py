@@ -20,7 +20,14 @@ from napari_beerlanet.core.stains.files import write_spectra
 from napari_beerlanet.core.stains.presets import NamedSpectrum, match_names
 from napari_beerlanet.core.stains.settings import DecomposeSettings
 from napari_beerlanet.core.stains.slide import SlideColours
-from napari_beerlanet.ui.common.controls import batch_button, button, copy_text, form, row
+from napari_beerlanet.ui.common.controls import (
+    batch_button,
+    button,
+    copy_text,
+    form,
+    panel_button,
+    row,
+)
 from napari_beerlanet.ui.common.panel import Panel
 from napari_beerlanet.ui.common.progress_bar import DelayedProgressBar
 from napari_beerlanet.ui.common.session import get_session
@@ -102,6 +109,12 @@ class DecomposeWidget(Panel):
         self.body.addWidget(self.file_bar)
         self.body.addWidget(self.form)
         self.body.addWidget(self.form.advanced)
+        self.compare_button = panel_button(
+            self.viewer,
+            "Compare normalizations",
+            "See what stain normalization methods make of the image, side by side.",
+        )
+        self.body.addWidget(row(self.compare_button))
         self.result_panel.body.insertWidget(1, self.form.blending_row)
         self.form.advanced.body.addWidget(self.result_panel.objective)
         self.body.addStretch(1)

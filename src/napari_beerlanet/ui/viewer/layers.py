@@ -49,6 +49,7 @@ class Role(StrEnum):
     RECONSTRUCTION = "reconstruction"
     RESIDUAL = "residual"
     PATCHES = "patch probabilities"
+    NORMALIZED = "normalized"
 
 
 STAIN_IMAGES = frozenset({Role.STAIN_DENSITY, Role.RECONSTRUCTION, Role.RESIDUAL})
@@ -149,22 +150,29 @@ def link_sources(viewer: Viewer) -> None:
 
     So a layer that names its source is linked to it before that is renamed, and a name in the
     metadata is never that of another layer by now. A layer that is called after its source is
-    renamed with it; a name that the user has given does not begin with the source's.
+    renamed with it; a name that the user has given neither begins nor ends with the source's.
     """
     for layer in list(viewer.layers):
         own = layer.metadata.get(METADATA_KEY) if isinstance(layer.metadata, dict) else None
         source = find_source(viewer, own) if isinstance(own, dict) and own.get("source") else None
         if isinstance(own, dict) and source is not None:
-            before = f"{own['source']}{NAME_SEPARATOR}"
+            before, after = str(own["source"]), source.name
             own.update(source_link(source))  # first: the layer's name is heard of here, too
-            after = f"{source.name}{NAME_SEPARATOR}"
-            if before != after and layer.name.startswith(before):
+            if before != after and layer.name.startswith(f"{before}{NAME_SEPARATOR}"):
                 layer.name = after + layer.name.removeprefix(before)
+            elif before != after and layer.name.endswith(f"{NAME_SEPARATOR}{before}"):
+                layer.name = layer.name.removesuffix(before) + after
 
 
 def user_images(viewer: Viewer) -> list[Image]:
     """The viewer's RGB images that are not of our making, the topmost last."""
     return [layer for layer in colour_images(viewer) if role_of(layer) is None]
+
+
+def work_images(viewer: Viewer) -> list[Image]:
+    """The images that panels work on: the user's, and normalized versions of them."""
+    images = colour_images(viewer)
+    return [layer for layer in images if role_of(layer) in (None, Role.NORMALIZED)]
 
 
 def add_unselected(
@@ -218,8 +226,8 @@ def covering_images(viewer: Viewer, source: Layer) -> list[Image]:
         layer
         for layer in above
         if isinstance(layer, Image)
-        and (role_of(layer) is None or role_of(layer) in STAIN_IMAGES)
-        and not is_made_from(layer, source)
+        and (role_of(layer) in (None, Role.NORMALIZED) or role_of(layer) in STAIN_IMAGES)
+        and (role_of(layer) == Role.NORMALIZED or not is_made_from(layer, source))
         and layer.visible
         and layer.opacity == 1
         and layer.blending not in ("additive", "multiplicative", "minimum")
@@ -302,13 +310,13 @@ def show_in_place_of_others(viewer: Viewer, image: Image) -> None:
     The camera goes where the user has last looked at the image, or shows all of it.
     """
     replaced = []
-    for one in user_images(viewer):
+    for one in work_images(viewer) if not viewer.canvas.grid.enabled else []:
         if any(layer.visible for layer in _set_aside.get(one, ())):
             _seen_together.add(one)
     for layer in _set_aside.pop(image, ()):
         if layer in viewer.layers:
             layer.visible = True
-    for other in user_images(viewer):
+    for other in work_images(viewer):
         if other is image or viewer.canvas.grid.enabled or not _overlap(other, image):
             continue
         if other in _seen_together or image in _seen_together:
@@ -338,6 +346,76 @@ def _look_at(viewer: Viewer, image: Image, replaced: Sequence[Image]) -> None:
         viewer.fit_to_view(layers=[image])
 
 
+def add_hidden(viewer: Viewer, image: Image, above: Layer) -> None:
+    """Add an image above another one, without selecting it; it is shown when it is chosen."""
+    image.visible = False
+    add_unselected(viewer, image, above=above)
+    _set_aside.setdefault(image, WeakSet()).add(image)
+
+
+_GRID_SPACING_PX = 4
+
+
+class ImageGrid:
+    """Images in napari's grid, each alone in its cell; all other layers are hidden meanwhile.
+
+    The part of the image that is in view stays in view.
+    """
+
+    def __init__(self, viewer: Viewer) -> None:
+        self._viewer = viewer
+        self.images: WeakSet[Image] = WeakSet()
+        self._hidden: WeakSet[Layer] = WeakSet()
+        self._aside: WeakKeyDictionary[Layer, WeakSet[Layer]] = WeakKeyDictionary()
+        self._before = 1, 0.0  # stride and spacing that the user has set
+        self._side = 1  # cells beside each other
+
+    def show(self, images: Sequence[Image]) -> None:
+        """Show these, in the order of napari's layer list from below, the first in a corner."""
+        grid = self._viewer.canvas.grid
+        if not self.images:
+            self._before = grid.stride, grid.spacing
+        for layer in self._viewer.layers:
+            if layer not in images and layer.visible:
+                self._hidden.add(layer)
+                layer.visible = False
+        for image in images:
+            self.images.add(image)
+            if image in _set_aside:
+                self._aside[image] = _set_aside.pop(image)
+            image.visible = True
+        grid.stride, grid.spacing, grid.enabled = 1, _GRID_SPACING_PX, True
+        self._zoom_to_cells(max(grid.actual_shape(self._viewer.layers)))
+
+    def leave(self, chosen: Image | None) -> None:
+        """Show the chosen image alone again, and what was hidden."""
+        grid = self._viewer.canvas.grid
+        images, self.images = [one for one in self.images if one in self._viewer.layers], WeakSet()
+        grid.enabled = False
+        grid.stride, grid.spacing = self._before
+        self._zoom_to_cells(1)
+        for image in images:
+            aside = self._aside.pop(image, WeakSet([image]))
+            if image is not chosen:
+                _set_aside[image] = aside
+                image.visible = False
+            else:
+                for layer in aside:
+                    layer.visible = layer in self._viewer.layers
+        hidden, self._hidden = self._hidden, WeakSet()
+        for layer in hidden:
+            source = source_image(self._viewer, layer)
+            if source is not None and source in _set_aside:
+                _set_aside[source].add(layer)
+            else:
+                layer.visible = True
+
+    def _zoom_to_cells(self, side: int) -> None:
+        """So many cells beside each other, or one below the other, share the canvas from now on."""
+        before, self._side = self._side, side
+        self._viewer.scene.camera.zoom *= before / side
+
+
 class UpdateGuard:
     """True while we change layers ourselves, so that their events are not the user's edits.
 
@@ -363,8 +441,8 @@ class UpdateGuard:
 
 
 def source_image(viewer: Viewer, layer: Layer | None) -> Image | None:
-    """The user's RGB image that a layer is, or that a layer of ours was made from."""
-    images = user_images(viewer)
+    """The image to work on that a layer is, or that a layer of ours was made from."""
+    images = work_images(viewer)
     for image in images:
         if image is layer:
             return image
@@ -381,7 +459,7 @@ def is_selected(viewer: Viewer, image: Layer) -> bool:
 
 
 class ImagePicker(QComboBox):
-    """A list of the user's RGB images that follows the viewer's layers and the selected one.
+    """A list of the images to work on that follows the viewer's layers and the selected one.
 
     `chosen` is emitted with the layer, or None when there is none. Selecting a layer of ours in
     napari's list, such as detections, chooses the image that it was made from; a layer that has
@@ -442,7 +520,7 @@ class ImagePicker(QComboBox):
             self.choose(layer)
 
     def _refresh(self) -> None:
-        self._layers = user_images(self._viewer)
+        self._layers = work_images(self._viewer)
         index = len(self._layers) - 1
         for preferred in (self._layer, self._leader.layer if self._leader is not None else None):
             if preferred in self._layers:

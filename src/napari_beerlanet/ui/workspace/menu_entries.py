@@ -19,6 +19,7 @@ from napari_beerlanet.ui.workspace.workspace import (
     BATCH,
     CELLS,
     CLASSIFY,
+    COMPARE,
     DOCK_NAME,
     REVIEW,
     STAINS,
@@ -138,3 +139,9 @@ class BatchEntry(MenuEntry):
     """Opens “Batch”."""
 
     tab = BATCH
+
+
+class CompareEntry(MenuEntry):
+    """Opens “Compare normalizations”."""
+
+    tab = COMPARE

@@ -82,13 +82,15 @@ _OPEN_COMMAND = "napari.window.file.open_files_dialog"
 class Tab:
     """A tab: `label` on the tab itself, `title` of its panel in the Plugins menu.
 
-    `panel` is where its class is found, in a module that is imported off the GUI thread.
+    `panel` is where its class is found, in a module that is imported off the GUI thread. With
+    `own_dock` the panel is in a dock beside the workspace: the row of tabs is full.
     """
 
     label: str
     title: str
     tooltip: str
     panel: str
+    own_dock: bool = False
 
     def load(self) -> type[Panel]:
         """The panel's class; the first import of its module takes long."""
@@ -145,15 +147,26 @@ BATCH = Tab(
     "batch.widget:BatchWidget",
 )
 
+COMPARE = Tab(
+    "Normalize",
+    "Compare normalizations",
+    "See what stain normalization methods make of the image, side by side.",
+    "normalize.widget:CompareWidget",
+    own_dock=True,
+)
+
 TABS = (STAINS, CELLS, CLASSIFY, ANNOTATE, TRAIN, REVIEW, BATCH)
 """From left to right."""
+
+ALL_TABS = (*TABS, COMPARE)
+"""Also those in docks of their own."""
 
 
 class Workspace(DockedWidget):
     """All panels of one viewer, in tabs. A panel is made when its tab is first opened.
 
-    `image` is the picker that all panels follow. A tab can be moved to a dock of its own with
-    `float_tab`, and back with `put_back`.
+    Some are in docks beside the tabs (`Tab.own_dock`). `image` is the picker that all panels
+    follow. A tab can be moved to a dock of its own with `float_tab`, and back with `put_back`.
     """
 
     def __init__(self, napari_viewer: Viewer) -> None:
@@ -161,7 +174,7 @@ class Workspace(DockedWidget):
         guard_software_opengl(self.viewer)
         self.image = ImagePicker(self)
         self.tabs, self.footer = QTabWidget(), Footer()
-        self.pages = {tab: TabPage(tab, self) for tab in TABS}
+        self.pages = {tab: TabPage(tab, self) for tab in ALL_TABS}
         self.handles: dict[Tab | None, QWidget] = {}
         self._build()
         self._saved_task, self._load_task, self._units_task = (self.task() for _ in range(3))
@@ -195,6 +208,10 @@ class Workspace(DockedWidget):
         self.tabs.setDocumentMode(True)
         bar.setDrawBase(False)  # napari's style draws it as a bright line and an empty tab
         for tab, page in self.pages.items():
+            if tab.own_dock:
+                page.setParent(self)
+                page.hide()
+                continue
             index = self.tabs.addTab(page, tab.label)
             self.tabs.setTabToolTip(index, tab.tooltip)
         self.float_button = QToolButton()
@@ -234,7 +251,10 @@ class Workspace(DockedWidget):
     def show_tab(self, tab: Tab, then: Callable[[Any], None] | None = None) -> None:
         """As `open_tab`, without waiting: `then` is called with the panel when it is there."""
         page = self.pages[tab]
-        self.tabs.setCurrentWidget(page)
+        if not tab.own_dock:
+            self.tabs.setCurrentWidget(page)
+        elif not page.is_floating:
+            page.release(self._filled(page))
         dock = page.panel.parentWidget() if page.panel is not None and page.is_floating else None
         for widget in (self.parentWidget(), dock):
             if isinstance(widget, QDockWidget):
@@ -246,7 +266,7 @@ class Workspace(DockedWidget):
             self._let_come(page, then)
 
     def _open_place(self, place: int) -> None:
-        self.show_tab(TABS[place])
+        self.show_tab(ALL_TABS[place])
 
     def panel(self, tab: Tab) -> Panel | None:
         """The panel of a tab, None where it was not opened yet."""
@@ -348,7 +368,7 @@ class Workspace(DockedWidget):
                 annotate.add_question.changed.connect(self._situation_changed)
             if page.tab is CLASSIFY:
                 self._add_presets(panel)
-            self.footer.watch(TABS.index(page.tab), page.tab.label, panel)
+            self.footer.watch(ALL_TABS.index(page.tab), page.tab.label, panel)
             waiting, page.when_filled = page.when_filled, []
             for call in waiting:
                 call(panel)
@@ -537,7 +557,10 @@ class Workspace(DockedWidget):
                 page.made.shut_down()
             if page.panel is None:
                 continue
-            if page.is_floating:
+            if page.panel.parentWidget() is None:  # its dock has just been closed, too
+                page.panel.shut_down()
+                page.panel.deleteLater()
+            elif page.is_floating:
                 page.panel.take_back = None
                 for picker in page.panel.findChildren(ImagePicker):
                     picker.unbind()
@@ -594,10 +617,13 @@ class TabPage(QWidget):
         self._share(False)
         panel.take_back = self._put_back
         corner, size = self.mapToGlobal(QPoint(0, 0)), self.size()
-        dock = panel.viewer.window.add_dock_widget(panel, name=self.tab.title, area="right")
-        dock.setFloating(True)  # beside the workspace neither would have enough space
-        dock.move(corner - QPoint(size.width() // 2, 0))
-        dock.resize(size)
+        own = self.tab.own_dock
+        add: Any = panel.viewer.window.add_dock_widget
+        dock = add(panel, name=self.tab.title, area="right", tabify=own)
+        if not own:  # beside the workspace neither would have enough space
+            dock.setFloating(True)
+            dock.move(corner - QPoint(size.width() // 2, 0))
+            dock.resize(size)
         panel.show()
         self.floating_note.show()
 
@@ -611,7 +637,7 @@ class TabPage(QWidget):
 
     def _put_back(self) -> None:
         workspace = self._workspace()
-        if workspace is not None and self.panel is not None:
+        if workspace is not None and not workspace.closed and self.panel is not None:
             if self.panel.parentWidget() is None:  # its dock was closed
                 self.take(self.panel)
             else:

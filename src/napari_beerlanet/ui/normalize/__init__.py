@@ -1,0 +1,1 @@
+"""The panel "Compare normalizations"."""
