@@ -5,9 +5,16 @@ import time
 
 import numpy as np
 import pytest
+from napari.utils.colormaps.standardize_color import transform_color
 
 from napari_beerlanet.core.boxes.detections import Detections
-from napari_beerlanet.ui.detections.box_store import ADDED, EDITED, FOUND, BoxStore
+from napari_beerlanet.ui.detections.box_store import (
+    ADDED,
+    EDITED,
+    FOUND,
+    BoxStore,
+    classified_types,
+)
 from napari_beerlanet.ui.detections.detection_layer import DetectionLayer
 from napari_beerlanet.ui.detections.edits import commit_edits
 from napari_beerlanet.ui.viewer import box_shapes, fast_shapes
@@ -82,6 +89,40 @@ def test_fast_layer_is_as_napari_makes_it(viewer, monkeypatch):
     np.testing.assert_allclose(made.layer.edge_color, slow.layer.edge_color)
     np.testing.assert_allclose(made.layer.edge_width, slow.layer.edge_width, rtol=1e-5)
     assert made.layer.features.equals(slow.layer.features)
+
+
+def test_other_colours_and_types_do_not_build_the_boxes_anew(viewer, until):
+    found = detections(200)
+    made = DetectionLayer(viewer, image(viewer), found, COLOURS)
+    shapes = list(made.layer._data_view.shapes)
+    made.layer.selected_data = {3}
+    p = np.random.default_rng(0).dirichlet([1, 1], made.store.model_count).astype(np.float32)
+    store = made.store
+    types = classified_types(
+        store.types, store.model_rows, store.model_rows, ["round", "flat"], p, {}
+    )
+    made.set_types(types, colour_by="type")
+    view = made.layer._data_view
+    assert all(a is b for a, b in zip(view.shapes, shapes, strict=True))
+    assert made.layer.selected_data == {3}
+    assert made.layer.features["type"].tolist() == store.types_of(made.rows).tolist()
+    shades = transform_color(made.type_colours)[store.type_codes[made.rows] - 1]
+    np.testing.assert_allclose(made.layer.edge_color, shades, atol=1e-6)
+    # What is drawn is what a layer that is built so would draw.
+    twin = DetectionLayer(viewer, viewer.layers["smear"], store.detections, COLOURS)
+    twin.set_colour_by("type")
+    theirs = twin.layer._data_view
+    assert theirs.shapes[0] is not view.shapes[0]
+    for name in ("displayed_triangles_colors", "triangles_colors", "vertices"):
+        np.testing.assert_allclose(getattr(view._mesh, name), getattr(theirs._mesh, name))
+    twin.remove()
+    # And the user's edits are still noticed, one among many.
+    table = made.layer.features.copy()
+    table.loc[7, "type"] = "odd"
+    made.layer.features = table
+    made.commit_edits()
+    assert store.types_of([made.rows[7]]).tolist() == ["odd"]
+    assert int(store.touched.sum()) == 1
 
 
 def test_another_napari_is_noticed(monkeypatch):

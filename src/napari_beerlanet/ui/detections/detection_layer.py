@@ -317,6 +317,14 @@ class DetectionLayer:
         else:
             self._draw()
 
+    def _restyle(self) -> None:
+        """Draw the same boxes with other colours, or another table."""
+        if self._drawn.store is self.store:
+            self._drawn.outdate()
+            self._draw()
+        else:
+            self._redraw_all()
+
     def set_colours(self, colours: Sequence[str] | None, names: Sequence[str]) -> None:
         """Take over a model's colours, in all layers of the viewer; None for no change."""
         self._palette.use_model(dict(zip(names, colours or (), strict=False)))
@@ -325,7 +333,7 @@ class DetectionLayer:
         """A class has got another colour."""
         if self.alive:
             self._commit_edits(force=True)
-            self._redraw_all()
+            self._restyle()
 
     # --- cell types -------------------------------------------------------------------------------
 
@@ -394,7 +402,7 @@ class DetectionLayer:
 
     def _write_types(self, store: BoxStore, types: TypeColumns) -> None:
         store.set_types(types)
-        self._redraw_all()  # at once: the new table must not be mistaken for an edit of the user's
+        self._restyle()  # at once: the new table must not be mistaken for an edit of the user's
         # To draw boxes takes long, and to list them anew in a review: two turns of the event loop.
         QTimer.singleShot(0, self._share_types)
         self.changed.emit()

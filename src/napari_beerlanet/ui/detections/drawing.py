@@ -245,20 +245,36 @@ class DrawnBoxes:
         selected = self.selected_rows() if store is self.store else []
         self.style.set_viewport(viewport)
         xyxy = store.xyxy[rows] if store is not None else _NO_BOXES
+        colours = self.style.edge_colours(store, rows, fade)
+        features = store.features(rows) if store is not None else {}
         with self.updating:
-            box_shapes.set_boxes(
-                self.layer,
-                box_shapes.corners_from_boxes(xyxy, index),
-                self.style.edge_colours(store, rows, fade),
-                self.style.edge_width,
-                store.features(rows) if store is not None else {},
-            )
-            if store is not self.store:
+            # To build thousands of shapes takes long, to give them other colours does not.
+            same = store is not None and self._shows(store, rows, xyxy)
+            if not same or not box_shapes.restyle_boxes(
+                self.layer, colours, self.style.edge_width, features
+            ):
+                same = False
+                corners = box_shapes.corners_from_boxes(xyxy, index)
+                box_shapes.set_boxes(self.layer, corners, colours, self.style.edge_width, features)
+            if same or store is not self.store:
                 self.style.set_defaults(self.layer, store)
             self.store, self.rows, self._xyxy = store, rows, xyxy.copy()
             self.version, self.fade = -1 if store is None else store.version, fade
-            if selected:
+            if selected and not same:
                 self.layer.selected_data = set(np.flatnonzero(np.isin(rows, selected)).tolist())
+
+    def _shows(self, store: BoxStore, rows: RowIndices, xyxy: npt.NDArray[np.float32]) -> bool:
+        """Whether the layer has just these boxes, whatever their colours and table."""
+        return (
+            store is self.store
+            and len(rows) > 0
+            and np.array_equal(rows, self.rows)
+            and np.array_equal(xyxy, self._xyxy)
+        )
+
+    def outdate(self) -> None:
+        """The boxes stay as they are and have another style: the next `draw` shows it."""
+        self.version = -1
 
     def fit_edge_width(self, viewport: Viewport | None) -> None:
         """Edges of the same width on the screen, at whatever zoom."""
@@ -362,12 +378,14 @@ class BoxStyle:
             return
         label = int(np.bincount(store.labels, minlength=1).argmax())
         layer.feature_defaults = store.feature_defaults(label)
-        layer.current_edge_width = self.edge_width
         by_type = self.by_type(store)
         colour = UNTYPED_COLOUR if by_type else self.colours_of(store.names)[label]
-        if self._next_colour != colour:
-            self._next_colour = colour
-            with layer.block_thumbnail_update():
+        # The next box's, not those of what is selected.
+        with layer.block_update_properties(), layer.block_thumbnail_update():
+            if layer.current_edge_width != self.edge_width:  # napari draws all anew
+                layer.current_edge_width = self.edge_width
+            if self._next_colour != colour:
+                self._next_colour = colour
                 layer.current_edge_color = self._next_colour
 
     def show_labels(self, layer: Shapes, store: BoxStore, rows: RowIndices) -> None:

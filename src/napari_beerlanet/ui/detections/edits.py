@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -32,16 +32,21 @@ def commit_edits(
     The rows `drawn` (m,) were drawn with the boxes `drawn_xyxy` (m, 4); `xyxy` (k, 4) and `table`
     are there now. Returns the rows (k,) of what is there, or None if nothing changed.
     """
-    ids = np.asarray(table["id"]) if "id" in table else np.full(len(xyxy), -1)
-    missing = {int(i): k for k, i in enumerate(store.ids[drawn])}
-    at = [missing.pop(int(i), -1) if np.isfinite(i) else -1 for i in ids]  # a copy is a new box
-    moved = np.empty(0)
+    ids = np.asarray(table["id"], np.float64) if "id" in table else np.full(len(xyxy), np.nan)
+    missing = {i: k for k, i in enumerate(store.ids[drawn].tolist())}
+    known = np.where(np.isfinite(ids), ids, -1).astype(np.int64).tolist()
+    at = np.array([missing.pop(i, -1) for i in known], np.int64)  # a copy is a new box
+    moved = np.zeros(len(xyxy), bool)
     if len(drawn_xyxy):
         moved = np.abs(xyxy - drawn_xyxy[at]).max(axis=1) > _MOVE_TOLERANCE_PX
     rows, changed = np.empty(len(xyxy), np.int64), bool(missing)
-    for k, place in enumerate(at):
-        if place >= 0:
-            rows[k] = drawn[place]
+    there = at >= 0
+    rows[there] = drawn[at[there]]
+    # Thousands are drawn and few are edited: all are compared at once, and those taken one by one.
+    doubtful = ~there | moved
+    doubtful[there] |= _table_differs(store, rows[there], table, np.flatnonzero(there))
+    for k in np.flatnonzero(doubtful).tolist():
+        if there[k]:
             changed |= _update_row(store, int(rows[k]), xyxy[k] if moved[k] else None, table, k)
         else:
             rows[k] = _append_drawn_box(store, xyxy[k], table, k)
@@ -121,6 +126,25 @@ def _save_original(store: BoxStore, row: int) -> None:
 
 def _type_of_row(store: BoxStore, row: int) -> str:
     return str(store.types_of([row])[0])
+
+
+def _table_differs(
+    store: BoxStore, rows: RowIndices, table: Mapping[str, Any], places: RowIndices
+) -> npt.NDArray[np.bool_]:
+    """(m,) whether class, type or status at `places` (m,) of a table may differ from `rows`."""
+    differs = np.zeros(len(rows), bool)
+    expected: dict[str, Callable[[], npt.NDArray[Any]]] = {
+        "class": lambda: np.array(store.names, object)[store.labels[rows]],
+        TYPE_COLUMN: lambda: store.types_of(rows),
+        "status": lambda: store.status_of(rows),
+    }
+    for name, words in expected.items():
+        if name in table:
+            here = np.asarray(table[name], object)[places].tolist()
+            pairs = zip(here, words().tolist(), strict=True)
+            # A table may hold anything, such as values that cannot be compared.
+            differs |= np.array([not isinstance(a, str) or a != b for a, b in pairs], bool)
+    return differs
 
 
 def _update_row(store: BoxStore, row: int, box: Any, table: Mapping[str, Any], k: int) -> bool:

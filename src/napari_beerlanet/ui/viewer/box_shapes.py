@@ -21,6 +21,7 @@ from napari_beerlanet.ui.viewer.fast_shapes import (
     Slicing,
     build_shape_list,
     fast_shapes_supported,
+    recolour_shape_list,
 )
 from napari_beerlanet.ui.viewer.planes import PlaneIndex
 
@@ -46,8 +47,10 @@ def bounding_boxes(shapes: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.float32
     """(n, 4) boxes around shapes (m, D) in napari's coordinates."""
     if not len(shapes):
         return np.empty((0, 4), np.float32)
-    low = np.array([np.min(shape, axis=0)[-2:] for shape in shapes], np.float32)
-    high = np.array([np.max(shape, axis=0)[-2:] for shape in shapes], np.float32)
+    corners = np.concatenate(shapes)[:, -2:]
+    first = np.cumsum([0, *(len(shape) for shape in shapes)])[:-1]
+    low = np.minimum.reduceat(corners, first).astype(np.float32)
+    high = np.maximum.reduceat(corners, first).astype(np.float32)
     return np.concatenate([low[:, ::-1], high[:, ::-1]], axis=1) + np.float32(HALF_PIXEL)
 
 
@@ -78,6 +81,21 @@ def _set_boxes_slow(
         style = {"edge_color": colours, "face_color": "transparent", "edge_width": width}
         layer.add_rectangles(list(corners), **style)
     layer.features = features
+
+
+def restyle_boxes(layer: Shapes, colours: npt.NDArray[Any], width: float, features: Any) -> bool:
+    """Give the boxes of `set_boxes`, as they are, other edges and another table.
+
+    The selection stays. False, and nothing has changed, where they have to be set anew.
+    """
+    if not fast_shapes_supported() or layer._slice_input.ndisplay != 2:
+        return False
+    with layer.block_thumbnail_update():
+        if not recolour_shape_list(layer._data_view, np.asarray(colours, np.float32)):
+            return False
+        layer.features = features
+        set_edge_width(layer, width)  # which has napari draw them
+    return True
 
 
 def set_edge_width(layer: Shapes, width: float) -> None:

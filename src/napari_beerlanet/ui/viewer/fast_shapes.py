@@ -68,7 +68,9 @@ def _matches_napari_for(order: tuple[int, ...]) -> bool:
     theirs.add(shapes, face_color=np.zeros((3, 4)), edge_color=colours, z_refresh=False)
     theirs._update_z_order()
     ours = build_shape_list(corners, colours, 1.5, (order, [4.0] * (len(order) - 2)))
-    return _equal(ours, theirs)
+    built = _equal(ours, theirs)
+    theirs.edge_color = colours[::-1].copy()
+    return built and recolour_shape_list(ours, colours[::-1]) and _equal(ours, theirs)
 
 
 def _equal(ours: Any, theirs: Any) -> bool:
@@ -102,6 +104,30 @@ def build_shape_list(
         shape_list._update_z_order()
     shape_list._clear_cache()
     return shape_list
+
+
+def recolour_shape_list(shape_list: Any, colours: npt.NDArray[np.float32]) -> bool:
+    """Give the edges of a list of `build_shape_list` the colours (n, 4).
+
+    False, and nothing has changed, where it holds anything but such rectangles by now.
+    """
+    template, mesh = _template_rectangle((0, 1)), shape_list._mesh
+    faces = len(template._face_triangles)
+    each = faces + len(template._edge_triangles)
+    displayed = mesh.displayed_triangles_to_shape_index
+    same = len(shape_list.shapes) == len(colours) == len(mesh.triangles_index) - 1
+    if not same or (np.diff(mesh.triangles_index) != each).any():
+        return False
+    if len(mesh.triangles_colors) != each * len(colours) or len(displayed) % each:
+        return False
+    owner = displayed.reshape(-1, each)
+    if len(displayed) != len(mesh.displayed_triangles_colors) or (owner != owner[:, :1]).any():
+        return False
+    shape_list._edge_color[:] = colours
+    mesh.triangles_colors.reshape(-1, each, 4)[:, faces:] = colours[:, None]
+    shown = mesh.displayed_triangles_colors.reshape(-1, each, 4)
+    shown[:, faces:] = colours[owner[:, 0]][:, None]
+    return True
 
 
 @lru_cache(maxsize=8)
