@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import napari_beerlanet as nb
-from napari_beerlanet.core.boxes.annotations import COPIED, Annotations
+from napari_beerlanet.core.boxes.annotations import CLASSIFIED, COPIED, DRAWN, Annotations
 from napari_beerlanet.core.boxes.regions import Region
 from napari_beerlanet.core.checkpoints.checkpoint import load_classifier, save_checkpoint
 from napari_beerlanet.core.checkpoints.model_card import headline
@@ -22,6 +22,7 @@ from napari_beerlanet.core.project import crop_files
 from napari_beerlanet.core.project.files import ImageSource, ProjectError
 from napari_beerlanet.core.project.project import Project
 from napari_beerlanet.core.training.comparison import compare_models, save_best_model
+from napari_beerlanet.core.training.estimate import summarise_crops
 from napari_beerlanet.core.training.train_classifier import ClassifierTrainSettings
 from napari_beerlanet.core.training.trainer.classification import TrainingCrops
 from projects import smear, tree
@@ -108,6 +109,42 @@ def test_copies_that_nobody_has_reviewed_are_left_out_on_request(tmp_path):
             "pale": 6,
         }
         assert project.add_image(source, image, copied, 128).types == {"dark": 6, "pale": 6}
+
+
+def test_types_that_a_classifier_gave_are_marked_and_said(tmp_path):
+    """Of boxes that somebody has drawn; nobody has looked at the types of the first three."""
+    source, image, annotations = typed_field(3)
+    status = [CLASSIFIED] * 3 + [DRAWN] * 9
+    annotations = replace(annotations, status=status)
+    with Project.create(tmp_path, ["WBC"]) as project:
+        added = project.add_image(source, image, annotations, 128)
+        assert (added.types, added.unreviewed_types) == ({"dark": 6, "pale": 6}, 3)
+        assert [cell.reviewed for cell in project.cells].count(False) == 3
+    sentence = "3 of 12 crops have types that a classifier gave and nobody has reviewed."
+    assert summarise_crops(tmp_path).notes[0] == sentence
+    said = []
+    nb.train_classifier(tmp_path, tmp_path / "run", backbone=SMALL, progress=said.append, **QUICK)
+    warnings = [event["message"] for event in said if event["event"] == "warning"]
+    assert sentence in warnings
+    with Project.open(tmp_path) as project:
+        added = project.add_image(source, image, annotations, 128, reviewed_only=True)
+        assert (added.types, added.unreviewed_types) == ({"dark": 3, "pale": 6}, 3)
+        assert added.used == 12, "the boxes are the user's, and the detector learns them"
+        assert all(cell.reviewed for cell in project.cells)
+        assert len(project.cells) == 9
+    assert not any("reviewed" in note for note in summarise_crops(tmp_path).notes)
+
+
+def test_cells_of_an_earlier_version_count_as_reviewed(typed, tmp_path):
+    folder = tmp_path / "earlier"
+    shutil.copytree(typed, folder)
+    table = folder / "cells.csv"
+    lines = table.read_text().splitlines()
+    assert lines[0].endswith(",reviewed")
+    table.write_text("".join(line.rsplit(",", 1)[0] + "\n" for line in lines))
+    with Project.open(folder) as project:
+        assert all(cell.reviewed for cell in project.cells)
+    assert all(item.reviewed for part in read_crop_dataset(folder).splits.values() for item in part)
 
 
 def test_one_image_validates_where_its_crops_do(tmp_path):

@@ -465,6 +465,26 @@ def copied_and_confirmed(drawing, until, folder):
     boxes(drawing).confirm()
 
 
+def test_types_that_a_classifier_gave_are_asked_about(drawing, until, tmp_path):
+    copied_and_confirmed(drawing, until, tmp_path / "my types")
+    layer = boxes(drawing).layer
+    table = layer.features.copy()
+    table["type"], table["status"] = ["dark", "pale", "dark"], ["classified", "drawn", "classified"]
+    layer.features = table
+    sentence = "2 types were given by a classifier and not reviewed."
+    assert drawing.unreviewed.text() == sentence
+    drawing.add.click()
+    question = drawing.add_question
+    assert question.text.text() == sentence
+    question.buttons[1].click()
+    until(lambda: not drawing.annotation_actions.project_task.running)
+    told = drawing.message.text()
+    assert "Added for training: 3 boxes in" in told
+    assert "Cells with a type: 1 pale." in told
+    assert "2 types are a classifier's, not reviewed and left out." in told
+    assert [cell.type for cell in drawing.store.project.cells] == ["pale"]
+
+
 def test_copies_that_nobody_has_reviewed_are_asked_about(drawing, until, tmp_path):
     copied_and_confirmed(drawing, until, tmp_path / "my cells")
     sentence = "2 of 3 boxes were copied from detections and not reviewed."

@@ -1,9 +1,11 @@
 """The panel "Classify cells": types of detections and of annotations, colours, counts, undo."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import tifffile
 from qtpy.QtCore import QMimeData, QPointF, Qt, QUrl
 from qtpy.QtGui import QDropEvent
 
@@ -11,6 +13,8 @@ import napari_beerlanet as nb
 from napari_beerlanet.core.boxes.annotations import Annotations
 from napari_beerlanet.core.boxes.classes import class_colours, wilson_interval
 from napari_beerlanet.core.boxes.detections import Detections
+from napari_beerlanet.core.classification import crops
+from napari_beerlanet.core.stains import slide_pixels
 from napari_beerlanet.ui.annotate.annotated_image import AnnotatedImage
 from napari_beerlanet.ui.annotate.classes import ClassList, TypeList
 from napari_beerlanet.ui.classify.widget import ClassifyWidget
@@ -19,6 +23,7 @@ from napari_beerlanet.ui.common.recent import recent_models
 from napari_beerlanet.ui.common.session import get_session
 from napari_beerlanet.ui.detect.widget import DetectWidget
 from napari_beerlanet.ui.detections.detection_layer import DetectionLayer
+from napari_beerlanet.ui.viewer import planes
 from tinyclasses import TYPES, cell, tiny_backbone, tiny_classifier
 
 pytestmark = pytest.mark.window
@@ -182,7 +187,7 @@ def test_a_drawn_box_is_classified_and_one_outside_is_left_out(opened, classify)
     classify(panel)
     assert layer.layer.features["type"].tolist()[-2] in TYPES
     assert layer.layer.features["type"].tolist()[-1] == ""
-    assert "1 box has no part in the image and was left out." in panel.progress_bar.text
+    assert "1 box has no area in the image and no type." in panel.progress_bar.text
 
 
 def test_cancelled_nothing_has_changed(opened, until):
@@ -217,6 +222,138 @@ def test_another_classifier_replaces_the_types(opened, classify):
     assert sum(panel.counts.class_counts.types.values()) == panel.counts.class_counts.total == 9
     layer.undo_types()
     assert layer.detections.types == TYPES
+
+
+def test_types_that_the_user_gave_stay_whatever_a_classifier_says(opened, classify):
+    viewer, panel, layer, image, found = opened(confidence=0.05)
+    classify(panel)
+    said = layer.detections.columns["type"].copy()
+    white = np.flatnonzero(found.labels == 1)
+    corrected, accepted, drawn = white[0], white[1], 12
+    status, labels = np.zeros(12, np.uint8), found.labels.copy()
+    status[[corrected, accepted]] = 1
+    types = layer.detections.type_labels.copy()
+    types[corrected] = 1 - types[corrected]
+    layer.apply_review(status, ["unreviewed", "accepted"], labels, NAMES, types, TYPES)
+    layer.layer.add_rectangles([np.array([[9.0, 129], [9, 150], [30, 150], [30, 129]])])
+    table = layer.layer.features.copy()
+    table.loc[drawn, ["class", "type"]] = "WBC", "odd"
+    layer.layer.features = table
+    other = tiny_classifier(seed=3, info={"applies_to": ["WBC"]})
+    get_session(viewer).set_classifier(other, "other")
+    classify(panel)
+    assert "3 boxes keep the types that you gave." in panel.progress_bar.text
+    now = layer.layer.features["type"].tolist()
+    assert now[corrected] == TYPES[types[corrected]] != said[corrected]
+    assert now[accepted] == said[accepted]
+    assert now[drawn] == "odd"
+    answers = other.classify(image, found)
+    others = white[2:]
+    assert [now[k] for k in others] == [TYPES[k] for k in answers.labels[others]]
+    assert panel.counts.class_counts.types["odd"] == 1
+    # The classifier's own answers are in the detections, and its probability of the user's types.
+    assert layer.detections.columns["type"][corrected] == TYPES[answers.labels[corrected]]
+    shown = layer.layer.features["probability"]
+    assert shown[corrected] == pytest.approx(answers.scores[corrected, types[corrected]], abs=1e-5)
+    assert np.isnan(shown[drawn])
+    # With other types, too.
+    third = tiny_classifier(tiny_backbone(3), ["x", "y", "z"], info={"applies_to": ["WBC"]})
+    get_session(viewer).set_classifier(third, "third")
+    classify(panel)
+    now = layer.layer.features["type"].tolist()
+    assert (now[corrected], now[drawn]) == (TYPES[types[corrected]], "odd")
+    assert {now[k] for k in others} <= {"x", "y", "z"}
+
+
+@pytest.mark.parametrize("fit", ["crop", "image"])
+def test_the_cells_of_a_slide_are_those_of_the_same_image_in_memory(
+    shared_viewer, classify, tmp_path, monkeypatch, fit
+):
+    image, found = field(36)
+    path = tmp_path / "slide.svs"
+    with tifffile.TiffWriter(path) as file:
+        for step in (1, 2):
+            level = np.ascontiguousarray(image[::step, ::step])
+            file.write(level, photometric="rgb", tile=(64, 64), subfiletype=int(step > 1))
+    monkeypatch.setattr(planes, "SLIDE_PIXELS_LAZY", 1000)
+    viewer = shared_viewer()
+    (layer,) = viewer.open(path, plugin="napari-beerlanet")
+    assert planes.current_plane(layer, viewer).is_slide
+    shown = DetectionLayer(viewer, layer, found.above(0.05), class_colours(2), confidence=0.05)
+    get_session(viewer).set_detections(layer, shown.detections, shown)
+    model = tiny_classifier(fit=fit, info={"applies_to": NAMES})
+    get_session(viewer).set_classifier(model, "tiny")
+    panel = ClassifyWidget(viewer)
+    viewer.window.add_dock_widget(panel, name="Classify cells")
+    read = []
+    monkeypatch.setattr(crops, "_BLOCK_SIDE", 80)
+    monkeypatch.setattr(
+        slide_pixels.SlidePixels, "__getitem__", _counting(slide_pixels.SlidePixels, read)
+    )
+    classify(panel)
+    expected = model.classify(image, found)
+    typed = shown.detections
+    assert typed.columns["type"].tolist() == [TYPES[k] for k in expected.labels]
+    np.testing.assert_allclose(typed.columns["probability"], expected.confidence, atol=1e-4)
+    if fit == "crop":
+        assert max(read) < image.size / 2, "a part of the slide at a time"
+
+
+def _counting(kind, read):
+    get = kind.__getitem__
+
+    def counted(self, index):
+        pixels = get(self, index)
+        read.append(pixels.size)
+        return pixels
+
+    return counted
+
+
+def test_types_of_a_classifier_are_unreviewed_until_the_user_says_so(opened, classify):
+    viewer, panel, _, _, found = opened()
+    white = found[found.labels == 1]
+    boxes = Annotations.empty(NAMES, (84, 244)).with_detections(white)
+    status = ["copied", "drawn", "confirmed", "drawn", "corrected", "drawn"][: len(white)]
+    types = ["", "", "", "mine", "", ""][: len(white)]
+    annotated = AnnotatedImage(viewer.layers["smear"], viewer, ClassList(), types=TypeList())
+    annotated.put(replace(boxes, status=status, types=types), ())
+    drawn = annotated.boxes
+    panel.update_targets()
+    panel.boxes.setCurrentText("Annotations")
+    panel.boxes.activated.emit(1)
+    classify(panel)
+    table = drawn.layer.features
+    assert table["type"].tolist()[3] == "mine", "what the user gave stays"
+    assert table["status"].tolist() == [
+        *("copied", "classified", "classified", "drawn", "classified", "classified"),
+    ]
+    assert "1 box keeps the type that you gave." in panel.progress_bar.text
+    assert drawn.unreviewed() == (1, 4)
+    faint = np.array(drawn.layer.face_color)[:, 3] > 0
+    assert faint.tolist() == [True, True, True, False, True, True]
+    annotations = annotated.annotations(())
+    assert annotations.reviewed.tolist() == [False, True, True, True, True, True]
+    assert annotations.type_reviewed.tolist() == [False, False, False, True, False, False]
+    # Confirming or correcting makes a type the user's; another run leaves it alone.
+    drawn.layer.selected_data = {1}
+    drawn.confirm()
+    drawn.layer.selected_data = {2}
+    drawn.types.add(TYPES)
+    drawn.set_type(next(name for name in TYPES if name != table["type"][2]))
+    drawn.layer.selected_data = {4}
+    drawn.set_class("RBC")  # which says nothing about the type
+    kept = drawn.layer.features["type"].tolist()[1:3]
+    assert drawn.layer.features["status"].tolist()[1:5] == [
+        *("confirmed", "corrected", "drawn", "classified"),
+    ]
+    assert drawn.unreviewed() == (1, 2)
+    get_session(viewer).set_classifier(tiny_classifier(seed=3), "other")
+    classify(panel)
+    assert drawn.layer.features["type"].tolist()[1:3] == kept
+    panel.undo_run.click()
+    assert drawn.layer.features["type"].tolist()[1:4] == [*kept, "mine"]
+    annotated.close()
 
 
 def test_annotations_get_the_types_as_theirs(opened, classify):

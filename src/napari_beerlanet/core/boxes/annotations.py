@@ -21,8 +21,12 @@ from napari_beerlanet.core.common.messages import count_of
 Indices = npt.NDArray[np.int64]
 
 DRAWN, COPIED, CORRECTED, CONFIRMED = "drawn", "copied", "corrected", "confirmed"
-STATUSES = (DRAWN, COPIED, CORRECTED, CONFIRMED)
-"""By hand; from detections and not looked at yet; from detections and changed; looked at."""
+CLASSIFIED = "classified"
+STATUSES = (DRAWN, COPIED, CORRECTED, CONFIRMED, CLASSIFIED)
+"""By hand; from detections and not looked at yet; from detections and changed; looked at; looked at
+but for the type, which is a classifier's."""
+UNREVIEWED_TYPES = (COPIED, CLASSIFIED)
+"""Of boxes whose type, if they have one, nobody has looked at."""
 
 MIN_CLASS_BOXES = 10
 """About so many boxes of a class are needed to learn it, or to measure how well it was learned."""
@@ -162,6 +166,12 @@ class Annotations:
     def reviewed(self) -> npt.NDArray[np.bool_]:
         """(n,) whether each was drawn, changed or confirmed, and not just copied."""
         return np.array([status != COPIED for status in self.status], bool)
+
+    @property
+    def type_reviewed(self) -> npt.NDArray[np.bool_]:
+        """(n,) whether each has no type, or one that somebody has given or confirmed."""
+        pairs = zip(self.types, self.status, strict=True)
+        return np.array([not t or status not in UNREVIEWED_TYPES for t, status in pairs], bool)
 
     def unusable(self) -> dict[str, npt.NDArray[np.bool_]]:
         """What a box has that cannot be learned from, and which (n,) have it, each counted once."""

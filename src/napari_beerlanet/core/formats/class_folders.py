@@ -56,12 +56,14 @@ class LabelledCrop:
     """A crop of a class: an image file, or the box (cxcywh, relative to the image) in one.
 
     `source` names the image that the file was cut from, "" where it is the image itself.
+    `reviewed` is false where the class is a classifier's answer that nobody has looked at.
     """
 
     image: Path
     label: int
     cxcywh: tuple[float, float, float, float] | None = None
     source: str = ""
+    reviewed: bool = True
 
     def box(self, shape: tuple[int, int]) -> npt.NDArray[np.float64] | None:
         """The box (4,) xyxy in pixels of an image of `shape` (H, W); None for the whole image."""
@@ -250,7 +252,10 @@ def _cell_of_line(line: dict[str, str], folder: Path) -> LabelledCrop:
     if not line["type"]:
         raise ValueError("no type")
     box = ((x1 + x2) / 2 / width, (y1 + y2) / 2 / height, (x2 - x1) / width, (y2 - y1) / height)
-    return LabelledCrop(folder / CELLS_DIR / f"{line['file']}.png", 0, box, line["source"])
+    reviewed = line.get("reviewed", "True") != "False"  # a project of an earlier version
+    return LabelledCrop(
+        folder / CELLS_DIR / f"{line['file']}.png", 0, box, line["source"], reviewed
+    )
 
 
 def with_classes(dataset: CropDataset, known: Sequence[str]) -> CropDataset:
@@ -381,6 +386,19 @@ def _in_two_splits(dataset: CropDataset, splits: Sequence[str]) -> list[str]:
                     f"{image}: the same image as {path}, so metrics on {split} are not valid."
                 )
     return problems
+
+
+def unreviewed_notes(dataset: CropDataset) -> list[str]:
+    """A sentence on crops whose class nobody has looked at, where there are any."""
+    crops = [item for items in dataset.splits.values() for item in items]
+    count = sum(not item.reviewed for item in crops)
+    if not count:
+        return []
+    have = "has a type" if count == 1 else "have types"
+    return [
+        f"{count} of {count_of(len(crops), 'crop')} {have} that a classifier gave and nobody has "
+        "reviewed."
+    ]
 
 
 def crop_dataset_hash(dataset: CropDataset, splits: Sequence[str] = ("train", "val")) -> str:

@@ -53,7 +53,8 @@ class AddedImage:
     """What adding an image did: its id, its split ("train", "val"), and sentences for people.
 
     `used` boxes of the annotations are learned from; `unused` says how many others there are, by
-    the words that complete "12 boxes …". `types` counts the cells that have a type.
+    the words that complete "12 boxes …". `types` counts the cells that have a type;
+    `unreviewed_types` are a classifier's, and are among them unless only what was reviewed is used.
     """
 
     id: str
@@ -64,6 +65,7 @@ class AddedImage:
     used: int = 0
     unused: dict[str, int] = field(default_factory=dict)
     types: dict[str, int] = field(default_factory=dict)
+    unreviewed_types: int = 0
 
 
 @dataclass(frozen=True)
@@ -190,7 +192,7 @@ def stage_cells(
         np.floor(centres / _CELL_TILE).astype(np.int64), axis=0, return_inverse=True
     )
     of_cell = of_cell.reshape(-1)  # of a version of numpy that gives (n, 1)
-    records = []
+    records, reviewed = [], typed.type_reviewed.tolist()
     for number in range(len(tiles)):
         report_progress(report, number, len(tiles), "cutting cells")
         mine = np.flatnonzero(of_cell == number)
@@ -202,7 +204,7 @@ def stage_cells(
                 CellRecord(
                     *(file, TRAIN, name, typed.types[k]),
                     *(x1, y1, x2, y2),
-                    *(x, y, right - x, bottom - y),
+                    *(x, y, right - x, bottom - y, reviewed[k]),
                 )
             )
     return records

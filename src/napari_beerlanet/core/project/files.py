@@ -196,6 +196,7 @@ class CellRecord:
     """A cell that has a type: its box in pixels of a file in `cells`, and where that comes from.
 
     The file is a window of the image `source`, at x, y, and `width` × `height` pixels large.
+    `reviewed`: whether somebody has given or confirmed the type, and not a classifier alone.
     """
 
     file: _PlainName
@@ -210,6 +211,7 @@ class CellRecord:
     y: int
     width: int
     height: int
+    reviewed: bool = True
 
     def image(self) -> str:
         """Its place in the project."""

@@ -410,7 +410,8 @@ class Project:
 
         `crop_size` image pixels become `training_size` in training, see `choose_crop_size`; as many
         by default. `reviewed_only` hides boxes that were copied and not reviewed: they are neither
-        objects nor background. An image that was added before is brought up to date. Whatever
+        objects nor background; cells whose type is a classifier's, not reviewed, are not stored
+        with it. An image that was added before is brought up to date. Whatever
         happens meanwhile, the project has either the crops it had or the new ones.
 
         Cells that have a type are stored for `train_classifier`, in regions or not.
@@ -428,6 +429,8 @@ class Project:
             hidden = used[~used.reviewed].xyxy if reviewed_only else np.empty((0, 4))
             used = used[used.reviewed] if reviewed_only else used
             typed = annotations[np.isin(annotations.object_ids, used.object_ids)].typed()
+            by_model = int((~typed.type_reviewed).sum())
+            typed = typed[typed.type_reviewed] if reviewed_only else typed
             name = self.id_of(source)
             old, others = self._crops_of(name)
             crop_size = crop_size or training_size
@@ -478,6 +481,7 @@ class Project:
             len(used) - outside,
             {reason: count for reason, count in unused.items() if count},
             typed.type_counts(),
+            by_model,
         )
 
     def remove_image(self, name: str) -> None:

@@ -25,7 +25,11 @@ from napari_beerlanet.core.common.progress import Report, report_progress
 from napari_beerlanet.core.common.storage import DataError
 from napari_beerlanet.core.detection.detector import Detector
 from napari_beerlanet.core.detection.network import StainDetectionModel
-from napari_beerlanet.core.formats.class_folders import CropDataset, check_crop_dataset
+from napari_beerlanet.core.formats.class_folders import (
+    CropDataset,
+    check_crop_dataset,
+    unreviewed_notes,
+)
 from napari_beerlanet.core.formats.dataset import Dataset, check_dataset, read_dataset
 from napari_beerlanet.core.training.runs import Run
 from napari_beerlanet.core.training.settings import Scope, TrainSettings, choose_scope
@@ -125,7 +129,7 @@ def summarise_crops(
     notes = check_crop_dataset(dataset, ("train", "val"), report, 0 if dataset.annotated else 1)
     if not dataset.annotated:
         notes.insert(0, "No cell has a type, so the classes of the boxes are learned.")
-    return CropSummary(dataset, [*few_crops_notes(dataset), *notes])
+    return CropSummary(dataset, [*unreviewed_notes(dataset), *few_crops_notes(dataset), *notes])
 
 
 def estimate_classifier_duration(

@@ -26,6 +26,7 @@ from napari_beerlanet.core.formats.class_folders import (
     CropDataset,
     check_crop_dataset,
     read_crop_dataset,
+    unreviewed_notes,
     with_classes,
     with_validation,
 )
@@ -312,7 +313,8 @@ class _ClassifierRun(TrainingRun):
         checking = subprogress(self.report, 0.0, _DATA_CHECK_FRACTION)
         least = 0 if dataset.annotated else 1
         notes = check_crop_dataset(dataset, ("train", "val"), checking, least)
-        notes = [*(few_crops_notes(dataset) if dataset.annotated else ()), *notes]
+        few = few_crops_notes(dataset) if dataset.annotated else ()
+        notes = [*unreviewed_notes(dataset), *few, *notes]
         settings = self._resolve(settings, dataset)
         if dataset.annotated and settings.fill < _MIN_PROJECT_FILL:
             raise ValueError(

@@ -86,13 +86,14 @@ class AnnotationActions(QObject):
 
     `message` carries the result of a step in a sentence. `started` is emitted when an image has its
     layers, `file_changed` when there is a decision to make about `changed_file`, `unreviewed_found`
-    when there is one about copies that nobody has reviewed: their number, and that of all boxes.
+    when there is one about copies that nobody has reviewed: their number, that of all boxes, and of
+    types that are a classifier's at other boxes.
     """
 
     message = Signal(str)
     started = Signal()
     file_changed = Signal()
-    unreviewed_found = Signal(int, int)
+    unreviewed_found = Signal(int, int, int)
 
     def __init__(self, panel: Panel) -> None:
         super().__init__(panel)
@@ -390,7 +391,8 @@ class AnnotationActions(QObject):
     def add_to_project(self, unreviewed: Unreviewed = "ask") -> None:
         """Cut the annotated regions into training crops, off the GUI thread.
 
-        Boxes that were copied and not reviewed are used, hidden, or asked about first.
+        Boxes that were copied, and types that are a classifier's, are used, hidden, or asked about
+        first, as long as nobody has reviewed them.
         """
         annotated = self.annotated
         if annotated is None or self.image is None:
@@ -402,8 +404,9 @@ class AnnotationActions(QObject):
         plane = self.plane
         source, annotations = annotated.sources[plane], annotated.annotations(plane)
         copies = int((~annotations.reviewed).sum())
-        if unreviewed == "ask" and copies:
-            self.unreviewed_found.emit(copies, len(annotations))
+        types = int((annotations.reviewed & ~annotations.type_reviewed).sum())
+        if unreviewed == "ask" and (copies or types):
+            self.unreviewed_found.emit(copies, len(annotations), types)
             return
         if unreviewed != "ask":
             save_unreviewed_answer(unreviewed)
@@ -494,7 +497,8 @@ class AnnotationActions(QObject):
 class ProjectAddition:
     """The result of adding an image with `boxes`; the size of its crops, and why that size.
 
-    `project_notes` are about the whole project and shown elsewhere.
+    `project_notes` are about the whole project and shown elsewhere. `reviewed_only` as of
+    `Project.add_image`.
     """
 
     added: AddedImage
@@ -503,6 +507,7 @@ class ProjectAddition:
     crop_size_reason: str
     new_classes: list[str]
     project_notes: list[str]
+    reviewed_only: bool = False
 
     def sentences(self) -> list[str]:
         """The result for people."""
@@ -518,6 +523,10 @@ class ProjectAddition:
         if added.types:
             types = ", ".join(f"{count} {name}" for name, count in added.types.items())
             sentences.append(f"Cells with a type: {types}.")
+        if added.unreviewed_types:
+            left_out = " and left out" if self.reviewed_only else ""
+            count = count_of(added.unreviewed_types, "type is", "types are")
+            sentences.append(f"{count} a classifier's, not reviewed{left_out}.")
         if self.new_classes:
             sentences.append(f"New in the project: {', '.join(self.new_classes)}.")
         said = ("left out", "not used for training")
@@ -551,8 +560,9 @@ def add_image_to_project(
         reviewed_only=reviewed_only,
         report=report,
     )
+    notes = project.split_notes()
     return ProjectAddition(
-        added, len(annotations), crop_size, reason, new_classes, project.split_notes()
+        added, len(annotations), crop_size, reason, new_classes, notes, reviewed_only
     )
 
 

@@ -17,11 +17,13 @@ from napari.layers import Shapes
 from psygnal import Signal
 
 from napari_beerlanet.core.boxes.annotations import (
+    CLASSIFIED,
     CONFIRMED,
     COPIED,
     CORRECTED,
     DRAWN,
     STATUSES,
+    UNREVIEWED_TYPES,
     Annotations,
 )
 from napari_beerlanet.core.boxes.detections import Detections
@@ -35,7 +37,7 @@ from napari_beerlanet.ui.viewer.planes import PlaneIndex
 NEW_BOX_ID = -1
 """The id of a box that has none yet."""
 
-_UNREVIEWED_OPACITY = 0.18  # of the face of copied boxes that nobody has reviewed
+_UNREVIEWED_OPACITY = 0.18  # of the face of boxes that nobody has reviewed
 _MIN_DRAWN_PX = 5  # on the screen; a box that is smaller both ways was not drawn on purpose
 _LABEL_SIZE, _LABEL_COLOUR = 9, "#101010"  # of a type's name at its box; slides are bright
 _EDIT_NAMES = {"added": "draw", "changed": "move", "removed": "delete"}
@@ -125,9 +127,14 @@ class AnnotationLayer:
         """How many boxes there are of each type, as of the last change."""
         return self._last.type_counts()
 
-    def unreviewed(self) -> int:
-        """How many boxes are copies that nobody has reviewed, as of the last change."""
-        return int((~self._last.reviewed).sum())
+    def unreviewed(self) -> tuple[int, int]:
+        """How many boxes are copies that nobody has reviewed, and of how many others the type.
+
+        As of the last change.
+        """
+        last = self._last
+        types = last.reviewed & ~last.type_reviewed
+        return int((~last.reviewed).sum()), int(types.sum())
 
     # --- editing: keys and buttons ----------------------------------------------------------------
 
@@ -149,7 +156,9 @@ class AnnotationLayer:
         same = (table[column] == name).to_numpy()[selected]
         old = table["status"].to_numpy()[selected]
         new = np.where(same, CONFIRMED, CORRECTED)
-        table.loc[selected, "status"] = np.where(old == DRAWN, DRAWN, new)
+        # Another class says nothing about the type.
+        stays = (old == DRAWN) | ((old == CLASSIFIED) & (column == "class"))
+        table.loc[selected, "status"] = np.where(stays, old, new)
         table.loc[selected, column] = name
         self._set_features(table)
         self._commit(what, correct=False)
@@ -277,11 +286,12 @@ class AnnotationLayer:
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
         """(n, 4) colours of edges and of faces: by type while types are active, else by class.
 
-        Faces are faint of copies that nobody has reviewed, else transparent.
+        Faces are faint of boxes of which nobody has reviewed copy or type, else transparent.
         """
         edges = self.types.rgba(types) if self.types.active else self.classes.rgba(names)
         faces = edges.copy()
-        faces[:, 3] = np.where(np.array(status, object) == COPIED, _UNREVIEWED_OPACITY, 0)
+        unreviewed = np.array([s in UNREVIEWED_TYPES for s in status], bool)
+        faces[:, 3] = np.where(unreviewed, _UNREVIEWED_OPACITY, 0)
         return edges, faces
 
     def _paint(self) -> None:

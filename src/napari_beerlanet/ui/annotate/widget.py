@@ -312,11 +312,11 @@ class AnnotateWidget(Panel):
 
     def _show_unreviewed(self) -> None:
         annotated = self.annotation_actions.annotated
-        copies = 0 if annotated is None else annotated.boxes.unreviewed()
+        copies, types = (0, 0) if annotated is None else annotated.boxes.unreviewed()
         total = 0 if annotated is None else sum(annotated.boxes.counts().values())
-        self.unreviewed.setText(describe_unreviewed(copies, total) if copies else "")
-        self.unreviewed.setVisible(bool(copies) and self.add_question.about is None)
-        if not copies:
+        self.unreviewed.setText(describe_unreviewed(copies, total, types))
+        self.unreviewed.setVisible(bool(copies or types) and self.add_question.about is None)
+        if not copies and not types:
             self.add_question.dismiss()
 
     def _show_project_images(self) -> None:
@@ -333,10 +333,10 @@ class AnnotateWidget(Panel):
 
         self.remove_question.ask_removal(ids, names, remove)
 
-    def _ask_unreviewed(self, copies: int, total: int) -> None:
+    def _ask_unreviewed(self, copies: int, total: int, types: int) -> None:
         add = self.annotation_actions.add_to_project
         self.add_question.ask_unreviewed(
-            copies, total, lambda: add("use"), lambda: add("hide"), unreviewed_answer()
+            copies, total, types, lambda: add("use"), lambda: add("hide"), unreviewed_answer()
         )
         self._show_unreviewed()
         self.show_soon(self.add_question)
@@ -581,21 +581,26 @@ class QuestionFrame(QFrame):
         self,
         copies: int,
         total: int,
+        types: int,
         use: AnswerCallback,
         hide: AnswerCallback,
         last_answer: str,
     ) -> None:
-        """Whether copies that nobody has reviewed are training data; the last answer is offered."""
+        """Whether copies and types that nobody has reviewed are training data.
+
+        The last answer is offered.
+        """
         self.ask(
             "unreviewed",
-            describe_unreviewed(copies, total),
-            ("Add all", "Use the copies as they are: they count as right.", use),
+            describe_unreviewed(copies, total, types),
+            ("Add all", "Use copies and types as they are: they count as right.", use),
             (
                 "Only reviewed",
-                "Hide what was not reviewed: it is taught neither as a cell nor as background.",
+                "Hide what was not reviewed: it is taught neither as a cell nor as background, and "
+                "cells of a type that was not reviewed are not taught as one of it.",
                 hide,
             ),
-            ("Cancel", "Add nothing; review the copies first (Tab, then C to confirm).", _nothing),
+            ("Cancel", "Add nothing; review the boxes first (Tab, then C to confirm).", _nothing),
         )
         self.buttons[1].setEnabled(copies < total)
         chosen = self.buttons[1 if last_answer == "hide" and copies < total else 0]
@@ -628,10 +633,15 @@ class QuestionFrame(QFrame):
         return answer
 
 
-def describe_unreviewed(copies: int, total: int) -> str:
-    """How many boxes nobody has looked at."""
+def describe_unreviewed(copies: int, total: int, types: int = 0) -> str:
+    """How many boxes, and types of other boxes, nobody has looked at; "" for none."""
     of_all = f"{copies} of {count_of(total, 'box', 'boxes')}"
-    return f"{of_all} {'was' if copies == 1 else 'were'} copied from detections and not reviewed."
+    was = "was" if copies == 1 else "were"
+    sentences = [f"{of_all} {was} copied from detections and not reviewed."] if copies else []
+    if types:
+        were = "type was" if types == 1 else "types were"
+        sentences.append(f"{types} {were} given by a classifier and not reviewed.")
+    return " ".join(sentences)
 
 
 def _nothing() -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from napari.layers import Image, Shapes
 
+from napari_beerlanet.core.boxes.annotations import CLASSIFIED, COPIED, UNREVIEWED_TYPES
 from napari_beerlanet.core.boxes.classes import ClassCounts
 from napari_beerlanet.core.boxes.detections import TYPE_COLUMN
 from napari_beerlanet.ui.classify.job import ClassifyJob, ClassifyResult
@@ -90,6 +91,7 @@ class DetectionTarget:
             current_plane(self.image, self.viewer),
             store.xyxy[rows],
             rows,
+            store.typed_by_user()[rows],
             model_key,
             model,
             device,
@@ -132,12 +134,15 @@ class DetectionTarget:
         view.show_layer(count_boxes(self.layer, facts), self.layer)
 
 
+_TypeAndStatus = tuple[str, str]
+
+
 @dataclass(frozen=True)
 class _AnnotationRun:
-    """A classification of annotations: types before and after it, by id of the box."""
+    """A classification of annotations: types and status before and after it, by id of the box."""
 
-    before: dict[int, str]
-    after: dict[int, str]
+    before: dict[int, _TypeAndStatus]
+    after: dict[int, _TypeAndStatus]
     warnings: list[str]
     limits: str
     classifier: str
@@ -149,7 +154,11 @@ _annotation_runs: weakref.WeakKeyDictionary[Shapes, _AnnotationRun] = weakref.We
 
 @dataclass(eq=False)
 class AnnotationTarget:
-    """The annotated boxes of an image on the displayed plane; types are their feature "type"."""
+    """The annotated boxes of an image on the displayed plane; types are their feature "type".
+
+    A type is the classifier's until the user has reviewed it, as the boxes' status says. Those that
+    the user has given stay as they are.
+    """
 
     viewer: Viewer
     image: Image
@@ -175,14 +184,21 @@ class AnnotationTarget:
         chosen = np.array([name in classes for name in names], bool)
         plane = current_plane(self.image, self.viewer)
         rows = np.array(ids, np.int64)[chosen]
-        return ClassifyJob(plane, xyxy[chosen], rows, model_key, model, device)
+        now = self._types()
+        kept = np.array([_is_by_user(*now[i]) for i in rows.tolist()], bool)
+        return ClassifyJob(plane, xyxy[chosen], rows, kept, model_key, model, device)
 
     def write(self, result: ClassifyResult) -> bool:
         """One step of the layer's own undo, too; boxes that were deleted meanwhile are left out."""
         if self.layer not in self.viewer.layers:
             return False
-        after = result.type_of_row
-        before = {i: name for i, name in self._types().items() if i in after}
+        names, now = result.type_of_row, self._types()
+        # What the user has done in the meantime counts, too.
+        before = {i: now[i] for i in names if i in now and not _is_by_user(*now[i])}
+        after = {
+            i: (names[i], COPIED if status == COPIED else CLASSIFIED)
+            for i, (_, status) in before.items()
+        }
         name = str(result.model.info.get("name", ""))
         _annotation_runs[self.layer] = _AnnotationRun(
             before, after, result.warnings, result.limits, name
@@ -190,17 +206,19 @@ class AnnotationTarget:
         self._set(after)
         return True
 
-    def _types(self) -> dict[int, str]:
+    def _types(self) -> dict[int, _TypeAndStatus]:
         table = self.layer.features
         types = table[TYPE_COLUMN].tolist() if TYPE_COLUMN in table else [""] * len(table)
         names = (name if isinstance(name, str) else "" for name in types)
-        return dict(zip(table["id"].astype(np.int64).tolist(), names, strict=True))
+        pairs = zip(names, map(str, table["status"]), strict=True)
+        return dict(zip(table["id"].astype(np.int64).tolist(), pairs, strict=True))
 
-    def _set(self, types: dict[int, str]) -> None:
+    def _set(self, types: dict[int, _TypeAndStatus]) -> None:
         table = self.layer.features.copy()
         now = self._types() | types
-        ids = table["id"].astype(np.int64).tolist()
-        table[TYPE_COLUMN] = np.array([now[i] for i in ids], object)
+        rows = [now[i] for i in table["id"].astype(np.int64).tolist()]
+        table[TYPE_COLUMN] = np.array([name for name, _ in rows], object)
+        table["status"] = np.array([status for _, status in rows], object)
         self.layer.features = table
 
     @property
@@ -224,7 +242,7 @@ class AnnotationTarget:
             return
         now, was = self._types(), run.after if not run.undone else run.before
         other = run.before if not run.undone else run.after
-        self._set({i: other.get(i, "") for i in was if i in now and now[i] == was[i]})
+        self._set({i: other[i] for i in was if i in now and now[i] == was[i]})
         _annotation_runs[self.layer] = _AnnotationRun(
             run.before, run.after, run.warnings, run.limits, run.classifier, not run.undone
         )
@@ -232,7 +250,7 @@ class AnnotationTarget:
     def show(self, view: TypeCountsView) -> None:
         """Of the displayed plane."""
         types, (_, classes, ids) = self._types(), self._read()
-        names = [types[i] for i in ids]
+        names = [types[i][0] for i in ids]
         present = sorted({name for name in names if name})
         if not present:
             view.clear()
@@ -246,6 +264,11 @@ class AnnotationTarget:
         colours = get_session(self.viewer).type_palette.colours(present)
         said = (run.warnings, run.limits, run.classifier) if run else ([], "", "")
         view.show_types(counts, colours, *said)
+
+
+def _is_by_user(name: str, status: str) -> bool:
+    """Whether an annotated box has a type, and the user's, not a classifier's."""
+    return bool(name) and status not in UNREVIEWED_TYPES
 
 
 def classify_targets(viewer: Viewer, image: Image | None) -> list[ClassifyTarget]:

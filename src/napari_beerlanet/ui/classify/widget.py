@@ -320,6 +320,16 @@ class ClassifyWidget(ModelPanel):
             self._failed,
         )
 
+    def run_on_detections(self) -> None:
+        """Classify the detections of the classes that the loaded classifier is meant for."""
+        self.update_targets()
+        self.boxes.setCurrentIndex(0)  # detections come before annotations
+        self._boxes_chosen()
+        model = self.model.loaded
+        if model is not None:
+            self.classes.choose(model.info.get("applies_to") or ())
+        self.run()
+
     def _done(self, target: ClassifyTarget, result: ClassifyResult) -> None:
         self.model.share_model(result.model, result.job.model_key)
         if not target.write(result):
@@ -396,6 +406,13 @@ class ClassChoice(QWidget):
         if tuple(names) != self._preferred:
             self._preferred = tuple(names)
             self._by_user.clear()
+        self._check()
+        self.changed.emit()
+
+    def choose(self, names: Collection[str]) -> None:
+        """Check the classes that a model is meant for alone, whatever the user has checked."""
+        self._by_user.clear()
+        self._preferred = tuple(names)
         self._check()
         self.changed.emit()
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from napari_beerlanet.core.boxes.detections import (
     AGREEMENT_COLUMN,
     DOMAIN_SHIFT_COLUMN,
+    PROBABILITY_COLUMN,
     TYPE_COLUMN,
     TYPE_FACTS,
     Detections,
@@ -24,6 +25,7 @@ from napari_beerlanet.core.boxes.detections import (
     type_columns,
 )
 from napari_beerlanet.core.common.arrays import GrowableArray
+from napari_beerlanet.core.review.review import ACCEPTED
 
 FOUND, EDITED, ADDED = "found", "edited", "added"
 """Values of `status`: as detected by the model, edited by the user, drawn by the user."""
@@ -328,6 +330,24 @@ class BoxStore:
         """(k + 1,) how many of a mask have each code: without a type, then of each type."""
         return np.bincount(self.type_codes[mask], minlength=len(self.type_names) + 1)
 
+    def typed_by_user(self) -> npt.NDArray[np.bool_]:
+        """(n,) which boxes have a type that the user has given, changed or accepted."""
+        found, said = _with_candidates(self.detections), np.zeros(len(self), np.int16)
+        place = {name: k for k, name in enumerate(self.type_names, 1)}
+        codes = np.array([*(place.get(name, -1) for name in found.types), 0], np.int16)
+        said[self.model_rows] = codes[found.type_labels]
+        drawn = np.flatnonzero(self.origin == 1)
+        known = [str(name) for name in self.report.get("types") or ()]
+        numbers = [self.columns.get(f"P({name})") for name in known]
+        if len(drawn) and numbers and all(values is not None for values in numbers):
+            p = np.stack([values[drawn] for values in numbers if values is not None], axis=1)
+            asked = np.isfinite(p).all(axis=1)
+            answers = np.array([place.get(name, -1) for name in known], np.int16)
+            said[drawn[asked]] = answers[p[asked].argmax(axis=1)]
+        accepted = self.states == self.status_code(ACCEPTED)
+        by_user = (self.type_codes != said) | accepted
+        return np.asarray((self.type_codes > 0) & by_user)
+
     @property
     def types(self) -> TypeColumns:
         """As they are now; writing to the store does not change them."""
@@ -401,17 +421,23 @@ def classified_types(
     names: Sequence[str],
     probabilities: npt.NDArray[np.float32],
     facts: Mapping[str, Any],
+    kept: RowIndices | None = None,
 ) -> TypeColumns:
     """The types of a store after `rows` (m,) of it were classified; for any thread.
 
     `probabilities` (m, k) of the types `names`. Of an earlier classifier that knew the same types,
-    what it said of other rows stays. `model_rows`: those of `store_types.detections`.
+    what it said of other rows stays. `kept`: rows whose type is the user's and stays, whatever the
+    classifier says. `model_rows`: those of `store_types.detections`.
     """
     before, n = store_types, len(store_types.codes)
     same = before.facts.get("types") == list(names)
     columns = type_columns(names, probabilities)
-    codes = before.codes.copy() if same else np.zeros(n, np.int16)
+    known = list(dict.fromkeys([*names, *(before.names if same else [])]))
+    place = {name: k for k, name in enumerate(known, 1)}
+    own = np.array([0, *(place.get(name, 0) for name in before.names)], np.int16)
+    codes = own[before.codes] if same else np.zeros(n, np.int16)
     codes[rows] = 1 + np.asarray(probabilities).reshape(-1, len(names)).argmax(1)
+    originals = {row: int(codes[row]) for row in before.originals}
     numbers = {}
     for name, values in columns.items():
         if name != TYPE_COLUMN:
@@ -420,8 +446,15 @@ def classified_types(
                 column[:] = before.numbers[name]
             column[rows] = values
             numbers[name] = column
+    for row in [] if kept is None else kept.tolist():
+        name = before.names[before.codes[row] - 1]
+        if name not in place:
+            known.append(name)
+            place[name] = len(known)
+        codes[row] = place[name]
+        p = numbers.get(f"P({name})")
+        numbers[PROBABILITY_COLUMN][row] = np.nan if p is None else p[row]
     facts = {"types": list(names), **facts}
-    originals = {row: int(codes[row]) for row in before.originals}
     detections = before.detections
     if detections is not None:
         of_model = np.full(n, -1, np.int64)
@@ -436,7 +469,7 @@ def classified_types(
         )
         detections = replace(detections, report=detections.report | facts)
         assert len(detections.type_labels) == len(detections)  # cached here, not while one waits
-    return TypeColumns(list(names), codes, numbers, facts, detections, originals)
+    return TypeColumns(known, codes, numbers, facts, detections, originals)
 
 
 def _with_candidates(detections: DetectionsOrNone) -> DetectionsOrNone:
