@@ -106,6 +106,14 @@ def test_counts_of_a_study_have_types(study):
     assert "a parasitaemia needs at least 500" in " ".join(counts.reservations())
 
 
+def test_what_the_classifier_knows_is_not_said_to_be_unknown(study):
+    """The detector knows no parasites; the classifier's types are their stages."""
+    text = " ".join(StudyCounts.read(study[0]).reservations())
+    assert text.count("not know parasites") == 1
+    assert "blood-cells does not know parasites: those outside of the red cells" in text
+    assert "may call them WBC" not in text
+
+
 def test_a_classified_study_resumes_and_another_classifier_starts_anew(study, tmp_path):
     out, settings = study
     again = run_study(out.parent / "a.png", out, settings, workers=0)

@@ -274,6 +274,26 @@ def test_types_are_counted_with_intervals(smear):
     assert "Cell types" not in plain.text
 
 
+def test_types_have_the_colours_that_are_given_or_the_classifiers(smear):
+    info = {"name": "stages", "classes": STAGES, "colours": ["#111111", "#222222", "#333333"]}
+    subject = ReportSubject("a.png", smear, typed(), 0.0, classifier=info, date=FIXED)
+    assert subject.type_shades == dict(zip(STAGES, info["colours"], strict=True))
+    chosen = replace(subject, type_colours={"ring": "#abcdef", "odd": "#000000"})
+    assert chosen.type_shades == subject.type_shades | {"ring": "#abcdef"}
+    assert "#abcdef" in render_report(chosen)
+
+
+def test_what_the_classifier_knows_is_not_said_to_be_unknown(smear):
+    model = {"name": "finder", "classes": ["RBC", "WBC"],
+             "unknown": {"parasites": ["WBC"], "blasts": ["WBC"]}}  # fmt: skip
+    info = {"name": "stages", "classes": STAGES}
+    subject = ReportSubject("a.png", smear, typed(), 0.0, model=model, classifier=info, date=FIXED)
+    text = Reader(render_report(subject)).text
+    assert "The detector: does not know blasts; may call them WBC." in text
+    assert "The detector does not know parasites: those outside of the red cells" in text
+    assert "The detector: does not know parasites" not in text
+
+
 def test_galleries_of_the_most_and_the_least_certain(smear):
     d = typed(n=90)
     page = Reader(render_report(ReportSubject("a.png", smear, d, 0.0, date=FIXED)))

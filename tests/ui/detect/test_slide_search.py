@@ -20,6 +20,7 @@ from napari_beerlanet.core.common.tile_store import read_summary, tile_store_pat
 from napari_beerlanet.core.detection.inference import InferenceRunner
 from napari_beerlanet.core.stains import slide_pixels
 from napari_beerlanet.ui.common.session import get_session
+from napari_beerlanet.ui.detect import slide_search
 from napari_beerlanet.ui.detect.widget import DetectWidget
 from napari_beerlanet.ui.viewer.layers import role_of
 
@@ -158,6 +159,31 @@ def test_boxes_come_while_it_runs_and_are_those_in_memory(opened, gate, until, w
     assert panel.counts.class_counts.counts == whole.counts()
     assert get_session(viewer).detections[layer].counts() == whole.counts()
     assert len(gate.tiles) == len(set(gate.tiles)) > 5
+
+
+def test_a_preset_has_the_densities_of_a_slides_cells_and_decides_on_them(
+    opened, until, whole, monkeypatch
+):
+    """As for images that are read at once: see `claim_red_cells`."""
+    monkeypatch.setattr(slide_search, "SLIDE_PIXELS", 1000)
+    viewer, panel, layer = opened()
+    asked = []
+
+    def refine(found, info):
+        asked.append((info["name"], found))
+        return found.candidates[1:].above(0.25)
+
+    panel.run(refine=refine)
+    assert panel.slide.running
+    until(lambda: not panel.detect_task.running)
+    ((name, found),) = asked
+    assert name == "discs"
+    assert len(found) == len(whole)
+    np.testing.assert_allclose(
+        found.columns["Model channel 1 mean"], whole.columns["Model channel 1 mean"], atol=1e-4
+    )
+    assert len(shown(panel)) == len(whole) - 1
+    assert len(get_session(viewer).detections[layer]) == len(whole) - 1
 
 
 def test_objects_on_every_border_of_tiles_are_found_once(opened, until, model, image):

@@ -33,7 +33,7 @@ from napari_beerlanet.core.boxes.classes import (
     proportions,
 )
 from napari_beerlanet.core.boxes.detections import PROBABILITY_COLUMN, TYPE_COLUMN
-from napari_beerlanet.core.checkpoints.info import limits_text
+from napari_beerlanet.core.checkpoints.info import model_limits
 from napari_beerlanet.core.common.jobs import RECORDS_FOLDER
 from napari_beerlanet.core.common.messages import count_of, format_percent
 from napari_beerlanet.core.common.storage import atomic_path, read_json_or_empty
@@ -142,7 +142,7 @@ class StudyCounts:
             return None
         images = [_read_image(out, entry, present) for entry in listed if isinstance(entry, dict)]
         infos = [_model_info(name) for name in (model, present.classifier)]
-        limits = " ".join(filter(None, map(limits_text, infos)))
+        limits = " ".join(model_limits(*infos))
         colours, type_colours = (
             dict(zip(info.get("classes", []), info.get("colours") or [], strict=False))
             for info in infos

@@ -18,7 +18,7 @@ from napari_beerlanet.core.batch.malaria import claim_red_cells
 from napari_beerlanet.core.batch.manifest import Record, Records, records_of
 from napari_beerlanet.core.batch.outputs import ImageResult
 from napari_beerlanet.core.batch.settings import StudySettings
-from napari_beerlanet.core.checkpoints.info import limits_text, model_notes
+from napari_beerlanet.core.checkpoints.info import model_limits
 from napari_beerlanet.core.common.device import device_for_worker
 from napari_beerlanet.core.common.jobs import attempt_job
 from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
@@ -120,10 +120,9 @@ def _process(
     with suppress(OSError):
         work.unlink()
     report_progress(report, 1, 1, "done")
-    models = [info or {}, result.classifier or {}]
-    notes = [note for one in models for note in model_notes(one)]
-    limits = [limits_text(one) for one in models if limits_text(one)]
-    return {"record": record, "notes": notes, "limits": limits}
+    limits = model_limits(info or {}, result.classifier or {})
+    own = [note for one in (info, result.classifier) for note in (one or {}).get("notes") or []]
+    return {"record": record, "notes": [*map(str, own), *limits], "limits": limits}
 
 
 def read_image_boxes(path: Path, slide: Slide) -> Detections:

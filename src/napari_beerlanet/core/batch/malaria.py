@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 
 from napari_beerlanet.core.batch.settings import MALARIA_PRESET
-from napari_beerlanet.core.boxes import geometry
 from napari_beerlanet.core.boxes.classes import (
     ClassCounts,
     Parasitaemia,
@@ -28,7 +27,7 @@ from napari_beerlanet.core.boxes.classes import (
     infected_types,
 )
 from napari_beerlanet.core.boxes.detections import AGREEMENT_COLUMN, Detections
-from napari_beerlanet.core.checkpoints.info import limits_text, still_unknown
+from napari_beerlanet.core.checkpoints.info import model_limits, still_unknown
 from napari_beerlanet.core.common.messages import count_of
 from napari_beerlanet.core.common.progress import Report, subprogress
 from napari_beerlanet.core.detection.settings import DetectSettings
@@ -171,11 +170,14 @@ def find_red_cells(
     agreement = found.columns.get(AGREEMENT_COLUMN)
     if agreement is None or not called or not len(red):
         return red, np.empty(0, np.int64)
+    from napari_beerlanet.core.boxes.matching import overlap_pairs  # numba comes with it
     from napari_beerlanet.core.detection.stain_statistics import MIN_AGREEMENT
 
     is_called = np.array([found.names[k] in called for k in found.labels], bool)
     odd = np.flatnonzero(is_called & (agreement < MIN_AGREEMENT))
-    twice = (geometry.iou(found.xyxy[odd], found.xyxy[red]) >= _SAME_CELL_IOU).any(1)
+    pairs = overlap_pairs(found.xyxy[odd], found.xyxy[red])  # few of a slide's million cells
+    twice = np.zeros(len(odd), bool)
+    twice[pairs.detection[pairs.iou >= _SAME_CELL_IOU]] = True
     return np.union1d(red, odd[~twice]), odd[twice]
 
 
@@ -194,20 +196,3 @@ def describe_smear(
         list(dict.fromkeys([*few, *strange, *unusual])),
         model_limits(detector, classifier),
     )
-
-
-def model_limits(detector: Mapping[str, Any], classifier: Mapping[str, Any]) -> list[str]:
-    """What both models together do not know, a sentence each."""
-    unknown = detector.get("unknown") or {}
-    rest = still_unknown(unknown, classifier["classes"])
-    names = [detector.get("name", ""), classifier.get("name", "")]
-    texts = [limits_text({"unknown": rest}), limits_text(classifier)]
-    limits = [f"{name}: {text}" for name, text in zip(names, texts, strict=True) if text]
-    solved = [what for what in unknown if what not in rest]
-    if solved:
-        limits.insert(
-            0,
-            f"{names[0]} does not know {', '.join(solved)}: those outside of the red cells that it "
-            "finds, or called platelets, are not counted.",
-        )
-    return limits

@@ -254,6 +254,27 @@ def limits_text(info: Mapping[str, Any]) -> str:
     return " ".join(sentences)
 
 
+def model_limits(detector: Mapping[str, Any], classifier: Mapping[str, Any]) -> list[str]:
+    """What a detector and a classifier together do not know, a sentence each.
+
+    By their `info`, {} where there is none. A classifier may know what the detector does not.
+    """
+    unknown = detector.get("unknown") or {}
+    rest = still_unknown(unknown, classifier.get("classes") or ())
+    names = [detector.get("name", ""), classifier.get("name", "")]
+    texts = [limits_text({"unknown": {k: unknown[k] for k in rest}}), limits_text(classifier)]
+    pairs = zip(names, texts, strict=True)
+    limits = [f"{name}: {text}" if name else text for name, text in pairs if text]
+    solved = [what for what in unknown if what not in rest and is_infected(what)]
+    if solved:
+        limits.insert(
+            0,
+            f"{names[0]} does not know {', '.join(solved)}: those outside of the red cells that it "
+            "finds, or called platelets, are not counted.",
+        )
+    return limits
+
+
 def model_notes(info: Mapping[str, Any]) -> list[str]:
     """What a person who counts with a model should know: its notes, and what it does not know."""
     limits = limits_text(info)

@@ -17,7 +17,7 @@ from napari_beerlanet.core.boxes.classes import (
     infected_types,
     poisson_interval,
 )
-from napari_beerlanet.core.checkpoints.info import limits_text
+from napari_beerlanet.core.checkpoints.info import limits_text, model_limits
 from napari_beerlanet.core.common.messages import count_of, format_percent, format_score
 from napari_beerlanet.core.common.storage import pixel_hash
 from napari_beerlanet.core.evaluation.label_errors import likely_label_errors
@@ -131,11 +131,10 @@ def _summary(subject: ReportSubject) -> Content:
 
 def _reservations(subject: ReportSubject) -> list[str]:
     """What a reader must know first: the models' limits, and what is odd about this image."""
-    model = "The detector" if subject.classifier else "This model"
+    model = {**subject.model, "name": "The detector" if subject.classifier else "This model"}
     limits = [
-        f"{what}: {text[0].lower()}{text[1:]}"
-        for what, info in ((model, subject.model), ("The classifier", subject.classifier))
-        if (text := limits_text(info))
+        text.replace(": Does", ": does", 1)
+        for text in model_limits(model, {**subject.classifier, "name": "The classifier"})
     ]
     infected = subject.class_counts.parasitaemia
     few = infected.warnings if infected is not None and subject.class_counts.types else []

@@ -22,7 +22,15 @@ from napari_beerlanet.core.stains.decomposition import Decomposition
 
 Mask = npt.NDArray[np.bool_]
 
-_ACCEPTED_STATUSES = ("accepted", "edited", "added", "drawn", "corrected", "confirmed")
+_ACCEPTED_STATUSES = (
+    "accepted",
+    "edited",
+    "added",
+    "drawn",
+    "corrected",
+    "confirmed",
+    "classified",
+)
 _REJECTED_STATUSES = ("rejected",)
 _REPORTED_LIBRARIES = ("numpy", "torch", "ultralytics", "napari")
 
@@ -33,7 +41,8 @@ class ReportSubject:
 
     `pixels` (H, W, 3 or 4) may be lazy, where `picture` is a small copy of it to draw boxes in.
     `detections` with all their candidates; a column "status" holds a review's decision on each.
-    `confidence` is the threshold, or one by class name. `colours` are "#rrggbb" by class.
+    `confidence` is the threshold, or one by class name. `colours` are "#rrggbb" by class, and
+    `type_colours` those of cell types by name; those of the classifier where there are none.
     `model` and `classifier` are the `info` of checkpoints, `hashes` digests by what they are of,
     `settings` and `facts` further values by name. `evaluation` must be of the same candidates,
     `iou` is the minimum overlap of a match. `record` is for programs: what the report was made
@@ -45,6 +54,7 @@ class ReportSubject:
     detections: Detections = field(repr=False)
     confidence: float | Mapping[str, float] = DetectSettings.default("confidence")
     colours: Sequence[str] | None = None
+    type_colours: Mapping[str, str] = field(default_factory=dict, repr=False)
     decomposition: Decomposition | None = field(default=None, repr=False)
     evaluation: LiveEvaluation | None = field(default=None, repr=False)
     iou: float = 0.5
@@ -121,10 +131,10 @@ class ReportSubject:
 
     @cached_property
     def type_shades(self) -> dict[str, str]:
-        """A colour for each type: the classifier's, where it has one."""
+        """A colour for each type: the one that was given, or the classifier's, if it has one."""
         info = self.classifier
         own = dict(zip(info.get("classes") or (), info.get("colours") or (), strict=False))
-        return assign_colours(self.counted_detections.types, preferred=own)
+        return assign_colours(self.counted_detections.types, self.type_colours, own)
 
     def certainty(self, types: Sequence[str]) -> npt.NDArray[np.float64]:
         """(n,) the probability that a counted one has one of these types.

@@ -39,7 +39,7 @@ class DetectJob:
     slide: the `path` of its file, the file of tile `results`, and which `source` these are of.
     `before`: the plane's earlier detections, which stay outside of `windows` if they are of the
     same model. `size_hint`: the cell size in pixels to try first, where it is automatic. `refine`
-    changes the detections of an image that is read at once, by the model's `info`.
+    changes the detections, by the model's `info`.
     """
 
     plane: Plane

@@ -276,8 +276,11 @@ def search_slide(job: DetectJob, feed: SearchFeed, report: Report) -> DetectResu
     ) as run:
         _search_tiles(run, job, feed, subprogress(report, _SETUP_FRACTION, 0.97))
         report_progress(report, 97, 100, "merging tiles")
-        small = math.prod(job.plane.shape) <= SLIDE_PIXELS
-        detections = _inside_windows(run.detections(densities=small), job.windows)
+        # What refines them goes by their densities, however long it takes to measure them.
+        measured = math.prod(job.plane.shape) <= SLIDE_PIXELS or job.refine is not None
+        detections = _inside_windows(run.detections(densities=measured), job.windows)
+    if job.refine is not None:
+        detections = job.refine(detections, model.info)
     warnings = detection_warnings(model.info, detections, settings.pixel_size_yx)
     detections = replace(
         detections,

@@ -89,6 +89,9 @@ class ReviewExport(QWidget):
             "detections": detections,
             "confidence": max(self._filter.min_confidence, 0.0),
             "colours": target.colours,
+            "type_colours": dict(
+                zip(review.type_names, target.type_colours(review.type_names), strict=True)
+            ),
             "evaluation": annotation_tab.evaluate(detections),
             "iou": annotation_tab.metrics.iou_threshold.value(),
             "model": dict(model.info) if model is not None else {},
