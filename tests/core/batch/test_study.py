@@ -239,6 +239,20 @@ def test_cancelling_keeps_what_is_done(images, tmp_path):
     assert run_study(images, tmp_path / "out", QUICK, workers=0).count("skipped") == 2
 
 
+def test_what_a_killed_worker_was_writing_is_gone_when_the_study_ends(images, tmp_path):
+    out = tmp_path / "out"
+
+    def leave(entry):
+        """What a kill within `atomic_path` leaves, of a file and of a folder."""
+        (out / ".0123456789abcdef.partial.csv").write_text("half of a ta")
+        (out / ".0123456789abcdef.partial.zarr").mkdir(exist_ok=True)
+        (out / "records" / ".0123456789abcdef.partial.json").write_text("{")
+
+    done = run_study(images, out, QUICK, workers=0, ended=leave)
+    assert done.count("done") == 5
+    assert not [path for path in out.rglob("*") if ".partial" in path.name]
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

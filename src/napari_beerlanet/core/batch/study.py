@@ -27,7 +27,13 @@ from napari_beerlanet.core.batch.manifest import (
 )
 from napari_beerlanet.core.batch.outputs import current_row
 from napari_beerlanet.core.batch.settings import StudySettings
-from napari_beerlanet.core.common.jobs import STOP_FILE, JobMonitor, JobProgress, lock_results
+from napari_beerlanet.core.common.jobs import (
+    STOP_FILE,
+    JobMonitor,
+    JobProgress,
+    lock_results,
+    remove_half_written,
+)
 from napari_beerlanet.core.common.messages import system_reason
 from napari_beerlanet.core.common.storage import FileError, file_hash, file_stamp, remove_path
 from napari_beerlanet.core.common.workers import TaskRunner, choose_runner
@@ -126,7 +132,13 @@ def run_study(
             stack.callback(lock_results(out).release)
         monitor = StudyMonitor(out, entries, chosen, layout, report, ended)
         run = choose_runner(workers, scheduler, monitor.progress_of)
-        _collect_outcomes(monitor, run, overwrite, scheduler is not None or workers > 1)
+        try:
+            _collect_outcomes(monitor, run, overwrite, scheduler is not None or workers > 1)
+        finally:
+            # Workers of a cluster may still be at work on images that are not waited for.
+            at_work = scheduler is not None and any(e.status == "waiting" for e in entries)
+            if layout == "study" and not at_work:
+                remove_half_written(out)
     return StudyResult(out, entries, monitor.rows(), monitor.stopped, monitor.notes, monitor.limits)
 
 

@@ -17,7 +17,7 @@ import shutil
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
@@ -25,7 +25,7 @@ from typing import Any, Generic, Literal, TypeVar
 from napari_beerlanet.core.common.locking import FolderLock
 from napari_beerlanet.core.common.messages import error_message
 from napari_beerlanet.core.common.progress import Cancelled, Progress, Report, eta_seconds
-from napari_beerlanet.core.common.storage import remove_path
+from napari_beerlanet.core.common.storage import remove_partial_files, remove_path
 from napari_beerlanet.core.common.workers import SchedulerLostError, TaskRunner, Tasks
 
 LOCK_FILE = ".lock"
@@ -50,10 +50,15 @@ def lock_results(out: Path) -> FolderLock:
         advice="wait for it to end, stop it, or choose another folder",
     )
     remove_path(out / STOP_FILE)
-    for folder in (out, out / RECORDS_FOLDER):
-        for unfinished in folder.glob(".*.partial*"):  # half-written when a run was killed
-            remove_path(unfinished)
+    remove_half_written(out)
     return lock
+
+
+def remove_half_written(out: Path) -> None:
+    """Remove what a killed run, or a killed worker of this one, was writing to a results folder."""
+    for folder in (out, out / RECORDS_FOLDER):
+        with suppress(OSError):
+            remove_partial_files(folder)
 
 
 def attempt_job(work: Callable[[], dict[str, Any]], out: Path) -> dict[str, Any]:

@@ -51,6 +51,12 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise
 
 
+def remove_partial_files(folder: Path) -> None:
+    """Remove what a kill during `atomic_path` has left in a folder."""
+    for unfinished in folder.glob(".*.partial*"):
+        remove_path(unfinished)
+
+
 def remove_path(path: Path) -> None:
     """Remove a file or folder; no matter if it is not there."""
     if path.is_dir() and not path.is_symlink():

@@ -20,7 +20,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from napari_beerlanet.core.common.locking import FolderLock
-from napari_beerlanet.core.common.storage import FileError, atomic_path, remove_path
+from napari_beerlanet.core.common.storage import (
+    FileError,
+    atomic_path,
+    remove_partial_files,
+    remove_path,
+)
 from napari_beerlanet.core.project.files import (
     ANNOTATIONS_DIR,
     DATA_FILE,
@@ -217,12 +222,6 @@ def replay_journal(root: Path) -> bool:
     for stage in root.glob(f"{STAGE_PREFIX}*"):
         remove_path(stage)
     return pending
-
-
-def remove_partial_files(folder: Path) -> None:
-    """Remove what a kill during `atomic_path` has left in a folder."""
-    for unfinished in folder.glob(".*.partial*"):
-        remove_path(unfinished)
 
 
 def _read_journal(journal: Path) -> dict[str, Any]:

@@ -30,7 +30,12 @@ import psutil
 from napari_beerlanet.core.common.events import FINAL_EVENTS, EventTail, RunState
 from napari_beerlanet.core.common.locking import FolderLock
 from napari_beerlanet.core.common.messages import slug, system_reason
-from napari_beerlanet.core.common.storage import FileError, atomic_path, read_json, remove_path
+from napari_beerlanet.core.common.storage import (
+    FileError,
+    atomic_path,
+    read_json,
+    remove_partial_files,
+)
 from napari_beerlanet.core.project.files import MODELS_DIR, RUNS_DIR
 
 FORMAT_VERSION = 1
@@ -65,8 +70,7 @@ class RunFolder:
         self.lock = self._acquire_lock() if locked else None
         if locked:
             self.stop_file.unlink(missing_ok=True)  # it was meant for an earlier run
-            for unfinished in self.path.glob(".*.partial*"):  # by a run that was killed
-                remove_path(unfinished)
+            remove_partial_files(self.path)
 
     def _acquire_lock(self) -> FolderLock:
         return FolderLock(
