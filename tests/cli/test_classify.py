@@ -85,6 +85,50 @@ def test_slides_patch_by_patch(model, tmp_path, capsys, monkeypatch):
     assert (out / "a.patches.csv").read_bytes() == before
     assert run(*[*command[:3], "2", *command[4:]]) == 2
     assert "patch must be" in capsys.readouterr().err
+    regions = tmp_path / "regions.geojson"
+    regions.write_text(json.dumps({"type": "FeatureCollection", "features": [
+        polygon([[[0, 0], [64, 0], [64, 32], [0, 32], [0, 0]]], name="corner"),
+        polygon([[[0, 0], [128, 0], [128, 64], [0, 64]], [[32, 0], [96, 0], [96, 64], [32, 64]]],
+                classification={"name": "Tumour"}),
+        polygon([[[500, 500], [600, 500], [600, 600]]]),
+    ]}))  # fmt: skip
+    assert run(*command, "--regions", regions) == 0
+    measured = {row["region"]: row for row in rows(out / "a.regions.csv")}
+    assert list(measured) == ["corner", "Tumour 2", "Region 3"]
+    p = {(int(r["row"]), int(r["column"])): float(r["P(dark)"]) for r in table}
+    corner = [p[0, 0], p[0, 1]]
+    outer = [p[row, column] for row in (0, 1) for column in (0, 3)]  # beside the hole
+    for name, inside in (("corner", corner), ("Tumour 2", outer)):
+        row = measured[name]
+        assert float(row["patches"]) == len(inside)
+        assert float(row["mean(dark)"]) == pytest.approx(np.mean(inside), abs=1e-5)
+        above = np.mean([value >= 0.3 for value in inside])
+        assert float(row["above(dark)"]) == pytest.approx(above, abs=1e-5)
+        assert float(row["classified"]) == 1
+    assert (measured["Region 3"]["patches"], measured["Region 3"]["mean(dark)"]) == ("0.000000", "")
+
+
+def polygon(rings, **properties):
+    geometry = {"type": "Polygon", "coordinates": rings}
+    return {"type": "Feature", "geometry": geometry, "properties": properties}
+
+
+def test_regions_that_cannot_be_measured(model, tmp_path, capsys):
+    regions = tmp_path / "regions.geojson"
+    regions.write_text('{"type": "FeatureCollection", "features": []}')
+    for name in ("a", "b"):
+        Image.fromarray(np.full((40, 40, 3), 200, np.uint8)).save(tmp_path / f"{name}.png")
+    command = ["classify", tmp_path / "a.png", "--model", model, "--out", tmp_path / "out"]
+    command += ["--regions", regions]
+    assert run(*command) == 2
+    assert "--regions is for patches; give --patches, too." in capsys.readouterr().err
+    assert run(*command, "--patches") == 2
+    assert "there are no regions in it" in capsys.readouterr().err
+    assert run("classify", tmp_path / "b.png", *command[1:], "--patches") == 2
+    assert "regions are of one slide, and 2 are given" in capsys.readouterr().err
+    regions.write_text('{"type": "Feature", "geometry": {"type": "Point"}}')
+    assert run(*command, "--patches") == 2
+    assert "a feature is a Point, not a polygon" in capsys.readouterr().err
 
 
 def test_crops_become_one_table(data, model, tmp_path, capsys):
@@ -320,7 +364,7 @@ def test_fields_of_a_smear_become_a_parasitaemia(tmp_path, capsys):
     assert (int(printed["infected red cells"]), int(printed["red cells"])) == (infected, red)
     assert printed["parasitaemia"] == f"{100 * infected / red:.3f} %"
     assert said.err.count(f"Only {red} red cells counted") == 1
-    assert "Does not know parasites" in said.err
+    assert "blood-cells does not know parasites: those outside of the red cells" in said.err
     assert "Research use only" in (out / "field-1.report.html").read_text(encoding="utf-8")
 
 

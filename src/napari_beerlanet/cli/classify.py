@@ -25,6 +25,7 @@ from napari_beerlanet.cli.study import ConsoleOutput, run_files
 if TYPE_CHECKING:
     from napari_beerlanet.core.batch.manifest import StudyEntry
     from napari_beerlanet.core.batch.study import StudyResult
+    from napari_beerlanet.core.boxes.regions import Region
     from napari_beerlanet.core.classification.classifier import Classification, Classifier
     from napari_beerlanet.core.classification.settings import PatchSettings
     from napari_beerlanet.core.classification.slide_classifier import PatchMap
@@ -38,7 +39,8 @@ DESCRIPTION = (
     "(how they came about). Images that are done are skipped. With --patches the tissue of slides "
     "is classified patch by patch: NAME.patches.csv has a line for each patch, "
     "NAME.patches.ome.tiff a heat map for each class, and NAME.CLASS.png shows it over the slide; "
-    "a run that was stopped is resumed."
+    "with --regions, NAME.regions.csv has a line for each region. A run that was stopped is "
+    "resumed."
 )
 
 _CHUNK = 64  # crops that are in memory at a time
@@ -66,6 +68,13 @@ def add_options(command: argparse.ArgumentParser) -> None:
         type=_patch_side,
         metavar="PIXELS",
         help="classify slides patch by patch; PIXELS is the side of a patch (as in training)",
+    )
+    add(
+        "--regions",
+        type=Path,
+        metavar="FILE",
+        help="with --patches: a GeoJSON file of polygons (QuPath's annotations), of which "
+        "NAME.regions.csv has the mean of each class and the part above the threshold",
     )
     add_setting(command, PatchSettings, "min_tissue")
     add_setting(command, PatchSettings, "threshold")
@@ -104,6 +113,12 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(str(error)) from error
     paths = list(find_images(options.images, options.out, options.recursive))
     _check_boxes_file(options.boxes, paths)
+    if options.regions is not None and options.patches is None:
+        raise UsageError("--regions is for patches; give --patches, too.")
+    if options.regions is not None and len(paths) > 1:
+        raise UsageError(
+            f"{options.regions}: regions are of one slide, and {len(paths)} are given."
+        )
     if options.boxes is not None or options.detect:
         return _classify_fields(options)
     if options.only:
@@ -264,6 +279,20 @@ class _SlideTask:
     def __init__(self, model: Classifier, options: argparse.Namespace) -> None:
         self.model, self.options = model, options
         self.failed = 0
+        self.regions: list[tuple[str, Region]] = []
+
+    def _read_regions(self) -> list[tuple[str, Region]]:
+        from napari_beerlanet.core.formats.geojson import read_regions
+
+        if self.options.regions is None:
+            return []
+        try:
+            regions = read_regions(self.options.regions)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        if not regions:
+            raise UsageError(f"{self.options.regions}: there are no regions in it.")
+        return regions
 
     def run(self, paths: Sequence[Path]) -> None:
         """Classify slides, and write tables and heat maps of each."""
@@ -276,6 +305,7 @@ class _SlideTask:
             settings = PatchSettings(patch=self.options.patches, **chosen)
         except ValueError as error:
             raise UsageError(str(error)) from error
+        self.regions = self._read_regions()
         for job in name_jobs(paths):
             try:
                 print(f"{job.source.name}: {self._slide(job.source, job.name, settings)}")
@@ -290,6 +320,7 @@ class _SlideTask:
         from napari_beerlanet.core.classification.slide_classifier import (
             PATCH_SUFFIX,
             SlideClassification,
+            write_region_table,
         )
         from napari_beerlanet.core.common.storage import file_stamp
         from napari_beerlanet.core.images.slide import open_slide
@@ -313,6 +344,9 @@ class _SlideTask:
                 for _ in run.classify_tiles(report=_check_signals):
                     bar.update()
             self._write_map(run.map, slide, start)
+            if self.regions:
+                summaries = run.map.region_summaries(self.regions, settings.threshold)
+                write_region_table(start.with_name(f"{name}.regions.csv"), summaries)
         for text in run.map.report["warnings"]:
             print_message(f"{path}: {text}")
         if not run.map.classified.any():

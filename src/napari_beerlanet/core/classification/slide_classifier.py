@@ -10,8 +10,8 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -30,9 +30,9 @@ from napari_beerlanet.core.classification.classifier import (
 from napari_beerlanet.core.classification.crops import Pixels
 from napari_beerlanet.core.classification.settings import PatchSettings, StainSource
 from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
-from napari_beerlanet.core.common.rectangle import Focus, Rectangle, pop_nearest
+from napari_beerlanet.core.common.rectangle import Focus, Rectangle
 from napari_beerlanet.core.common.storage import atomic_path
-from napari_beerlanet.core.common.tile_store import TileStore, describe_changes
+from napari_beerlanet.core.common.tile_store import TileRun, TileStore
 from napari_beerlanet.core.images.pyramid import as_levels
 from napari_beerlanet.core.images.rgb import PADDING_GREY
 from napari_beerlanet.core.images.tissue import TissueMask, find_tissue
@@ -127,6 +127,19 @@ class PatchMap:
             total / inside if inside else 0.0,
         )
 
+    def region_summaries(
+        self,
+        regions: Sequence[tuple[str, Region]],
+        threshold: float = _DEFAULTS.threshold,
+        report: Report | None = None,
+    ) -> list[tuple[str, RegionSummary]]:
+        """A summary of each named region."""
+        summaries = []
+        for done, (name, region) in enumerate(regions):
+            report_progress(report, done, len(regions), "measuring regions")
+            summaries.append((name, self.region_summary(region, threshold)))
+        return summaries
+
     def _weights(self, region: Region) -> tuple[npt.NDArray[np.float64], float]:
         """(rows, columns) the part of each patch that lies in a region, and their sum."""
         rows, columns = self.scores.shape[:2]
@@ -146,13 +159,7 @@ class PatchMap:
     def write_csv(self, path: Path) -> None:
         """One line per patch that was classified."""
         table = self.table()
-        text = io.StringIO(newline="")
-        writer = csv.writer(text)
-        writer.writerow(table)
-        for row in zip(*table.values(), strict=True):
-            writer.writerow([f"{v:.6f}" if isinstance(v, np.floating) else v for v in row])
-        with atomic_path(path) as unfinished:
-            unfinished.write_text(text.getvalue(), encoding="utf-8", newline="")
+        _write_table(path, list(table), zip(*table.values(), strict=True))
 
     def write_tiff(self, path: Path) -> None:
         """An OME-TIFF (k, rows, columns) float32; a pixel is a patch, NaN was not classified."""
@@ -166,6 +173,35 @@ class PatchMap:
         planes = np.ascontiguousarray(np.moveaxis(self.scores, 2, 0))
         with atomic_path(path) as unfinished:
             tifffile.imwrite(unfinished, planes, ome=True, metadata=facts, photometric="minisblack")
+
+
+def write_region_table(path: Path, summaries: Sequence[tuple[str, RegionSummary]]) -> None:
+    """One line per region: mean and part above the threshold of each class; empty: no patch."""
+    names = list(summaries[0][1].means) if summaries else []
+    header = ["region", "patches", "classified"]
+    header += [f"{what}({name})" for what in ("mean", "above") for name in names]
+    rows = (
+        [name, one.patches, one.classified, *one.means.values(), *one.fractions.values()]
+        for name, one in summaries
+    )
+    _write_table(path, header, rows)
+
+
+def _write_table(path: Path, header: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
+    """A CSV file; numbers with six decimals, nothing for NaN."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(header)
+    for row in rows:
+        writer.writerow([_cell_text(value) for value in row])
+    with atomic_path(path) as unfinished:
+        unfinished.write_text(text.getvalue(), encoding="utf-8", newline="")
+
+
+def _cell_text(value: Any) -> Any:
+    if not isinstance(value, (float, np.floating)):
+        return value
+    return "" if math.isnan(value) else f"{value:.6f}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,7 +232,7 @@ class PatchTiles(TileStore[Scores]):
         return np.frombuffer(stored, "<f4").astype(np.float32)
 
 
-class SlideClassification:
+class SlideClassification(TileRun[Scores]):
     """A classifier's run over one slide: prepared when made, then continued by `classify_tiles`."""
 
     def __init__(
@@ -262,11 +298,7 @@ class SlideClassification:
         """(rows, columns) which patches are classified."""
         if tissue is not None and min_tissue > 0:
             self.wanted = tissue.fractions(self.patch, (rows, columns)) >= min_tissue
-        self.changed: list[str] = []
-        earlier = None
-        if results is not None:
-            earlier = PatchTiles.resume(results, identity)
-            self.changed = [] if earlier else describe_changes(results, identity)
+        earlier, self.changed = PatchTiles.resume_or_explain(results, identity)
         self._front: StainFit | None = None
         if model.network.has_stain and fit == "image":
             if earlier is not None:
@@ -288,11 +320,6 @@ class SlideClassification:
             self._place(number, flat)
 
     @property
-    def resumed(self) -> int:
-        """How many tiles are done; before `classify_tiles`, how many an earlier run had done."""
-        return len(self._store.tiles)
-
-    @property
     def grid(self) -> tuple[int, int]:
         """Rows and columns of tiles."""
         rows, columns = self.wanted.shape
@@ -304,11 +331,6 @@ class SlideClassification:
         down, across = self.grid
         return [k for k in range(down * across) if self.wanted[self._slices(k)].any()]
 
-    @property
-    def finished(self) -> bool:
-        """Whether every tile is done."""
-        return all(k in self._store.tiles for k in self.tiles)
-
     def classify_tiles(
         self, focus: Focus = None, order: Sequence[int] | None = None, report: Report | None = None
     ) -> Iterator[PatchTile]:
@@ -316,36 +338,11 @@ class SlideClassification:
 
         A `focus` that is a function is called again before each batch of tiles.
         """
-        wanted = list(self.tiles if order is None else order)
-        left = [k for k in wanted if k not in self._store.tiles]
-        total, done = len(wanted), len(wanted) - len(left)
         count = max(BATCH_SIZES.get(self.model.device.type, 0) // self._tile**2, 1)
-        centres = self._centres()
-        with ThreadPoolExecutor(1, "beerlanet-patches") as reader:
-            numbers = pop_nearest(centres, left, focus, count)
-            reading = reader.submit(self._read_tiles, numbers)
-            while numbers:
-                report_progress(report, done, total, "classifying patches")
-                crops = reading.result()
-                next_numbers = pop_nearest(centres, left, focus, count)
-                reading = reader.submit(self._read_tiles, next_numbers)
-                scores = self.model.score_crops(np.concatenate(crops), self._front)
-                ends = np.cumsum([len(part) for part in crops])[:-1]
-                for number, part in zip(numbers, np.split(scores, ends), strict=True):
-                    done += 1
-                    yield self._finish(number, part, done, total)
-                numbers = next_numbers
-        report_progress(report, 1, 1, "classifying patches")
-
-    def close(self) -> None:
-        """Close the results file; what is in it stays."""
-        self._store.close()
-
-    def __enter__(self) -> SlideClassification:
-        return self
-
-    def __exit__(self, *why: object) -> None:
-        self.close()
+        with closing(self._run_tiles(focus, order, count, "classifying patches", report)) as steps:
+            for number, scores, done, total in steps:
+                self._place(number, scores)
+                yield PatchTile(*self._slices(number), scores, done, total)
 
     def read_patch(self, row: int, column: int) -> Pixels:
         """The pixels (patch, patch, 3) of a patch; beyond the slide is padding."""
@@ -365,21 +362,23 @@ class SlideClassification:
         middles = (np.indices(self.grid) + 0.5) * (self._tile * self.patch)
         return np.asarray(middles.reshape(2, -1).T)
 
-    def _finish(self, number: int, scores: Scores, done: int, total: int) -> PatchTile:
-        """Store the scores (n, k) of a tile's patches that have tissue."""
-        rows, columns = self._slices(number)
-        wanted = self.wanted[rows, columns]
-        tile = np.full((*wanted.shape, scores.shape[1]), np.nan, np.float32)
-        tile[wanted] = scores
-        self._store.add(number, tile)
-        self._place(number, tile)
-        return PatchTile(rows, columns, tile, done, total)
+    def _infer(self, pixels: list[Pixels], numbers: list[int]) -> list[Scores]:
+        """Scores (h, w, k) of each tile from the crops of its patches, NaN without tissue."""
+        scores = self.model.score_crops(np.concatenate(pixels), self._front)
+        ends = np.cumsum([len(part) for part in pixels])[:-1]
+        tiles = []
+        for number, part in zip(numbers, np.split(scores, ends), strict=True):
+            wanted = self.wanted[self._slices(number)]
+            tile = np.full((*wanted.shape, part.shape[1]), np.nan, np.float32)
+            tile[wanted] = part
+            tiles.append(tile)
+        return tiles
 
     def _place(self, number: int, scores: Scores) -> None:
         part = self.map.scores[self._slices(number)]
         part[:] = scores.reshape(part.shape)
 
-    def _read_tiles(self, numbers: Sequence[int]) -> list[Pixels]:
+    def _read_tiles(self, numbers: list[int]) -> list[Pixels]:
         """Crops of the patches with tissue in each tile."""
         crops = []
         for number in numbers:
@@ -426,9 +425,7 @@ class SlideClassification:
             "warnings": self._domain_warnings(subprogress(report, 0.8, 1.0)),
         }
         arrays = {} if self._front is None else fit_to_arrays(self._front)
-        if results is None:
-            return PatchTiles(Path(), header, arrays)
-        return PatchTiles.create(results, header, arrays)
+        return PatchTiles.create_or_hold(results, header, arrays)
 
     def _domain_warnings(self, report: Report | None) -> list[str]:
         """In what the slide's stains differ from those of training, by some of its patches."""

@@ -14,7 +14,8 @@ import os
 import sqlite3
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Generic, Self, TypeVar
@@ -23,6 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from napari_beerlanet.core.common.locking import is_locked, try_lock
+from napari_beerlanet.core.common.progress import Report, report_progress
+from napari_beerlanet.core.common.rectangle import Focus, pop_nearest
 from napari_beerlanet.core.common.storage import FileError, atomic_path
 
 SUFFIX = ".tiles"
@@ -126,6 +129,23 @@ class TileStore(Generic[T]):
         raise NotImplementedError
 
     @classmethod
+    def resume_or_explain(
+        cls, path: Path | None, identity: Mapping[str, Any]
+    ) -> tuple[Self | None, list[str]]:
+        """The file of this identity, or in what the one that is there differs, in words."""
+        earlier = None if path is None else cls.resume(path, identity)
+        if path is None or earlier is not None:
+            return earlier, []
+        return None, describe_changes(path, identity)
+
+    @classmethod
+    def create_or_hold(cls, path: Path | None, header: Mapping[str, Any], arrays: Arrays) -> Self:
+        """Start a file, or keep results in memory alone where there is none to be."""
+        return (
+            cls(Path(), dict(header), arrays) if path is None else cls.create(path, header, arrays)
+        )
+
+    @classmethod
     def create(cls, path: Path, header: Mapping[str, Any], arrays: Arrays) -> Self:
         """Start a file; one that is there is replaced, unless another search writes to it."""
         store = cls(path, _as_json(header), arrays)
@@ -206,6 +226,91 @@ class TileStore(Generic[T]):
             with suppress(sqlite3.OperationalError):
                 self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute("PRAGMA synchronous = NORMAL")
+
+
+class TileRun(Generic[T]):
+    """A run over the tiles of a slide: in any order, resumed from the file of its `store`.
+
+    A subclass sets `_store`, names the `tiles` to run and where they are (`_centres`), and says how
+    some of them are read (`_read_tiles`, a few ahead in a thread of its own) and worked on
+    (`_infer`). `changed` lists in words in what a file of another run, which is replaced, differs.
+    """
+
+    _store: TileStore[T]
+    changed: list[str]
+
+    @property
+    def tiles(self) -> list[int]:
+        """Numbers of the tiles to run."""
+        raise NotImplementedError
+
+    def _centres(self) -> npt.NDArray[np.float64]:
+        """(n, 2): y and x of the middle of each tile, also of those that are not run."""
+        raise NotImplementedError
+
+    def _read_tiles(self, numbers: list[int]) -> Any:
+        """The pixels of some tiles."""
+        raise NotImplementedError
+
+    def _infer(self, pixels: Any, numbers: list[int]) -> Sequence[T]:
+        """What is found in these tiles."""
+        raise NotImplementedError
+
+    @property
+    def resumed(self) -> int:
+        """How many tiles are done; before the run, how many an earlier one had done."""
+        return len(self._store.tiles)
+
+    def count_done(self, tiles: Iterable[int]) -> int:
+        """How many of these tiles are done."""
+        return sum(k in self._store.tiles for k in tiles)
+
+    @property
+    def finished(self) -> bool:
+        """Whether every tile is done."""
+        return self.count_done(self.tiles) == len(self.tiles)
+
+    def _run_tiles(
+        self,
+        focus: Focus,
+        order: Sequence[int] | None,
+        count: int,
+        doing: str,
+        report: Report | None,
+    ) -> Generator[tuple[int, T, int, int]]:
+        """Run the tiles that are not done: nearest to `focus` (y, x) first, or those in `order`.
+
+        `count` at a time; a `focus` that is a function is called again before each batch. Yields
+        the number of a tile, its result, which is stored, and how many of how many are done.
+        """
+        wanted = list(self.tiles if order is None else order)
+        left = [k for k in wanted if k not in self._store.tiles]
+        total, done = len(wanted), len(wanted) - len(left)
+        centres = self._centres()
+        with ThreadPoolExecutor(1, "beerlanet-tiles") as reader:
+            numbers = pop_nearest(centres, left, focus, count)
+            reading = reader.submit(self._read_tiles, numbers)
+            while numbers:
+                report_progress(report, done, total, doing)
+                pixels = reading.result()
+                next_numbers = pop_nearest(centres, left, focus, count)
+                reading = reader.submit(self._read_tiles, next_numbers)
+                for number, result in zip(numbers, self._infer(pixels, numbers), strict=True):
+                    self._store.add(number, result)
+                    done += 1
+                    yield number, result, done, total
+                numbers = next_numbers
+        report_progress(report, 1, 1, doing)
+
+    def close(self) -> None:
+        """Close the results file; what is in it stays."""
+        self._store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *why: object) -> None:
+        self.close()
 
 
 def _connect(path: Path, read_only: bool = False) -> sqlite3.Connection:

@@ -6,8 +6,8 @@ The tiles, their resolution and how they are merged at their borders are those o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,8 +19,8 @@ import numpy.typing as npt
 from napari_beerlanet.core.boxes.detections import Detections, DetectionTiles, RawDetections
 from napari_beerlanet.core.common.device import is_out_of_memory
 from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
-from napari_beerlanet.core.common.rectangle import Focus, Rectangle, pop_nearest
-from napari_beerlanet.core.common.tile_store import describe_changes
+from napari_beerlanet.core.common.rectangle import Focus, Rectangle
+from napari_beerlanet.core.common.tile_store import TileRun
 from napari_beerlanet.core.detection import tiling
 from napari_beerlanet.core.detection.detector import Detector
 from napari_beerlanet.core.detection.inference import BATCH_SIZES
@@ -63,7 +63,7 @@ class TileResult:
     total: int
 
 
-class SlideDetection:
+class SlideDetection(TileRun[RawDetections]):
     """A model's run over one slide: prepared when made, then continued by `detect_tiles`."""
 
     def __init__(
@@ -113,28 +113,11 @@ class SlideDetection:
             "pixel_size": pixel_size,
             "iou": iou,
         }
-        self.changed: list[str] = []
-        earlier = None if results is None else self._open_earlier(results)
+        earlier, self.changed = DetectionTiles.resume_or_explain(results, self._identity)
         self._pipeline = self._prepare(earlier, palette, size_hint)
         self._store = earlier or self._create_store(results)
         # What is no duplicate so far, of each tile; exact only at the end.
         self._alive = {number: np.ones(len(f), bool) for number, f in self._store.tiles.items()}
-
-    @property
-    def resumed(self) -> int:
-        """How many tiles are done; before `detect_tiles`, how many an earlier run had done."""
-        return len(self._store.tiles)
-
-    def count_done(self, tiles: Iterable[int]) -> int:
-        """How many of these tiles are done."""
-        return sum(k in self._store.tiles for k in tiles)
-
-    def _open_earlier(self, results: Path) -> DetectionTiles | None:
-        """The file to resume from; `changed` says in what a file of another run differs."""
-        store = DetectionTiles.resume(results, self._identity)
-        if store is None:
-            self.changed = describe_changes(results, self._identity)
-        return store
 
     @property
     def grid(self) -> TileGrid:
@@ -149,11 +132,6 @@ class SlideDetection:
             return list(range(len(self.grid.tiles)))
         return [k for k, tile in enumerate(self.grid.tiles) if self.tissue.has_tissue(tile)]
 
-    @property
-    def finished(self) -> bool:
-        """Whether every tile is done."""
-        return all(k in self._store.tiles for k in self.tiles)
-
     def detect_tiles(
         self, focus: Focus = None, order: list[int] | None = None, report: Report | None = None
     ) -> Iterator[TileResult]:
@@ -161,26 +139,11 @@ class SlideDetection:
 
         A `focus` that is a function is called again before each tile.
         """
-        store, wanted = self._store, order if order is not None else self.tiles
-        left = [k for k in wanted if k not in store.tiles]
-        total, done = len(wanted), len(wanted) - len(left)
         size = BATCH_SIZES.get(self._pipeline.runner.device.type, 1)
-        centres = tile_centres(self.grid)
-        with ThreadPoolExecutor(1, "beerlanet-tiles") as reader:
-            numbers = pop_nearest(centres, left, focus, size)
-            reading = reader.submit(self._read_tiles, numbers)
-            while numbers:
-                report_progress(report, done, total, "finding cells")
-                pixels = reading.result()
-                next_numbers = pop_nearest(centres, left, focus, size)
-                reading = reader.submit(self._read_tiles, next_numbers)
-                for number, raw in zip(numbers, self._infer(pixels, numbers), strict=True):
-                    store.add(number, raw)
-                    added, removed = self._merge_tile(number)
-                    done += 1
-                    yield TileResult(self.grid.tiles[number], added, removed, done, total)
-                numbers = next_numbers
-        report_progress(report, 1, 1, "finding cells")
+        with closing(self._run_tiles(focus, order, size, "finding cells", report)) as steps:
+            for number, _, done, total in steps:
+                added, removed = self._merge_tile(number)
+                yield TileResult(self.grid.tiles[number], added, removed, done, total)
 
     def detections(
         self, confidence: float = _DEFAULTS.confidence, densities: bool = False
@@ -205,16 +168,6 @@ class SlideDetection:
             columns=pipeline.columns(raw) if densities else {},
         )
         return result.above(confidence)
-
-    def close(self) -> None:
-        """Close the results file; what is in it stays."""
-        self._store.close()
-
-    def __enter__(self) -> SlideDetection:
-        return self
-
-    def __exit__(self, *why: object) -> None:
-        self.close()
 
     def _prepare(
         self, earlier: DetectionTiles | None, palette: Palette | None, size_hint: float | None
@@ -248,9 +201,10 @@ class SlideDetection:
             "notes": self._pipeline.notes,
         }
         arrays = fit_to_arrays(self._pipeline.whole_fit)
-        if results is None:
-            return DetectionTiles(Path(), header, arrays)
-        return DetectionTiles.create(results, header, arrays)
+        return DetectionTiles.create_or_hold(results, header, arrays)
+
+    def _centres(self) -> npt.NDArray[np.float64]:
+        return tile_centres(self.grid)
 
     def _read_tiles(self, numbers: list[int]) -> list[npt.NDArray[np.uint8]]:
         if len(self.grid.tiles) == 1:

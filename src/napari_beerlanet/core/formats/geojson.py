@@ -7,9 +7,11 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from napari_beerlanet.core.boxes.classes import assign_colours, class_colours, parse_colours
 from napari_beerlanet.core.boxes.detections import TYPE_COLUMN, Detections
+from napari_beerlanet.core.boxes.regions import Region
 from napari_beerlanet.core.formats.common import (
     AnyPath,
     BoxRows,
@@ -115,6 +117,38 @@ def read_geojson(
             return detections
         used = {name: colour for name, colour in colours.items() if name in detections.names}
         return replace(detections, report={**detections.report, "colours": used})
+
+
+def read_regions(path: AnyPath) -> list[tuple[str, Region]]:
+    """The polygons of a file as regions with holes, in pixels, each with a name.
+
+    That is the name of the annotation in QuPath, or else its class and number, "Region 2".
+    """
+    content = load_json(path, "GeoJSON")
+    regions = []
+    with parsing(path, "GeoJSON"):
+        for number, feature in enumerate(_features(content), 1):
+            properties = feature.get("properties") or {}
+            given, kind = properties.get("name"), _class_name(properties)
+            word = "Region" if kind == UNCLASSIFIED else kind
+            name = given if isinstance(given, str) and given else f"{word} {number}"
+            regions.append((name, Region("polygon", _outline(feature["geometry"]))))
+    return regions
+
+
+def _outline(geometry: Any) -> npt.NDArray[np.float64]:
+    """(k, 2) all rings as one line that fills by the even-odd rule: holes stay holes.
+
+    It goes back to its start after each ring, so that the way there and back cancel each other.
+    """
+    _bounds(geometry)
+    polygons = geometry["coordinates"]
+    rings = polygons if geometry["type"] == "Polygon" else [r for p in polygons for r in p]
+    lines = [np.array(list(_points(ring)), np.float64).reshape(-1, 2) for ring in rings]
+    lines = [line for line in lines if len(line)]
+    start = lines[0][:1]
+    closed = [part for line in lines for part in (line, line[:1], start)]
+    return np.concatenate(closed)
 
 
 def _features(content: Any) -> Iterator[dict[str, Any]]:

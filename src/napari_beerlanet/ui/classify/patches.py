@@ -25,7 +25,7 @@ from napari_beerlanet.core.boxes.regions import Region
 from napari_beerlanet.core.checkpoints.info import CLASSIFIER
 from napari_beerlanet.core.classification.settings import PatchSettings
 from napari_beerlanet.core.common.messages import count_of
-from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
+from napari_beerlanet.core.common.progress import Report, subprogress
 from napari_beerlanet.core.common.storage import with_file_check
 from napari_beerlanet.ui.common.controls import (
     CollapsibleGroup,
@@ -166,17 +166,6 @@ def run_patches(job: PatchJob, feed: PatchFeed, report: Report) -> PatchResult:
             feed.done = tile.done
             feed.put(tile)
         return PatchResult(job, run.map, run.changed, resumed)
-
-
-def measure_regions(
-    patches: PatchMap, regions: Sequence[tuple[str, Region]], threshold: float, report: Report
-) -> list[tuple[str, RegionSummary]]:
-    """A summary of each named region."""
-    summaries = []
-    for done, (name, region) in enumerate(regions):
-        report_progress(report, done, len(regions), "measuring regions")
-        summaries.append((name, patches.region_summary(region, threshold)))
-    return summaries
 
 
 # --- layers ---------------------------------------------------------------------------------------
@@ -531,7 +520,7 @@ class PatchSection(CollapsibleGroup):
             self._show_table(name, summaries)
 
         self.measure_task.start(
-            lambda report: measure_regions(copied, regions, threshold, report), show
+            lambda report: copied.region_summaries(regions, threshold, report), show
         )
 
     def _show_table(self, name: str, summaries: list[tuple[str, RegionSummary]]) -> None:
