@@ -429,6 +429,27 @@ def test_a_classifier_is_chosen_in_the_form(opened, tmp_path):
     assert form.settings()["classifier"] == ""
 
 
+def test_the_classifier_that_cells_were_classified_with_is_preselected(viewer, opened):
+    panel = opened(BatchWidget, "Run on folder")
+    session, form = get_session(viewer), panel.form
+    clf = tiny_classifier(info={"applies_to": ["RBC"]})
+    session.set_classifier(clf, "/models/tiny.safetensors")
+    assert form.settings()["classifier"] == "", "that one is loaded does not mean that it is used"
+    image = viewer.add_image(np.full((40, 40, 3), 200, np.uint8), name="smear")
+    found = Detections([[2, 2, 20, 20]], [0], [0.9], ["RBC"])
+    session.set_model(nb.load_checkpoint("blood-cells", device="cpu"), "blood-cells")
+    session.set_detections(image, found)
+    assert form.settings()["classifier"] == ""
+    p = np.array([[0.8, 0.2]], np.float32)
+    session.set_detections(image, found.with_types(["dark", "pale"], p, classifier="tiny"))
+    assert form.settings()["classifier"] == "/models/tiny.safetensors"
+    form.classify.native.click()
+    session.set_detections(image, found.with_types(["dark", "pale"], p, classifier="tiny"))
+    assert form.settings()["classifier"] == "", "the user wants no types"
+    panel.adopt_settings()
+    assert form.settings()["classifier"] == "/models/tiny.safetensors"
+
+
 def test_boxes_that_the_user_has_stay_when_a_result_is_opened(viewer, opened, counted, until):
     panel = opened(BatchWidget, "Run on folder")
     results = panel.results

@@ -29,6 +29,10 @@ def test_the_loop():
     assert next_step(replace(now, finding=True)) is Step.FINDING
     now = replace(now, detected=True)
     assert next_step(now) is Step.CORRECT
+    fits = replace(now, classifiable=True)
+    assert next_step(fits) is Step.CLASSIFY
+    assert next_step(replace(fits, classifying=True)) is Step.CLASSIFYING
+    assert next_step(replace(fits, boxes=7)) is Step.ADD, "they are being corrected"
     now = replace(now, boxes=7)
     assert next_step(now) is Step.ADD
     assert next_step(replace(now, asked=True)) is Step.ANSWER

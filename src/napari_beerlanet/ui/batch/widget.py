@@ -51,7 +51,8 @@ class BatchWidget(Panel):
     def __init__(self, napari_viewer: Viewer) -> None:
         super().__init__(napari_viewer)
         self._start_task, self._find_task = self.task(), self.task()
-        self._own_model = False  # whether the user has chosen here which model, or none, runs
+        # Whether the user has chosen here which model, or none, runs, and which classifier.
+        self._own_model = self._own_classifier = False
         self.inputs, self.form = BatchInputs(self.task()), BatchForm()
         self.run_button = button(
             "Run", "Start, or resume a run that was stopped in this output folder.", self.run
@@ -78,7 +79,12 @@ class BatchWidget(Panel):
         self.inputs.out.textChanged.connect(lambda *_: self._load_results_soon())
         self.form.model.chosen.connect(self._model_chosen)
         self.form.detect.native.clicked.connect(self._model_chosen)
-        self.connect_event(get_session(self.viewer).model_changed, self._model_changed)
+        self.form.classifier.chosen.connect(self._classifier_chosen)
+        self.form.classify.native.clicked.connect(self._classifier_chosen)
+        session = get_session(self.viewer)
+        self.connect_event(session.model_changed, self._model_changed)
+        self.connect_event(session.classifier_changed, self._types_changed)
+        self.connect_event(session.detections_changed, self._types_changed)
         window = getattr(self.viewer.window, "_qt_window", None)
         self.close_confirmation = CloseConfirmation(
             window, lambda: self.progress.process, self, _CLOSE_QUESTION
@@ -106,13 +112,15 @@ class BatchWidget(Panel):
 
     def adopt_settings(self, source: SettingsPanel | None = None) -> None:
         """Take the settings of the open panels, and the folder of the image that they show."""
-        given: dict[str, Any] = {"model": str(get_session(self.viewer).model_key or "")}
+        session = get_session(self.viewer)
+        given: dict[str, Any] = {"model": str(session.model_key or "")}
+        given["classifier"] = self._session_classifier()
         for panel in _panels_with_settings(self.viewer):
             given |= panel.study_settings()
         if source is not None:
             given |= source.study_settings()
         self.form.set_settings(given)
-        self._own_model = False
+        self._own_model = self._own_classifier = False
         folder = _image_folder(self.viewer, source)
         if folder is not None and not self.inputs.patterns:
             self.inputs.set_inputs([str(folder)], None)
@@ -121,11 +129,32 @@ class BatchWidget(Panel):
     def _model_chosen(self, *_: object) -> None:
         self._own_model = True
 
+    def _classifier_chosen(self, *_: object) -> None:
+        self._own_classifier = True
+
     def _model_changed(self, model: Any) -> None:
         """The model of the other panels is that of the batch, unless another is chosen here."""
         key = get_session(self.viewer).model_key
         if key and not self._own_model and not self.progress.running:
             self.form.set_settings({"model": key})
+
+    def _types_changed(self, event: Any = None) -> None:
+        """Cells have been classified in the viewer, or are not any more."""
+        if not self._own_classifier and not self.progress.running:
+            key = get_session(self.viewer).classifier_key
+            if key:
+                self.form.classifier.set_key(key)
+            self.form.set_settings({"classifier": self._session_classifier()})
+
+    def _session_classifier(self) -> str:
+        """The classifier of the other panels, "" where no cells have been classified with it.
+
+        One is always loaded where *Classify cells* is open: that alone says nothing.
+        """
+        session = get_session(self.viewer)
+        name = session.classifier.info.get("name") if session.classifier is not None else None
+        used = [found.report.get("classifier") for found in session.detections.values()]
+        return str(session.classifier_key or "") if name is not None and name in used else ""
 
     def study_config(self) -> StudyConfig | None:
         """The study, None as long as something is missing."""

@@ -150,6 +150,8 @@ class Step(StrEnum):
     OPEN = "Next: open an image or a sample"
     FIND = "Next: find cells"
     FINDING = "Finding cells …"
+    CLASSIFY = "Next: classify cells"
+    CLASSIFYING = "Classifying cells …"
     CORRECT = "Next: correct them (Annotate)"
     ADD = "Next: add to project"
     ANSWER = "Next: answer the question (Annotate)"
@@ -167,7 +169,8 @@ class Situation:
     """What the next step depends on, of the chosen image, the project and what runs.
 
     `detected`: the image has detections, `outdated`: of another model than the kept one that is
-    loaded. `boxes`: number of annotations, `asked`: whether to add copies that nobody has reviewed,
+    loaded. `classifiable`: the loaded classifier is meant for their classes, and none has a type.
+    `boxes`: number of annotations, `asked`: whether to add copies that nobody has reviewed,
     `added`: they are in the project as they are. `learned`: the loaded model was trained on the
     project as it is. `decide`: a run has ended, and its model is neither kept nor discarded.
     `at_start`: the tab “Train” is open and could start.
@@ -177,6 +180,8 @@ class Situation:
     finding: bool = False
     detected: bool = False
     outdated: bool = False
+    classifiable: bool = False
+    classifying: bool = False
     boxes: int = 0
     asked: bool = False
     adding: bool = False
@@ -195,12 +200,16 @@ def next_step(now: Situation) -> Step:
         return Step.OPEN
     if now.finding:
         return Step.FINDING
+    if now.classifying:
+        return Step.CLASSIFYING
     if now.adding:
         return Step.ADDING
     if now.outdated:
         return Step.FIND_AGAIN
     if now.boxes and not now.added:
         return Step.ANSWER if now.asked else Step.ADD
+    if not now.boxes and now.classifiable:
+        return Step.CLASSIFY
     if not now.boxes:
         return Step.CORRECT if now.detected else Step.FIND
     if now.training:
@@ -214,6 +223,8 @@ STEP_TIPS = {
     Step.OPEN: "Open a stained image, or a sample to try the plugin on.",
     Step.FIND: "Search the image with the model and settings of “Cells”.",
     Step.FINDING: "The search is running; it can be cancelled above.",
+    Step.CLASSIFY: "Give the cells that the loaded classifier is meant for a type.",
+    Step.CLASSIFYING: "The classification is running; it can be cancelled above.",
     Step.CORRECT: "Copy the detections to annotations, to correct what is wrong.",
     Step.ADD: "Cut the annotated regions into training crops of the project.",
     Step.ANSWER: "Say whether boxes that nobody has reviewed are training data.",
@@ -225,5 +236,5 @@ STEP_TIPS = {
     Step.FIND_AGAIN: "Search the image again, with the model that you have kept.",
     Step.OPEN_ANOTHER: "The model has learned from this image: continue with the next one.",
 }
-WAITING_STEPS = frozenset({Step.FINDING, Step.ADDING, Step.TRAINING})
+WAITING_STEPS = frozenset({Step.FINDING, Step.CLASSIFYING, Step.ADDING, Step.TRAINING})
 """Steps that only take time."""

@@ -132,19 +132,9 @@ class MalariaPreset(QWidget):
             self._classify()
 
     def _classify(self) -> None:
-        from napari_beerlanet.core.boxes.classes import applicable_classes
-
         panel = self.classify
-        panel.update_targets()
-        panel.boxes.setCurrentIndex(0)  # detections come before annotations
-        panel.boxes.activated.emit(0)
-        boxes = panel.classes.boxes
-        meant = applicable_classes(panel.model.loaded.info.get("applies_to") or (), list(boxes))
-        for name, box in boxes.items():
-            box.setChecked(name in meant)
-        panel.classes.changed.emit()
         panel.classify_task.ended.connect(self._classified)
-        panel.run()
+        panel.run_on_detections()
         if not panel.classify_task.running:  # the panel says why
             panel.classify_task.ended.disconnect(self._classified)
             self._end(False)

@@ -27,6 +27,7 @@ from qtpy.QtWidgets import (
 )
 from superqt.utils import qdebounced
 
+from napari_beerlanet.core.boxes.classes import applicable_classes
 from napari_beerlanet.core.common.device import collections_paused, import_torch
 from napari_beerlanet.core.common.progress import Report, report_progress
 from napari_beerlanet.ui.common.controls import (
@@ -64,6 +65,8 @@ if TYPE_CHECKING:
     from napari.layers import Image
     from napari.viewer import Viewer
 
+    from napari_beerlanet.core.boxes.detections import Detections
+    from napari_beerlanet.core.classification.classifier import Classifier
     from napari_beerlanet.core.project.project import Project
 
 DOCK_NAME = "BeerLaNet"
@@ -412,6 +415,7 @@ class Workspace(DockedWidget):
         layers = self.viewer.layers.events
         for emitter in (
             session.model_changed,
+            session.classifier_changed,
             session.detections_changed,
             projects.changed,
             projects.updated,
@@ -437,6 +441,7 @@ class Workspace(DockedWidget):
         """What the next step depends on, as it is now."""
         image, session = self.image.layer, get_session(self.viewer)
         cells: Any = self.panel(CELLS)
+        classify: Any = self.panel(CLASSIFY)
         annotate: Any = self.panel(ANNOTATE)
         train: Any = self.panel(TRAIN)
         shower: Any = session.detection_layers.get(image) if image is not None else None
@@ -450,6 +455,10 @@ class Workspace(DockedWidget):
             outdated=kept is not None
             and detections is not None
             and detections.report.get("model") != name,
+            classifiable=detections is not None
+            and not detections.types
+            and _is_meant_for(session.classifier, detections),
+            classifying=classify is not None and classify.classify_task.running,
             boxes=_annotation_count(self.viewer, image),
             asked=annotate is not None and annotate.add_question.about is not None,
             adding=annotate is not None and annotate.annotation_actions.project_task.running,
@@ -477,6 +486,8 @@ class Workspace(DockedWidget):
             self._open_menu()
         elif step in (Step.FIND, Step.FIND_AGAIN):
             self.show_tab(CELLS, lambda cells: cells.run())
+        elif step is Step.CLASSIFY:
+            self.show_tab(CLASSIFY, lambda classify: classify.run_on_detections())
         elif step is Step.ADD:
             self.show_tab(ANNOTATE, lambda annotate: annotate.add_image())
         elif step is Step.ANSWER:
@@ -651,6 +662,15 @@ def _annotation_count(viewer: Viewer, image: Image | None) -> int:
         for layer in viewer.layers
         if role_of(layer) == Role.ANNOTATIONS and source_image(viewer, layer) is image
     )
+
+
+def _is_meant_for(classifier: Classifier | None, detections: Detections) -> bool:
+    """Whether a classifier says that it is meant for a class of these detections."""
+    if classifier is None or not len(detections):
+        return False
+    meant = [str(name) for name in classifier.info.get("applies_to") or ()]
+    present = [name for name, count in detections.counts().items() if count]
+    return bool(meant) and bool(applicable_classes(meant, present))
 
 
 def _is_newer(model: Path, project: Project | None) -> bool:
