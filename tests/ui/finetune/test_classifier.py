@@ -10,18 +10,10 @@ from napari_beerlanet.core.project.project import Project
 from napari_beerlanet.core.training.runs import list_runs, read_run
 from napari_beerlanet.ui.common.recent import recent_models
 from napari_beerlanet.ui.common.session import get_session
-from napari_beerlanet.ui.finetune import run_view
 from napari_beerlanet.ui.finetune.form import NEW_CLASSIFIER
-from napari_beerlanet.ui.finetune.widget import FineTuneWidget
 from tinyclasses import SMALL, tiny_classifier, typed_field
 
 pytestmark = pytest.mark.window
-
-
-@pytest.fixture
-def until(qtbot):
-    """As in conftest, with the patience that processes need on a busy machine."""
-    return lambda condition: qtbot.waitUntil(condition, timeout=300_000)
 
 
 @pytest.fixture
@@ -33,20 +25,6 @@ def project(tmp_path):
     parent = tiny_classifier(SMALL, ["basophil", "dark", "pale"], seed=4)
     save_checkpoint(parent, folder / "models" / "types.safetensors")
     return folder
-
-
-@pytest.fixture
-def panel(shared_viewer, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr(run_view, "lower_priority", lambda process: None)
-    viewer = shared_viewer()
-    made = FineTuneWidget(viewer)
-    made.close_confirmation.ask = lambda: "continue"
-    viewer.window.add_dock_widget(made, name="Fine-tune")
-    yield made
-    if made.run_view.process is not None:
-        made.run_view.process.kill()
-    made.shut_down()
 
 
 def choose(choice, words: str) -> None:

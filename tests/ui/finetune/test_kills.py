@@ -7,20 +7,15 @@ import subprocess
 import sys
 import textwrap
 import time
-from pathlib import Path
 
 import psutil
 import pytest
-import torch
 
 from napari_beerlanet.core.checkpoints.checkpoint import load_checkpoint, save_checkpoint
-from napari_beerlanet.core.checkpoints.serialize import describe_network
 from napari_beerlanet.core.common.events import RunState
-from napari_beerlanet.core.detection.detector import Detector
-from napari_beerlanet.core.detection.network import StainDetectionModel
 from napari_beerlanet.core.training.runs import RunFolder, inspect_run, list_runs
 from napari_beerlanet.ui.finetune.widget import FineTuneWidget
-from tinydata import MODEL, NAMES, write_smears
+from tinydata import write_smears
 
 pytestmark = [
     pytest.mark.window,
@@ -28,7 +23,6 @@ pytestmark = [
     pytest.mark.skipif(os.name == "nt", reason="sends POSIX signals"),
 ]
 
-AT_START = Path(__file__).parents[2] / "at_start" / "sitecustomize.py"  # what others run first
 KILLS = int(os.environ.get("KILLS", "3"))  # each takes half a minute
 
 VIEWER = """
@@ -85,16 +79,10 @@ def patiently(condition, seconds=240):
 
 
 @pytest.fixture
-def project(tmp_path):
+def project(tmp_path, tiny):
     folder = tmp_path / "project"
     write_smears(folder, train=3, val=2, side=64)
-    torch.manual_seed(0)
-    network = StainDetectionModel(MODEL, nc=3, imgsz=64)
-    network.fit_mix()
-    save_checkpoint(
-        Detector(network, describe_network(network, "tiny", list(NAMES), 64)),
-        folder / "tiny.safetensors",
-    )
+    save_checkpoint(tiny, folder / "tiny.safetensors")
     yield folder
     for run in list_runs(folder):
         if run.process is not None:
@@ -113,7 +101,7 @@ def at_start(tmp_path):
     """A folder whose code Python runs first, for the process that trains."""
     folder = tmp_path / "at start"
     folder.mkdir()
-    (folder / "sitecustomize.py").write_text(AT_START.read_text() + textwrap.dedent(SLOWER))
+    (folder / "sitecustomize.py").write_text(textwrap.dedent(SLOWER))
     return folder
 
 

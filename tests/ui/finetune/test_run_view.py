@@ -13,41 +13,24 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
 
 from napari_beerlanet.core.checkpoints.checkpoint import load_checkpoint, save_checkpoint
-from napari_beerlanet.core.checkpoints.serialize import describe_network
 from napari_beerlanet.core.common.events import EventTail, RunState
-from napari_beerlanet.core.detection.detector import Detector
-from napari_beerlanet.core.detection.network import StainDetectionModel
 from napari_beerlanet.core.training.runs import RunFolder, inspect_run, list_runs, new_run, read_run
 from napari_beerlanet.core.training.settings import TrainSettings
 from napari_beerlanet.ui.common import background_process
 from napari_beerlanet.ui.finetune import run_view
 from napari_beerlanet.ui.finetune.run_view import TrainingProcess
-from tinydata import MODEL, NAMES, write_smears
+from tinydata import write_smears
 
-AT_START = Path(__file__).parents[2] / "at_start" / "sitecustomize.py"  # what others run first
 posix = pytest.mark.skipif(os.name == "nt", reason="sends POSIX signals")
 
 
-@pytest.fixture
-def until(qtbot):
-    """As in conftest, with the patience that processes need on a busy machine."""
-    return lambda condition: qtbot.waitUntil(condition, timeout=300_000)
-
-
 @pytest.fixture(scope="module")
-def project(tmp_path_factory):
+def project(tmp_path_factory, tiny):
     folder = tmp_path_factory.mktemp("project of five")
     write_smears(folder, train=4, val=2, side=64)
-    torch.manual_seed(0)
-    network = StainDetectionModel(MODEL, nc=3, imgsz=64)
-    network.fit_mix()
-    save_checkpoint(
-        Detector(network, describe_network(network, "tiny", list(NAMES), 64)),
-        folder / "tiny.safetensors",
-    )
+    save_checkpoint(tiny, folder / "tiny.safetensors")
     return folder
 
 
@@ -101,7 +84,7 @@ def assert_whole(folder: Path) -> None:
 def injected(folder: Path, code: str) -> dict[str, str]:
     """An environment in which a process runs this code before all else."""
     folder.mkdir()
-    (folder / "sitecustomize.py").write_text(AT_START.read_text() + textwrap.dedent(code))
+    (folder / "sitecustomize.py").write_text(textwrap.dedent(code))
     others = os.environ.get("PYTHONPATH")
     return {"PYTHONPATH": os.pathsep.join([str(folder), *([others] if others else [])])}
 

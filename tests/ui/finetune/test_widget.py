@@ -7,7 +7,6 @@ import threading
 import numpy as np
 import psutil
 import pytest
-import torch
 from qtpy.QtGui import QCloseEvent
 
 from napari_beerlanet.core.checkpoints.checkpoint import (
@@ -15,38 +14,20 @@ from napari_beerlanet.core.checkpoints.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from napari_beerlanet.core.checkpoints.serialize import describe_network
 from napari_beerlanet.core.common.events import RunState
 from napari_beerlanet.core.common.progress import report_progress
-from napari_beerlanet.core.detection.detector import Detector
-from napari_beerlanet.core.detection.network import StainDetectionModel
 from napari_beerlanet.core.training import comparison
 from napari_beerlanet.core.training.runs import RunFolder, inspect_run, new_run, read_run
 from napari_beerlanet.core.training.settings import TrainSettings
 from napari_beerlanet.ui.common.recent import add_recent_project, recent_projects
 from napari_beerlanet.ui.common.session import get_session
 from napari_beerlanet.ui.detections.comparison_layer import comparison_layer
-from napari_beerlanet.ui.finetune import run_view
 from napari_beerlanet.ui.finetune.form import SCOPES
 from napari_beerlanet.ui.finetune.start import create_run, rounded_duration
 from napari_beerlanet.ui.finetune.widget import FineTuneWidget
-from tinydata import MODEL, NAMES, write_smears
+from tinydata import NAMES, write_smears
 
 pytestmark = pytest.mark.window
-
-
-@pytest.fixture
-def until(qtbot):
-    """As in conftest, with the patience that processes need on a busy machine."""
-    return lambda condition: qtbot.waitUntil(condition, timeout=300_000)
-
-
-@pytest.fixture(scope="module")
-def tiny():
-    torch.manual_seed(0)
-    network = StainDetectionModel(MODEL, nc=3, imgsz=64)
-    network.fit_mix()
-    return Detector(network, describe_network(network, "tiny", list(NAMES), 64))
 
 
 @pytest.fixture
@@ -59,19 +40,10 @@ def project(tmp_path, tiny):
 
 
 @pytest.fixture
-def panel(shared_viewer, monkeypatch, smear):
-    """The panel in a dock; a training that still runs at the end is killed."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr(run_view, "lower_priority", lambda process: None)
-    viewer = shared_viewer()
-    viewer.add_image(smear[:96, :96], name="field")
-    made = FineTuneWidget(viewer)
-    made.close_confirmation.ask = lambda: "continue"
-    viewer.window.add_dock_widget(made, name="Fine-tune")
-    yield made
-    if made.run_view.process is not None:
-        made.run_view.process.kill()
-    made.shut_down()
+def panel(panel, smear):
+    """As for all, with an image to compare models on."""
+    panel.viewer.add_image(smear[:96, :96], name="field")
+    return panel
 
 
 def choose_tiny(panel, project):
