@@ -216,6 +216,7 @@ class _SharedViewer:
         _delete_pending()
         self._restore()
         _process_events()
+        gc.collect()
         return problems + self._left_over()
 
     def _own_objects(self) -> list[QObject]:

@@ -1,10 +1,12 @@
 """What the panels' tests share: a window or a reason to skip, pictures, and patience."""
 
+import gc
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -58,6 +60,17 @@ def plugins_discovered_once() -> Iterator[None]:
     PluginManifest.discover = remembered
     yield
     PluginManifest.discover = discover
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_collections_at_every_layer() -> None:
+    """napari looks for garbage among all objects whenever a layer comes or goes, for some drivers.
+
+    Here among the young ones; among all when a test has ended, see `shared_viewers.py`.
+    """
+    from napari._vispy import canvas
+
+    canvas.gc = SimpleNamespace(collect=lambda: gc.collect(1))
 
 
 @pytest.fixture(autouse=True)

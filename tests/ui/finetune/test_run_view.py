@@ -23,6 +23,7 @@ from napari_beerlanet.ui.finetune import run_view
 from napari_beerlanet.ui.finetune.run_view import TrainingProcess
 from tinydata import write_smears
 
+AT_START = Path(__file__).parents[2] / "at_start" / "sitecustomize.py"  # what others run first
 posix = pytest.mark.skipif(os.name == "nt", reason="sends POSIX signals")
 
 
@@ -84,7 +85,7 @@ def assert_whole(folder: Path) -> None:
 def injected(folder: Path, code: str) -> dict[str, str]:
     """An environment in which a process runs this code before all else."""
     folder.mkdir()
-    (folder / "sitecustomize.py").write_text(textwrap.dedent(code))
+    (folder / "sitecustomize.py").write_text(AT_START.read_text() + textwrap.dedent(code))
     others = os.environ.get("PYTHONPATH")
     return {"PYTHONPATH": os.pathsep.join([str(folder), *([others] if others else [])])}
 
