@@ -4,13 +4,16 @@
     python benchmarks/classify.py --results classify.jsonl --table
 
 White-cell types are trained on `wbc-types/pbc` and tested on `bccd` and `cellavision`; tumour
-patches are trained on `turin` and tested on `lc25000`. Everything is what a user gets:
-`nb.train_classifier` and `nb.evaluate`. White cells are found by the packaged detector, once, so
-that all laboratories show them at the same size. A run whose result is in the file is not repeated,
-and one that was killed is resumed. The table has balanced accuracy, as mean ± standard deviation
-over the seeds.
+patches are trained on `turin` and tested on `lc25000`; red cells, infected or not, are trained on
+seven slides of `malaria-fields` and tested on the three of fold A of malaria.py (`--malaria` is the
+folder of malaria_data.py). Everything is what a user gets: `nb.train_classifier` and `nb.evaluate`.
+White cells are found by the packaged detector, once, so that all laboratories show them at the same
+size. A run whose result is in the file is not repeated, and one that was killed is resumed. The
+table has balanced accuracy, as mean ± standard deviation over the seeds; "four types" is that of
+white cells without basophils, of which there are two in bccd and three in cellavision.
 
-Of ResNet-18 no ImageNet weights are in ../shared: it starts at random, and has more epochs.
+Of ResNet-18 no ImageNet weights are in ../shared: it starts at random. It, tumour patches and red
+cells have a smaller budget (`BUDGETS`), the same for all rows.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import shutil
 import time
 from pathlib import Path
@@ -33,7 +37,15 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 HELD_OUT = 40  # of each type, to validate on; probably of the same patients
 PER_TYPE = 200  # of each type to train on
 TYPES = ("neutrophil", "lymphocyte", "monocyte", "eosinophil", "basophil")
-TASKS = {"white cells": ("bccd", "cellavision"), "tumour": ("lc25000",)}
+TASKS = {
+    "white cells": ("bccd", "cellavision"),
+    "tumour": ("lc25000",),
+    "malaria": ("other slides",),
+}
+RARE = "basophil"
+SMALL = {"train": 300, "val": 50}  # crops of a class, of tumour patches and red cells
+TEST_CELLS = 500  # uninfected, of the slides to test on
+TEST_SLIDES = ("1701151546", "1703121298", "1409171742")
 
 # In blood there are four to ten lymphocytes for a monocyte. Without this, monocytes are what cells
 # are taken for that are like none of the home laboratory's.
@@ -52,12 +64,21 @@ ROWS = {
 The best recipe is that of `white_cells.py`, which also trains on all crops of the home laboratory.
 """
 
+BEST_OF = ("white cells", "mobilenet_v2")  # what has a best recipe
 BACKBONES = {
-    "mobilenet_v2": {"epochs": 5},
+    "mobilenet_v2": {},
     "resnet18": {
-        **{"epochs": 12, "batch": 32, "learning_rate": 1e-3, "cosine": True, "warm_up": 15},
+        **{"batch": 32, "learning_rate": 1e-3, "cosine": True, "warm_up": 15},
         **{"averaging": 0.97, "label_smoothing": 0.1},
     },
+}
+BUDGETS = {
+    ("white cells", "mobilenet_v2"): {"input_size": 96, "epochs": 5, "views": 4},
+    ("tumour", "mobilenet_v2"): {"input_size": 96, "epochs": 4, "views": 1},
+    ("malaria", "mobilenet_v2"): {"input_size": 80, "epochs": 4, "views": 1},
+    ("white cells", "resnet18"): {"input_size": 64, "epochs": 6, "views": 1},
+    ("tumour", "resnet18"): {"input_size": 64, "epochs": 6, "views": 1},
+    ("malaria", "resnet18"): {"input_size": 64, "epochs": 6, "views": 1},
 }
 
 
@@ -70,10 +91,10 @@ def main():
     parser.add_argument("--backbones", nargs="*", default=list(BACKBONES))
     parser.add_argument("--tasks", nargs="*", default=list(TASKS))
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
-    parser.add_argument("--size", type=int, default=96)
     parser.add_argument("--fill", type=float, default=0.8)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--shared", type=Path, default=SHARED)
+    parser.add_argument("--malaria", type=Path, help="the folder of malaria_data.py")
     options = parser.parse_args()
     if not options.table:
         torch.set_num_threads(options.threads)
@@ -90,7 +111,9 @@ def run_all(options):
                 for row in options.only or ROWS:
                     if (task, backbone, row, seed) in done:
                         continue
-                    labs = labs or LABORATORIES[task](options.shared, options.out / "data")
+                    if row == "best recipe" and (task, backbone) != BEST_OF:
+                        continue
+                    labs = labs or LABORATORIES[task](options)
                     found = run(options, labs, task, backbone, row, seed)
                     with options.results.open("a") as file:
                         file.write(json.dumps(found) + "\n")
@@ -103,8 +126,7 @@ def run(options, labs, task, backbone, row, seed):
     """Train on the first laboratory, test on the others."""
     home, *others = labs
     folder = options.out / "runs" / f"{task}-{backbone}-{row}-{seed}".replace(" ", "_")
-    settings = {"input_size": options.size, "seed": seed, "views": 4}
-    settings |= {**BACKBONES[backbone], **ROWS[row]}
+    settings = {"seed": seed, **BACKBONES[backbone], **BUDGETS[task, backbone], **ROWS[row]}
     if task == "white cells":
         settings["fill"] = options.fill
     if backbone == "mobilenet_v2":
@@ -114,14 +136,14 @@ def run(options, labs, task, backbone, row, seed):
     if folder.exists() and not resume:
         shutil.rmtree(folder)
     data = labs[home]
-    if row == "best recipe" and task == "white cells":
+    if row == "best recipe":
         data = data.with_name("all.yaml")
     clf = nb.train_classifier(data, folder, backbone, resume=resume, **settings)
     trained = time.monotonic() - started
     measured = {lab: nb.evaluate(clf, labs[lab]) for lab in others}
     measured[home] = clf.info["training"]["metrics"]
     adjusted = {}
-    if task == "white cells":
+    if row == "best recipe":
         clf.info["prior"] = [PRIOR.get(name, 1.0) for name in clf.classes]
         adjusted = {lab: nb.evaluate(clf, labs[lab]) for lab in others}
     shutil.rmtree(folder)
@@ -132,7 +154,7 @@ def run(options, labs, task, backbone, row, seed):
         "confusion": {lab: measured[lab]["confusion"] for lab in others},
         "seconds": [round(trained), round(time.monotonic() - started)],
         **{
-            "size": options.size,
+            "size": settings["input_size"],
             "epochs": settings["epochs"],
             "crops": clf.info["training"]["images"],
         },
@@ -148,6 +170,10 @@ def read_results(path):
 
 
 # --- data ----------------------------------------------------------------------------------------
+
+
+def find_white_cells(options):
+    return write_white_cells(options.shared, options.out / "data")
 
 
 def write_white_cells(shared, folder):
@@ -203,12 +229,56 @@ def split_home(items):
     return splits
 
 
-def find_tumours(shared, folder):
+def find_tumours(options):
     """The laboratories' folders; patches have no cell in their middle and stay as they are."""
-    return {lab: shared / "data" / "tumour-patches" / lab for lab in ("turin", "lc25000")}
+    source = options.shared / "data" / "tumour-patches"
+    names = ("healthy", "tumour")
+    files = {name: [sorted((source / "turin" / name).iterdir())] for name in names}
+    home = link_small(files, options.out / "data" / "turin")
+    return {"turin": home, "lc25000": source / "lc25000"}
 
 
-LABORATORIES = {"white cells": write_white_cells, "tumour": find_tumours}
+def find_red_cells(options):
+    """Crops of the slides to train on and of those to test on."""
+    slides = sorted(path for path in (options.malaria / "crops").iterdir())
+    files = {"infected": {}, "uninfected": {}}
+    for slide in slides:
+        for kind in slide.iterdir():
+            name = "uninfected" if kind.name == "uninfected" else "infected"
+            files[name].setdefault(slide.name, []).extend(sorted(kind.glob("*.png")))
+    home = {
+        name: [mine for slide, mine in by_slide.items() if slide not in TEST_SLIDES]
+        for name, by_slide in files.items()
+    }
+    folder = options.out / "data" / "other slides"
+    for name, by_slide in files.items():
+        mine = [path for slide in TEST_SLIDES for path in by_slide[slide]]
+        some = mine[:: max(len(mine) // TEST_CELLS, 1)] if name == "uninfected" else mine
+        link(some, folder / name)
+    return {"slides": link_small(home, options.out / "data" / "slides"), "other slides": folder}
+
+
+def link_small(files, folder):
+    """Folders train and val of a class's files in groups, as many of each group as there are."""
+    for name, groups in files.items():
+        random = np.random.default_rng(7)
+        mixed = [[group[k] for k in random.permutation(len(group))] for group in groups]
+        longest = max(map(len, mixed))
+        turns = [group[k] for k in range(longest) for group in mixed if k < len(group)]
+        link(turns[: SMALL["val"]], folder / "val" / name)
+        link(turns[SMALL["val"] :][: SMALL["train"]], folder / "train" / name)
+    return folder
+
+
+def link(files, folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in files:
+        place = folder / path.name
+        if not place.exists():
+            os.symlink(path.resolve(), place)
+
+
+LABORATORIES = {"white cells": find_white_cells, "tumour": find_tumours, "malaria": find_red_cells}
 
 
 # --- the table -----------------------------------------------------------------------------------
@@ -218,20 +288,39 @@ def print_table(results):
     """Mean ± standard deviation over the seeds, and the mean of the test laboratories."""
     for task, others in TASKS.items():
         mine = [found for found in results if found["task"] == task]
-        if not mine:
-            continue
-        print(f"\n| {task} | | {' | '.join(others)} | mean | seeds |")
-        print("|---" * (len(others) + 4) + "|")
+        four = ("four types",) if task == "white cells" else ()
+        if mine:
+            print(f"\n| {task} | | {' | '.join((*others, 'mean', *four))} | seeds |")
+            print("|---" * (len(others) + len(four) + 4) + "|")
         for backbone in BACKBONES:
             rows = dict.fromkeys(f["row"] for f in mine if f["backbone"] == backbone)
-            for row in rows:
+            for row in sorted(rows, key=list(ROWS).index):
                 group = [f for f in mine if (f["backbone"], f["row"]) == (backbone, row)]
                 for key, name in (("balanced_accuracy", row), ("with prior", f"{row}, prior")):
-                    if not group[0][key]:
+                    if not group[0][key] or (key == "with prior" and row != "best recipe"):
                         continue
                     scores = np.array([[f[key][lab] for lab in others] for f in group])
                     cells = [spread(column) for column in scores.T] + [spread(scores.mean(1))]
+                    if four and key == "balanced_accuracy":
+                        cells.append(four_types(group, others))
                     print(f"| {name} | {backbone} | {' | '.join(cells)} | {len(group)} |")
+
+
+def four_types(group, others):
+    """The mean of both laboratories without the type of which there are too few."""
+    if not all(f["confusion"] for f in group):
+        return ""
+    scores = [[without(f["confusion"][lab], RARE) for lab in others] for f in group]
+    return spread(np.array(scores).mean(1))
+
+
+def without(confusion, name):
+    """Balanced accuracy without a class; the matrix is predicted by true."""
+    matrix = np.array(confusion["matrix"])
+    recall = np.diag(matrix) / np.maximum(matrix.sum(0), 1)
+    return np.mean(
+        [r for r, label in zip(recall, confusion["labels"], strict=True) if label != name]
+    )
 
 
 def spread(values):

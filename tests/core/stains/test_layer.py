@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from algorithm1 import algorithm1, columns_of
 from napari_beerlanet import BeerLaNet
 from napari_beerlanet.core.stains import layer
-from napari_beerlanet.core.stains.layer import _ColourLookUp, distinct_colours
+from napari_beerlanet.core.stains.layer import MixReadout, _ColourLookUp, distinct_colours
 from napari_beerlanet.core.stains.solver.spectra import default_spectra
 from pictures import ODD, section, smear, start
 
@@ -151,6 +151,38 @@ def test_look_up_and_its_gradient_are_index_select_and_index_add(monkeypatch, ro
         a, torch.ones(len(a)).double(), rows
     ).sum().backward()  # an expanded gradient
     assert a.grad.sum() == 400
+
+
+@pytest.mark.parametrize("domain", ["log", "intensity"])
+@pytest.mark.parametrize("light", [True, False])
+@pytest.mark.parametrize("step", [50, 1 << 17])
+def test_kernels_mix_colours_as_torch_does(monkeypatch, domain, light, step):
+    monkeypatch.setattr(layer, "_PIXELS_PER_TASK", step)
+    pictures = smear(), section()[:48, :64].copy()
+    pictures[1][:9] = GREY
+    x, padding = batch(*pictures), GREY / 255
+    net = BeerLaNet(4, 5, lam=0.2, domain=domain, padding=padding)
+    g = torch.Generator().manual_seed(0)
+    weight = (0.5 * torch.randn(3, 4, generator=g)).requires_grad_()
+    bias = torch.tensor([-0.1, 0.2, 1.2], requires_grad=True)
+    grey = float(np.log(padding)) if domain == "log" else padding
+    readout = MixReadout(weight, bias, light, padding, grey)
+    factor = torch.randn(2, 3, 48, 64, generator=g)
+    learned = [weight, bias, *net.parameters()]
+
+    def results(given):
+        mixed = net.forward_readout(x, readout=given)
+        return mixed.detach(), torch.autograd.grad((mixed * factor).sum(), learned)
+
+    plain, slopes = results(lambda X, D, w: readout(X, D, w))
+    monkeypatch.setattr(MixReadout, "__call__", None)  # kernels do not take it
+    mixed, kernel_slopes = results(readout)
+    if light:
+        assert mixed.max() == pytest.approx(np.e, rel=1e-6)  # some are above 1, where f ends
+    assert (mixed[1, :, :9] == np.float32(padding)).all()
+    torch.testing.assert_close(mixed, plain, rtol=1e-6, atol=1e-7)
+    for ours, theirs in zip(kernel_slopes, slopes, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
 # Which images are 8-bit.

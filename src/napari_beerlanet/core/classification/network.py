@@ -140,6 +140,11 @@ class ClassificationNetwork(StainMixing, nn.Module):
                 mixed.append(self.mix_densities(X, D, counted).reshape(3, side, side))
             return torch.stack(mixed).to(images.dtype)
 
+    @property
+    def mixes_densities_alone(self) -> bool:
+        """See `StainMixing`."""
+        return not (self.settings.normalize or self.settings.beside_rgb)
+
     def mix_inputs(self, X: Tensor, D: Tensor, w: Tensor) -> Tensor:
         """What the mix is of, (m, u): densities, perhaps normalised, perhaps with the columns X."""
         if self.settings.normalize:

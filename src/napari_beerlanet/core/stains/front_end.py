@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from napari_beerlanet.core.images import Domain
 from napari_beerlanet.core.images.rgb import FLOAT_FLOOR, PADDING_GREY, to_columns
-from napari_beerlanet.core.stains.layer import BeerLaNet
+from napari_beerlanet.core.stains.layer import BeerLaNet, MixReadout
 from napari_beerlanet.core.stains.palette import Palette, decode, encode, palette_of
 from napari_beerlanet.core.stains.solver import kernels
 from napari_beerlanet.core.stains.solver.columns import ArrayColumns, MapChain
@@ -73,15 +73,23 @@ class StainMixing:
 
         `weights` (N, H, W) say how much each pixel counts in the fit.
         """
+        readout = self._readout() if self.mixes_densities_alone else self.mix_densities
         with torch.autocast(images.device.type, enabled=False):
-            mixed = self.stain.forward_readout(images.float(), weights, self.mix_densities)
+            mixed = self.stain.forward_readout(images.float(), weights, readout)
         return mixed.to(images.dtype)
+
+    @property
+    def mixes_densities_alone(self) -> bool:
+        """Whether `mix_inputs` are the densities as they are."""
+        return True
 
     def mix_densities(self, X: Tensor, D: Tensor, w: Tensor) -> Tensor:
         """What layer 0 gets (3, u) of columns X (3, u) with densities D (r, u), weights w (u,)."""
-        weight, bias = self.mix.weight.flatten(1).to(D.dtype), self.mix.bias.to(D.dtype)
-        mixed = weight @ self.mix_inputs(X, D, w) + bias[:, None]
-        return torch.where(is_padding(X, self.stain.domain), PADDING, self._to_intensity(mixed))
+        return self._readout()(X, self.mix_inputs(X, D, w), w)
+
+    def _readout(self) -> MixReadout:
+        weight, grey = self.mix.weight.flatten(1), padding_column(self.stain.domain)
+        return MixReadout(weight, self.mix.bias, self.light, PADDING, grey)
 
     def mix_inputs(self, X: Tensor, D: Tensor, w: Tensor) -> Tensor:
         """What the mix is of, (m, u): the densities."""
@@ -124,8 +132,12 @@ class StainMixing:
 
 def is_padding(X: Tensor, domain: Domain) -> Tensor:
     """(u,) whether columns X (3, u) have the grey of padding."""
-    grey = math.log(PADDING) if domain == "log" else PADDING
-    return ((X - grey).abs() < 1e-3).all(0)
+    return ((X - padding_column(domain)).abs() < 1e-3).all(0)
+
+
+def padding_column(domain: Domain) -> float:
+    """The grey of padding as it is in columns X."""
+    return math.log(PADDING) if domain == "log" else PADDING
 
 
 def typical_colours(labs: int = 6, side: int = 96) -> list[npt.NDArray[np.uint8]]:

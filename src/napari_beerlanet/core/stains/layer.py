@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,27 @@ from napari_beerlanet.core.stains.solver.unroll_backward import (
 
 _MAX_LOG_PENALTY = 40.0  # of λ and γ: beyond it nothing lives, and sums would overflow
 _PIXELS_PER_TASK = 1 << 18  # pixels per task of the look-up's gradient: fixed, as sums depend on it
+
+
+@dataclass(frozen=True, eq=False)
+class MixReadout:
+    """f(W d + b) of densities d: f is the exponential if `light`, or nothing; padding stays grey.
+
+    f takes no more than 1, so that nothing gets much brighter than the background.
+    """
+
+    weight: Tensor  # W (m, r)
+    bias: Tensor  # b (m,)
+    light: bool
+    padding: float  # in [0, 1]
+    padding_column: float  # the same, as it is in X
+
+    def __call__(self, X: Tensor, D: Tensor, w: Tensor) -> Tensor:
+        """(m, u) of columns X (c, u) with densities D (r, u)."""
+        mixed = self.weight.to(D.dtype) @ D + self.bias.to(D.dtype)[:, None]
+        mixed = mixed.clamp(max=1.0).exp() if self.light else mixed
+        is_padding = ((X - self.padding_column).abs() < 1e-3).all(0)
+        return torch.where(is_padding, self.padding, mixed)
 
 
 class BeerLaNet(nn.Module):
@@ -144,7 +166,7 @@ class BeerLaNet(nn.Module):
 
         readout(X, D, w) takes columns X (c, u), in the solver's domain, their densities D (r, u)
         and their weights w (u,) to (m, u). It is the same as a readout of every pixel at the cost
-        of one of every distinct colour.
+        of one of every distinct colour. Of a `MixReadout` kernels do all images side by side.
         """
         with torch.autocast(images.device.type, enabled=False):
             pairs = list(zip(images, _weights_per_image(weights), strict=False))
@@ -156,6 +178,11 @@ class BeerLaNet(nn.Module):
             done = unroll_tensors(
                 columns, *learned, iterations=self.iterations, unit_spectra=self.unit_spectra
             )
+            if isinstance(readout, MixReadout) and all(
+                image.uses_kernels and rows is not None for image, rows in parts
+            ):
+                mixed = _mix_colours(parts, done.scale, readout)
+                return mixed.to(images.dtype).reshape(len(images), -1, *images.shape[2:])
             planes = []
             for (image, rows), a in zip(parts, done.scale, strict=True):
                 table, scale = image.D, a
@@ -234,6 +261,37 @@ def _colours_to_pixels(table: Tensor, scale: Tensor, rows: Tensor | None) -> Ten
     return scaled if rows is None else scaled[:, rows]
 
 
+def _mix_colours(
+    parts: Sequence[tuple[TensorColumns, Any]], scale: Tensor, readout: MixReadout
+) -> Tensor:
+    """(N, m, n) float32: the readout of each pixel's colour; scale (N, r) is that of D."""
+    images = [(contiguous(image.X), rows.numpy()) for image, rows in parts]
+    constants = readout.light, readout.padding_column, readout.padding
+    learned = readout.weight.double(), readout.bias.double()
+    D = (image.D for image, _ in parts)
+    return _MixLookUp.apply(images, constants, *learned, scale, *D)  # type: ignore[no-any-return]
+
+
+def _look_up(rows: npt.NDArray[Any], entries: npt.NDArray[Any], planes: npt.NDArray[Any]) -> None:
+    """planes (m, n) = the entries (u, m) of rows (n,)."""
+
+    def work(part: slice) -> None:
+        kernels.look_up_rows(rows[part], entries, planes[:, part])
+
+    map_chunks(work, len(rows), _PIXELS_PER_TASK)
+
+
+def _scatter(rows: npt.NDArray[Any], planes: npt.NDArray[Any], u: int) -> npt.NDArray[Any]:
+    """(parts, u, m) sums of planes (m, n) over the pixels of each row; add them up."""
+    sums = np.zeros((len(chunk_slices(len(rows), _PIXELS_PER_TASK)), u, len(planes)))
+
+    def work(part: slice) -> None:
+        kernels.scatter_add(rows[part], planes[:, part], sums[part.start // _PIXELS_PER_TASK])
+
+    map_chunks(work, len(rows), _PIXELS_PER_TASK)
+    return sums
+
+
 class _ColourLookUp(torch.autograd.Function):
     """Densities of pixels from those of colours, scaled; its gradient is a scatter-add."""
 
@@ -244,26 +302,63 @@ class _ColourLookUp(torch.autograd.Function):
         entries = np.empty(columns.shape[::-1], np.float32)
         kernels.scale_to_rows(columns, contiguous(scale.detach()), entries)
         planes = np.empty((len(columns), len(index)), np.float32)
-
-        def look_up(part: slice) -> None:
-            kernels.look_up_rows(index[part], entries, planes[:, part])
-
-        map_chunks(look_up, len(index), _PIXELS_PER_TASK)
+        _look_up(index, entries, planes)
         return torch.from_numpy(planes)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         refuse_second_derivative(gradient)
         table, scale, rows = (t.detach().numpy() for t in ctx.saved_tensors)
-        planes = np.ascontiguousarray(gradient.numpy())
-        parts = chunk_slices(len(rows), _PIXELS_PER_TASK)
-        sums = np.zeros((len(parts), *table.shape[::-1]))
-
-        def scatter(part: slice) -> None:
-            k = part.start // _PIXELS_PER_TASK
-            kernels.scatter_add(rows[part], planes[:, part], sums[k])
-
-        map_chunks(scatter, len(rows), _PIXELS_PER_TASK)
+        sums = _scatter(rows, np.ascontiguousarray(gradient.numpy()), table.shape[1])
         g_table, g_scale = np.empty(table.shape), np.empty(scale.shape)
         kernels.scale_to_rows_backward(sums, contiguous(table), contiguous(scale), g_table, g_scale)
         return torch.from_numpy(g_table), torch.from_numpy(g_scale), None
+
+
+class _MixLookUp(torch.autograd.Function):
+    """`MixReadout` of the colours of all images, looked up for their pixels."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        images: list[tuple[npt.NDArray[Any], npt.NDArray[Any]]],
+        constants: tuple[bool, float, float],
+        weight: Tensor,
+        bias: Tensor,
+        scale: Tensor,
+        *D: Tensor,
+    ) -> Tensor:
+        W, b, scales = (contiguous(t.detach()) for t in (weight, bias, scale))
+        tables = [contiguous(t.detach()) for t in D]
+        slopes = [np.empty((len(W), table.shape[1])) for table in tables]
+        planes = np.empty((len(images), len(W), len(images[0][1])), np.float32)
+
+        def mix(k: int) -> None:
+            X, rows = images[k]
+            entries = np.empty(slopes[k].shape[::-1], np.float32)
+            kernels.mix_to_rows(X, tables[k], scales[k], W, b, *constants, entries, slopes[k])
+            _look_up(rows, entries, planes[k])
+
+        for_each_image(mix, range(len(images)))
+        ctx.rows, ctx.slopes = [rows for _, rows in images], slopes
+        ctx.save_for_backward(weight, scale, *D)
+        return torch.from_numpy(planes)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        refuse_second_derivative(gradient)
+        W, scales, *tables = (contiguous(t.detach()) for t in ctx.saved_tensors)
+        g_D = [np.empty(table.shape) for table in tables]
+        products, g_bias = np.empty((len(tables), *W.shape)), np.empty((len(tables), len(W)))
+
+        def pull(k: int) -> None:
+            planes = np.ascontiguousarray(gradient[k].numpy())
+            sums = _scatter(ctx.rows[k], planes, tables[k].shape[1])
+            kernels.mix_to_rows_backward(
+                sums, ctx.slopes[k], tables[k], scales[k], W, g_D[k], products[k], g_bias[k]
+            )
+
+        for_each_image(pull, range(len(tables)))
+        g_weight = (products * scales[:, None]).sum(0)
+        small = (g_weight, g_bias.sum(0), (products * W).sum(1), *g_D)
+        return None, None, *(torch.from_numpy(g) for g in small)

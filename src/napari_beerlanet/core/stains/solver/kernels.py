@@ -341,3 +341,65 @@ def scale_to_rows_backward(g_entries, table, scale, g_table, g_scale):
                     g += g_entries[k, i, j]
                 g_table[j, i] = g * scale[j]
                 g_scale[j] += g * table[j, i]
+
+
+@njit(cache=True, nogil=True, fastmath=FASTMATH)
+def mix_to_rows(X, D, scale, weight, bias, light, grey, padding, entries, slopes):
+    """entries[i, j] = f(weight[j] · (scale ⊙ D[:, i]) + bias[j]), (u, m) float32, to look up.
+
+    f(z) = exp(min(z, 1)) if `light`, else z; slopes (m, u) are its derivatives. Columns X (c, u)
+    within 0.001 of `grey` in all channels are padding: their entries are `padding`, their slopes 0.
+    """
+    (r, u), m = D.shape, weight.shape[0]
+    z, counted = np.empty(_GROUP_SIZE), np.empty(_GROUP_SIZE)
+    for start in range(0, u, _GROUP_SIZE):
+        n = min(start + _GROUP_SIZE, u) - start
+        counted[:] = 0.0
+        for c in range(X.shape[0]):
+            for t in range(n):
+                counted[t] += 1.0 if abs(X[c, start + t] - grey) >= 1e-3 else 0.0
+        for j in range(m):
+            z[:] = bias[j]
+            for k in range(r):
+                factor = weight[j, k] * scale[k]
+                for t in range(n):
+                    z[t] += factor * D[k, start + t]
+            for t in range(n):
+                value = np.exp(min(z[t], 1.0)) if light else z[t]
+                slope = (value if z[t] <= 1.0 else 0.0) if light else 1.0
+                entries[start + t, j] = value if counted[t] > 0.0 else padding
+                slopes[j, start + t] = slope if counted[t] > 0.0 else 0.0
+
+
+@njit(cache=True, nogil=True, fastmath=FASTMATH)
+def mix_to_rows_backward(g_entries, slopes, D, scale, weight, g_D, products, g_bias):
+    """Gradients of `mix_to_rows`: fills g_D (r, u), products (m, r) and g_bias (m,).
+
+    g_entries (parts, u, m) is summed over its parts on the way. The gradients of `weight` and
+    `scale` are products ⊙ scale, and the sums over m of products ⊙ weight.
+    """
+    parts, u, m = g_entries.shape
+    r = D.shape[0]
+    g = np.empty((m, _GROUP_SIZE))
+    products[:] = 0.0
+    g_bias[:] = 0.0
+    for start in range(0, u, _GROUP_SIZE):
+        n = min(start + _GROUP_SIZE, u) - start
+        for j in range(m):
+            total = 0.0
+            for t in range(n):
+                value = g_entries[0, start + t, j]
+                for k in range(1, parts):
+                    value += g_entries[k, start + t, j]
+                g[j, t] = value * slopes[j, start + t]
+                total += g[j, t]
+            g_bias[j] += total
+        for k in range(r):
+            row, out = D[k, start : start + n], g_D[k, start : start + n]
+            out[:] = 0.0
+            for j in range(m):
+                factor, total = weight[j, k] * scale[k], 0.0
+                for t in range(n):
+                    out[t] += factor * g[j, t]
+                    total += g[j, t] * row[t]
+                products[j, k] += total
