@@ -208,3 +208,105 @@ def test_an_option_is_understood_by_its_former_name(tmp_path, image):
         out = tmp_path / f"{option}.html"
         assert main([*words, "--out", str(out), option, "0.65", "--no-stains"]) == 0
         assert "an IoU of at least 0.65" in out.read_text()
+
+
+# --- many images, signals, strange names ---------------------------------------------------------
+
+
+def test_a_table_of_many_images_is_read_once(tmp_path, monkeypatch, capsys):
+    from napari_beerlanet.core.formats import csv_table
+
+    names = [f"{k}.png" for k in range(300)]
+    lines = [f"{name},cell,{k},1,{k + 5},6" for k, name in enumerate(names)]
+    (tmp_path / "in.csv").write_text("\n".join(["image,class,x1,y1,x2,y2", *lines]))
+    reads = []
+    read_text = csv_table.read_text
+    monkeypatch.setattr(
+        csv_table, "read_text", lambda *args: reads.append(args) or read_text(*args)
+    )
+    out = tmp_path / "out"
+    assert main(["convert", str(tmp_path / "in.csv"), str(out), "--to", "voc"]) == 0
+    assert "300 boxes of 300 images" in said(capsys).out
+    assert len(list(out.iterdir())) == 300
+    assert read_detections(out / "7.xml").xyxy.tolist() == [[7, 1, 12, 6]]
+    assert len(reads) == 2  # the images' names, then all of it
+
+
+@pytest.mark.parametrize("target", ["voc", "yolo", "csv"])
+def test_as_many_classes_as_images(tmp_path, target):
+    """Each file would have a list of all classes, were these not left out."""
+    count = 1500
+    content = {
+        "images": [
+            {"id": k, "file_name": f"{k}.png", "width": 9, "height": 9} for k in range(count)
+        ],
+        "categories": [{"id": k, "name": f"class {k}"} for k in range(count)],
+        "annotations": [
+            {"image_id": k, "category_id": k, "bbox": [1, 1, 5, 5]} for k in range(count)
+        ],
+    }
+    (tmp_path / "in.json").write_text(json.dumps(content))
+    out = tmp_path / "out"
+    assert main(["convert", str(tmp_path / "in.json"), str(out), "--to", target]) == 0
+    read = read_detections(out / f"1234{FORMATS[target].suffix}", (9, 9))
+    assert [read.names[k] for k in read.labels] == ["class 1234"]
+
+
+def test_a_signal_ends_it_and_leaves_nothing(tmp_path, monkeypatch, capsys):
+    import signal
+
+    from napari_beerlanet.cli import convert
+    from napari_beerlanet.cli.common import received_signals
+
+    coco(tmp_path / "in.json", [f"{k}.png" for k in range(50)])
+    read = convert._read_all
+
+    def interrupted(options, names):
+        for k, one in enumerate(read(options, names)):
+            if k == 20:
+                received_signals.append(signal.SIGTERM)
+            yield one
+
+    monkeypatch.setattr(convert, "_read_all", interrupted)
+    out = tmp_path / "new" / "out"
+    assert main(["convert", str(tmp_path / "in.json"), str(out), "--to", "yolo"]) == 143
+    assert "terminated" in said(capsys).err
+    assert [path.name for path in tmp_path.iterdir()] == ["in.json"]
+
+
+def test_a_failure_in_the_middle_leaves_nothing(tmp_path, capsys):
+    coco(tmp_path / "in.json", ["a.png", "b.png"])
+    content = json.loads((tmp_path / "in.json").read_text())
+    del content["images"][1]["width"]
+    (tmp_path / "in.json").write_text(json.dumps(content))
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "other.txt").write_text("0 0.5 0.5 0.1 0.1")
+    assert main(["convert", str(tmp_path / "in.json"), str(out), "--to", "yolo"]) == 2
+    assert "b.txt: YOLO needs the image's size" in said(capsys).err
+    assert [path.name for path in out.iterdir()] == ["other.txt"]
+
+
+def test_names_do_not_steer_the_terminal(tmp_path, capsys):
+    coco(tmp_path / "in.json", ["a.png", "b.png"])
+    content = json.loads((tmp_path / "in.json").read_text())
+    content["images"][1]["file_name"] = content["images"][0]["file_name"] = "\x1b[2J\nfake: done"
+    (tmp_path / "in.json").write_text(json.dumps(content))
+    assert main(["convert", str(tmp_path / "in.json"), str(tmp_path / "o"), "--to", "voc"]) == 2
+    text = said(capsys).err
+    assert "\x1b" not in text
+    assert text.count("\n") == 1
+    assert r"\x1b[2J\nfake" in text
+
+
+def test_every_printed_line_is_escaped():
+    """Nothing in the commands prints by itself, but for lines of JSON."""
+    import re
+    from pathlib import Path
+
+    from napari_beerlanet import cli
+
+    for path in Path(cli.__file__).parent.glob("*.py"):
+        for line in path.read_text().splitlines():
+            if re.search(r"\bprint\(", line):
+                assert "json.dumps" in line or "printable(" in line, f"{path.name}: {line}"

@@ -164,13 +164,12 @@ def _without_count(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _read_config(path: Path) -> dict[str, Any]:
     """A study file; paths in it are relative to it."""
-    import yaml
+    from napari_beerlanet.core.common.storage import FileError, read_yaml
 
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        what = " ".join(str(getattr(error, "strerror", None) or error).split())
-        raise UsageError(f"{path}: cannot be read as settings ({what[:160]}).") from error
+        content = read_yaml(path)
+    except FileError as error:
+        raise UsageError(str(error)) from error
     if not isinstance(content, dict) or not content.get("images"):
         raise UsageError(f"{path}: settings need at least `images`: files, folders or patterns.")
     listed = content["images"]

@@ -16,6 +16,7 @@ from napari_beerlanet.cli.common import (
     UsageError,
     add_device_option,
     add_setting,
+    echo,
     prepare_folder,
     print_message,
     raise_if_interrupted,
@@ -133,7 +134,7 @@ def run(options: argparse.Namespace) -> int:
         return 1 if slides.failed else 0
     task = _CropTask(model, options)
     counts = task.run(paths)
-    print(f"{_counts_text(counts)}; {options.out}", flush=True)
+    echo(f"{_counts_text(counts)}; {options.out}")
     return 1 if task.failed else 0
 
 
@@ -184,7 +185,7 @@ class TypesOutput(ConsoleOutput):
     def finish(self, study: StudyResult, layout: str) -> None:
         """Print how many there are of each type."""
         self._bar.close()
-        print(f"{_counts_text(self._types) or 'no cells'}; {self._out}", flush=True)
+        echo(f"{_counts_text(self._types) or 'no cells'}; {self._out}")
         for text in [*study.notes, *([study.stopped] if study.stopped else [])]:
             print_message(text)
 
@@ -261,14 +262,14 @@ class _CropTask:
                 print_message(text)
 
     def _write_table(self, rows: Sequence[tuple[str, dict[str, Any]]]) -> None:
-        from napari_beerlanet.core.common.storage import atomic_path
+        from napari_beerlanet.core.common.storage import atomic_path, csv_cell
 
         text = io.StringIO(newline="")
         writer = csv.writer(text)
-        writer.writerow(["image", *rows[0][1]])
+        writer.writerow(["image", *map(csv_cell, rows[0][1])])
         for path, row in rows:
-            cells = (f"{v:.6f}" if not isinstance(v, str) else v for v in row.values())
-            writer.writerow([path, *cells])
+            cells = (f"{v:.6f}" if not isinstance(v, str) else csv_cell(v) for v in row.values())
+            writer.writerow([csv_cell(path), *cells])
         with atomic_path(self.options.out / _TABLE) as unfinished:
             unfinished.write_text(text.getvalue(), encoding="utf-8", newline="")
 
@@ -308,7 +309,7 @@ class _SlideTask:
         self.regions = self._read_regions()
         for job in name_jobs(paths):
             try:
-                print(f"{job.source.name}: {self._slide(job.source, job.name, settings)}")
+                echo(f"{job.source.name}: {self._slide(job.source, job.name, settings)}")
             except ValueError as error:
                 self.failed += 1
                 text = str(error)

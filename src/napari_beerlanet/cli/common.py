@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from napari_beerlanet.core.classification.classifier import Classifier
@@ -39,9 +39,16 @@ class UsageError(Exception):
     """The command cannot be carried out as given; the message is one sentence."""
 
 
+def echo(line: str, file: TextIO | None = None) -> None:
+    """Print one line, whatever is in it: names come from files, and may hold terminal escapes."""
+    from napari_beerlanet.core.common.messages import printable
+
+    print(printable(line), file=file, flush=True)
+
+
 def print_message(message: str) -> None:
     """One line to the person at the terminal, not into a pipe."""
-    print(f"{PROGRAM}: {message}", file=sys.stderr, flush=True)
+    echo(f"{PROGRAM}: {message}", sys.stderr)
 
 
 def prepare_folder(folder: Path) -> Path:

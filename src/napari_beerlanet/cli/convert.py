@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from napari_beerlanet.cli.common import UsageError, prepare_folder
+from napari_beerlanet.cli.common import (
+    UsageError,
+    echo,
+    prepare_folder,
+    print_message,
+    raise_if_interrupted,
+)
 from napari_beerlanet.core.common.messages import count_of
 
 if TYPE_CHECKING:
@@ -51,8 +58,8 @@ def run(options: argparse.Namespace) -> int:
     path = options.output
     if folder:
         path = path / _file_name(name or options.input.name, options)
-    _write(options, path, boxes, name)
-    print(f"{path}: {count_of(len(boxes), 'box', 'boxes')}.", flush=True)
+    _write_files(options, path.absolute().parent, [(path.name, name, boxes)], 1)
+    echo(f"{path}: {count_of(len(boxes), 'box', 'boxes')}.")
     return 0
 
 
@@ -62,28 +69,66 @@ def _convert_all(options: argparse.Namespace, names: list[str], folder: bool) ->
             f"{options.input}: about {len(names)} images; name a folder to write to, "
             "or one of them with --image."
         )
-    files = [_file_name(name, options) for name in names]
-    twice = next((file for file in files if files.count(file) > 1), None)
-    if twice is not None:
-        raise UsageError(f"{options.input}: two of its images would both become {twice}.")
-    total = 0
-    for (name, boxes), file in zip(_read_all(options, names), files, strict=True):
-        _write(options, options.output / file, boxes, name)
-        total += len(boxes)
-    print(
-        f"{options.output}: {count_of(total, 'box', 'boxes')} of {len(names)} images.", flush=True
-    )
+    files = {name: _file_name(name, options) for name in names}
+    twice = [file for file, count in Counter(files.values()).items() if count > 1]
+    if twice or len(files) < len(names):
+        what = twice[0] if twice else "the same file"
+        raise UsageError(f"{options.input}: two of its images would both become {what}.")
+    read = ((files[name], name, boxes) for name, boxes in _read_all(options, names))
+    total = _write_files(options, options.output, read, len(names))
+    echo(f"{options.output}: {count_of(total, 'box', 'boxes')} of {len(names)} images.")
     return 0
 
 
 def _read_all(options: argparse.Namespace, names: list[str]) -> Iterator[tuple[str, Detections]]:
     """The boxes of each image."""
-    from napari_beerlanet.core.formats import detect_format, read_coco_images
+    from napari_beerlanet.core.formats import detect_format, read_coco_images, read_csv_images
 
-    if (options.source or detect_format(options.input)) == "coco":
-        yield from read_coco_images(options.input).items()
+    readers = {"coco": read_coco_images, "csv": read_csv_images}
+    kind = options.source or detect_format(options.input)
+    if kind in readers:
+        yield from readers[kind](options.input)
     else:
         yield from ((name, _read(options, name)) for name in names)
+
+
+def _write_files(
+    options: argparse.Namespace,
+    folder: Path,
+    images: Iterable[tuple[str, str, Detections]],
+    count: int,
+) -> int:
+    """Write all files or none: (file, image, boxes) of each image. The number of boxes."""
+    from tqdm import tqdm
+
+    from napari_beerlanet.core.common.storage import staged_folder
+    from napari_beerlanet.core.formats import ClassesFile, write_detections, write_yolo
+    from napari_beerlanet.core.formats.common import NOTES
+
+    if folder.exists():
+        prepare_folder(folder)
+    classes = ClassesFile(folder)
+    total, notes = 0, dict[str, None]()
+    bar = tqdm(images, total=count, unit="image", leave=False, disable=None if count > 1 else True)
+    with staged_folder(folder) as stage, bar:
+        for file, name, boxes in bar:
+            raise_if_interrupted()
+            total += len(boxes)
+            notes |= dict.fromkeys(boxes.report.get(NOTES, ()))
+            path = stage / file
+            if (options.target or path.suffix.lower()) not in ("yolo", ".txt"):
+                write_detections(path, boxes, name, format=options.target)
+            elif boxes.image_shape is None:
+                raise UsageError(
+                    f"{folder / file}: YOLO needs the image's size; name it with --image."
+                )
+            else:
+                write_yolo(path, boxes, classes=classes)
+        if classes.names:
+            classes.write(stage)
+    for note in notes:
+        print_message(note)
+    return total
 
 
 def _image_name(options: argparse.Namespace, names: list[str]) -> str:
@@ -117,15 +162,3 @@ def _read(options: argparse.Namespace, name: str) -> Detections:
     classes = options.classes if kind == "yolo" else None
     boxes = read_detections(options.input, shape, classes, name, kind)
     return replace(boxes, image_shape=shape or boxes.image_shape, pixel_size=size)
-
-
-def _write(options: argparse.Namespace, path: Path, boxes: Detections, name: str) -> None:
-    from napari_beerlanet.core.formats import write_detections, write_yolo_with_classes
-
-    prepare_folder(path.absolute().parent)
-    if (options.target or path.suffix.lower()) in ("yolo", ".txt"):
-        if boxes.image_shape is None:
-            raise UsageError(f"{path}: YOLO needs the image's size; name it with --image.")
-        write_yolo_with_classes(path, boxes)
-    else:
-        write_detections(path, boxes, name, format=options.target)

@@ -12,6 +12,7 @@ from typing import Any
 
 from napari_beerlanet.cli.common import (
     DEFAULT_MODEL,
+    echo,
     prepare_folder,
     print_message,
     raise_if_interrupted,
@@ -59,10 +60,12 @@ def _decompose_sample(folder: Path, name: str) -> Path:
     with atomic_path(picture) as unfinished:
         shutil.copyfile(sample, unfinished)
     _process(picture, DECOMPOSE_PRESET)
-    print(f"{picture}: {name}. Found from the image alone:")
-    print("\n".join(_stain_table(read_json(picture.with_suffix(".spectra.json")))))
+    echo(f"{picture}: {name}. Found from the image alone:")
+    for line in _stain_table(read_json(picture.with_suffix(".spectra.json"))):
+        echo(line)
     preview = picture.with_suffix(".preview.png")
-    print(f"Look at {preview}; beside it are the densities and the spectra.\n", flush=True)
+    echo(f"Look at {preview}; beside it are the densities and the spectra.")
+    echo("")
     return picture
 
 
@@ -76,9 +79,9 @@ def _detect_sample(picture: Path) -> None:
         for column, count in row.items()
         if column.startswith("count ")
     )
-    print(f"{picture}: detected {counts}.")
+    echo(f"{picture}: detected {counts}.")
     overlay = picture.with_suffix(".overlay.png")
-    print(f"Look at {overlay}; beside it are the boxes as CSV and GeoJSON.", flush=True)
+    echo(f"Look at {overlay}; beside it are the boxes as CSV and GeoJSON.")
 
 
 def _process(picture: Path, settings: dict[str, Any]) -> dict[str, Any]:
@@ -143,7 +146,7 @@ def _show_window(folder: Path, pictures: bool) -> int:
     print_message("drawing the viewer's window ..." if pictures else "opening the viewer ...")
     status = subprocess.run(command, check=False).returncode
     if status == 0 and pictures:
-        print(f"Look at {folder / 'window-stains.png'} and {folder / 'window-cells.png'}.")
+        echo(f"Look at {folder / 'window-stains.png'} and {folder / 'window-cells.png'}.")
     elif status:
         print_message("the viewer did not come up; the files are there all the same.")
     return 1 if status else 0

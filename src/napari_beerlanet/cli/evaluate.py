@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from napari_beerlanet.cli.common import (
     add_model_options,
+    echo,
     given_settings,
     load_model,
     prepare_folder,
@@ -74,7 +75,8 @@ def run(options: argparse.Namespace) -> int:
         lines = _metrics_table(result)
     else:
         lines = _types_table(result, relaxed=bool(options.ordered))
-    print("\n".join(lines), flush=True)
+    for line in lines:
+        echo(line)
     if options.out:
         _write_result(options.out, result)
     return 0

@@ -101,7 +101,10 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{PROGRAM}: {message.rstrip('.')}. `{self.prog} --help` says more.\n")
+        from napari_beerlanet.core.common.messages import printable
+
+        text = printable(message.rstrip("."))
+        self.exit(2, f"{PROGRAM}: {text}. `{self.prog} --help` says more.\n")
 
 
 def _install_signal_handlers() -> dict[int, Any]:

@@ -9,6 +9,7 @@ from napari_beerlanet.cli.common import (
     add_device_option,
     add_input_options,
     add_setting,
+    echo,
     given_settings,
     print_message,
 )
@@ -68,10 +69,10 @@ def run(options: argparse.Namespace) -> int:
 def _print_counts(counts: StudyCounts) -> None:
     infected = counts.sum.parasitaemia
     if infected is None:
-        print("No red cells were found.", flush=True)
+        echo("No red cells were found.")
     else:
         width = max(len(name) for name, _ in infected.rows())
         for name, value in infected.rows():
-            print(f"{name:{width}}  {value}", flush=True)
+            echo(f"{name:{width}}  {value}")
     for text in counts.reservations():
         print_message(text)

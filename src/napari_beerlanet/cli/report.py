@@ -12,6 +12,7 @@ from napari_beerlanet.cli.common import (
     add_model_options,
     add_setting,
     classifier_settings,
+    echo,
     given_settings,
     print_message,
 )
@@ -117,6 +118,6 @@ class ReportOutput(ConsoleOutput):
             if entry.status in ("done", "skipped"):
                 parts = [entry.record["counts"], entry.record.get("types") or {}]
                 texts = [", ".join(f"{name} {n}" for name, n in part.items()) for part in parts]
-                print(f"{self._path}: {'; '.join(filter(None, texts))}.", flush=True)
+                echo(f"{self._path}: {'; '.join(filter(None, texts))}.")
         for text in [*study.notes, *([study.stopped] if study.stopped else [])]:
             print_message(text)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from napari_beerlanet.cli.common import (
     Stopped,
     UsageError,
+    echo,
     prepare_folder,
     print_message,
     raise_if_interrupted,
@@ -120,14 +121,14 @@ class ConsoleOutput:
 
     def report(self, progress: StudyProgress) -> None:
         """Show the progress; stop where a signal has come."""
-        from napari_beerlanet.core.common.messages import format_duration
+        from napari_beerlanet.core.common.messages import format_duration, printable
 
         raise_if_interrupted()
         self._total = progress.total
         eta = progress.eta(time.monotonic() - self._started)
         left = "" if eta is None else f"{format_duration(eta)} left, "
         self._bar.set_description_str(f"{progress.done} of {progress.total} images", refresh=False)
-        self._bar.set_postfix_str(left + progress.message, refresh=False)
+        self._bar.set_postfix_str(printable(left + progress.message), refresh=False)
         self._bar.update(progress.fraction - self._bar.n)
 
     def on_image(self, entry: StudyEntry) -> None:
@@ -137,7 +138,8 @@ class ConsoleOutput:
         if entry.status == "failed":
             self._bar.clear()
             if self._debug:
-                print(entry.traceback, file=sys.stderr, end="")
+                for line in entry.traceback.splitlines():
+                    echo(line, sys.stderr)
             if not entry.fatal:  # that is the reason why the run ends, printed last
                 print_message(entry.error if path in entry.error else f"{path}: {entry.error}")
             return
@@ -147,13 +149,13 @@ class ConsoleOutput:
             print_message(f"{path}: {row['notes']}")
         if self._is_log:
             number = f"[{self._counts.total()}/{self._total}]"
-            print(f"{number} {path}: {_outcome_text(entry)}", file=sys.stderr, flush=True)
+            echo(f"{number} {path}: {_outcome_text(entry)}", file=sys.stderr)
 
     def finish(self, study: StudyResult, layout: str) -> None:
         """Print the counts of all."""
         self._bar.close()
         table = f"; {study.out / 'summary.csv'}" if layout == "study" else ""
-        print(self._count_text() + table, flush=True)
+        echo(self._count_text() + table)
         for text in [*study.notes, *([study.stopped] if study.stopped else [])]:
             print_message(text)
 
@@ -161,7 +163,7 @@ class ConsoleOutput:
         """End without a result; the caller says why."""
         self._bar.close()
         if self._counts.total():
-            print(self._count_text(), flush=True)
+            echo(self._count_text())
 
     def _count_text(self) -> str:
         return ", ".join(f"{self._counts[s]} {s}" for s in ("done", "skipped", "failed"))

@@ -14,6 +14,7 @@ from napari_beerlanet.cli.common import (
     DEFAULT_MODEL,
     UsageError,
     add_setting,
+    echo,
     given_settings,
     print_message,
     raise_if_interrupted,
@@ -177,7 +178,7 @@ class _ConsoleOutput:
             self.close()
             if event["message"]:  # it has stopped early
                 print_message(event["message"])
-            print(f"{event['best']}: {_describe_model(event['best'])}", flush=True)
+            echo(f"{event['best']}: {_describe_model(event['best'])}")
         elif not self.quiet and kind in ("start", "epoch", "warning"):
             self.bar.clear()
             print_message(_EVENT_TEXT[kind](event))

@@ -108,6 +108,28 @@ EVIL = {
     "enlarged": row(-1, 1, "nn.Upsample", [None, 2, "nearest"]),
     "enlarged much": row(-1, 1, "nn.Upsample", [None, 10**6, "nearest"]),
     "enlarged to a size": row(-1, 1, "nn.Upsample", [10**6, None, "nearest"]),
+    "enlarged by repeats": changed(
+        backbone=[
+            [-1, 1, "Conv", [8, 3, 2]],
+            [-1, 1, "Conv", [8, 3, 2]],
+            [-1, 64, "nn.Upsample", [None, 2, "nearest"]],
+            [-1, 1, "Conv", [8, 3, 2]],
+        ],
+        head=[[[1, 3], 1, "Detect", ["nc"]]],
+    ),
+    "enlarged by repeats of weights": changed(
+        backbone=[
+            [-1, 1, "Conv", [8, 3, 2]],
+            [-1, 1, "Conv", [8, 3, 2]],
+            [-1, 8, "nn.ConvTranspose2d", [8, 2, 2]],
+            [-1, 1, "Conv", [8, 3, 2]],
+        ],
+        head=[[[1, 3], 1, "Detect", ["nc"]]],
+    ),
+    "enlarged by the margins of many layers": changed(
+        backbone=[[-1, 1, "Conv", [8, 3, 2]]] * 6 + [[-1, 64, "nn.ZeroPad2d", [1]]] * 3,
+        head=[[[5, 8], 1, "Detect", ["nc"]]],
+    ),
     "padding": row(-1, 1, "Conv", [8, 3, 1, 16]),
     "zero padding": row(-1, 1, "nn.ZeroPad2d", [10**6]),
     "wide at full size": row(-1, 1, "Conv", [8192, 1, 1]),

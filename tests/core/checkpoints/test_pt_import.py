@@ -295,6 +295,60 @@ def test_the_same_numbers_many_times(tmp_path):
     assert "larger than the file" in refused(tmp_path / "a.pt")
 
 
+NESTED = b"K\x01\x85" + b"q\x00h\x00h\x00\x86" * 60  # (t, t) of itself, sixty times
+"""Hashing it takes 2⁶⁰ steps."""
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        b"\x80\x02}" + NESTED + b"K\x01s.",
+        b"\x80\x04\x8f(" + NESTED + b"\x90.",
+        b"\x80\x04(" + NESTED + b"\x91.",
+    ],
+    ids=["key of a dictionary", "member of a set", "member of a frozenset"],
+)
+def test_a_tuple_that_takes_for_ever_to_hash(tmp_path, program):
+    assert "a tuple that is larger" in refused(archive(tmp_path / "a.pt", program))
+
+
+def test_numbers_that_all_collide_in_a_dictionary(tmp_path):
+    entries = b"".join(
+        b"\x8a\x0c" + (k * (2**61 - 1)).to_bytes(12, "little") + b"K\x01" for k in range(1, 2000)
+    )
+    path = archive(tmp_path / "a.pt", b"\x80\x02}(" + entries + b"u.")
+    assert "a number that no model needs" in refused(path)
+
+
+@pytest.mark.parametrize("made", [b"]", b"\x8f", b"}"], ids=["lists", "sets", "dictionaries"])
+def test_millions_of_empty_containers(tmp_path, made):
+    path = archive(tmp_path / "a.pt", b"\x80\x04" + made * 3_000_000 + b".")
+    assert "larger than any model's" in refused(path)
+
+
+def test_names_of_a_megabyte(tmp_path):
+    network = plain_network()
+    network.model[0]._modules["a" * 1_000_000] = torch.nn.Identity()
+    torch.save({"model": network}, tmp_path / "a.pt")
+    assert "no proper name" in refused(tmp_path / "a.pt")
+
+
+def test_a_storage_is_read_once_for_all_its_tensors(tmp_path, monkeypatch):
+    """Thousands of small tensors on one large storage."""
+    network = plain_network()
+    numbers = torch.zeros(100_000)
+    for k in range(200):
+        network.register_buffer(f"extra{k}", numbers[k : k + 1])
+    torch.save({"model": network}, tmp_path / "a.pt")
+    reads = []
+    read = zipfile.ZipFile.read
+    monkeypatch.setattr(
+        zipfile.ZipFile, "read", lambda self, name: reads.append(name) or read(self, name)
+    )
+    assert "no place in its network" in refused(tmp_path / "a.pt")
+    assert len(reads) == len(set(reads))
+
+
 def test_network_within_itself(tmp_path):
     network = plain_network()
     network.model[0]._modules["again"] = network.model

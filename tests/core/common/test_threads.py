@@ -107,12 +107,15 @@ import os, sys, time
 import numpy as np
 from napari_beerlanet import decompose
 from napari_beerlanet.core.common.threads import run_parallel
+from napari_beerlanet import load_checkpoint
+model = load_checkpoint("blood-cells", "cpu")
 image = np.random.default_rng(0).integers(0, 256, (300, 400, 3), np.uint8)
 
 def answer():
     assert run_parallel([lambda k=k: k for k in range(4)]) == [0, 1, 2, 3]
     steps, end = decompose(image, 3, 5, lam=1.0, gamma=0.1), decompose(image[:50], 3, "converge")
-    return steps.densities.tobytes() + end.densities.tobytes()
+    found = model.detect(image, object_size=90.0, confidence=0.01)
+    return steps.densities.tobytes() + end.densities.tobytes(), len(found)
 
 before = answer()
 child = os.fork()

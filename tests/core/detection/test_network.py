@@ -177,10 +177,15 @@ def test_jitter_of_nothing_changes_only_the_light():
 
 def test_importing_ultralytics_leaves_the_environment_alone(tmp_path):
     code = (
-        "import os, torch, PIL.Image; before = dict(os.environ)\n"
-        "patched = (PIL.Image.open, torch.save)\n"
+        "import os, warnings, numpy, torch, torchvision, PIL.Image; before = dict(os.environ)\n"
+        "import cv2; os.environ.clear(); os.environ.update(before)\n"
+        "cv2.setNumThreads(2)\n"
+        "def traces():\n"
+        "    return (PIL.Image.open, torch.save, cv2.getNumThreads(), list(warnings.filters),\n"
+        "        repr(numpy.linspace(0, 1, 40)), repr(torch.linspace(0, 1, 40)))\n"
+        "patched = traces()\n"
         "import napari_beerlanet.core.detection.ultralytics_api\n"
-        "assert patched == (PIL.Image.open, torch.save)\n"
+        "assert patched == traces(), (patched, traces())\n"
         "print(sorted(dict(os.environ.items() ^ before.items())))"
     )
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("YOLO", "QT_", "OMP"))}

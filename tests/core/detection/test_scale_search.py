@@ -8,6 +8,7 @@ import pytest
 
 from discs import SIZES
 from napari_beerlanet.core.detection.scale_search import (
+    MAX_MAGNIFICATION,
     ScaleChoice,
     ScaleSample,
     TrainingSizes,
@@ -226,3 +227,20 @@ def test_resolutions_span_the_sizes_of_objects(side):
     assert TYPICAL / tried[-1] <= 16
     assert max(b / a for a, b in pairwise(tried)) <= 2
     assert (home in tried) == (8 <= TYPICAL / home <= 800)
+
+
+def test_no_image_is_enlarged_without_end():
+    """Whatever sizes a model claims to have seen."""
+    scales = candidate_scales(1e6, (100, 100), 6.4)
+    assert scales
+    assert max(scales) <= MAX_MAGNIFICATION
+    training = TrainingSizes.of({"a": {"median": 1e6, "count": 5}}, ["a"])
+    tried = []
+
+    def look(scale, likely):
+        tried.append(scale)
+        size = np.full(5, 20.0 * scale)
+        return ScaleSample(size, np.zeros(5, int), np.full(5, 0.9), 1e4)
+
+    search_scale(look, scales, 6.4, training)
+    assert max(tried) <= MAX_MAGNIFICATION

@@ -94,7 +94,8 @@ def test_densities_and_status_are_kept(tmp_path, kind):
     read = read_detections(path)
     assert set(read.columns) == set(d.columns)
     for name, values in d.columns.items():
-        assert read.columns[name].dtype.kind == values.dtype.kind
+        # Text is read as objects, which take no more room than they need.
+        assert read.columns[name].dtype.kind == values.dtype.kind.replace("U", "O")
         np.testing.assert_array_equal(read.columns[name], values)
 
 
@@ -533,7 +534,7 @@ def test_coco_of_several_images(tmp_path):
     assert read.xyxy.tolist() == [[1, 2, 4, 6], [0, 0, 2, 2]]
     assert [read.names[i] for i in read.labels] == ["b", "a"]
     assert read.image_shape == (10, 20)
-    everything = fm.read_coco_images(path)
+    everything = dict(fm.read_coco_images(path))
     assert {name: len(d) for name, d in everything.items()} == {"train/p.png": 2, "q.png": 1}
     with pytest.raises(FileError, match="about 2 images, 0 of them with the name"):
         read_detections(path, image_name="r.png")

@@ -13,7 +13,6 @@ from PIL import Image
 from napari_beerlanet.core import formats as fm
 from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.common.storage import FileError
-from napari_beerlanet.core.formats.yolo import extend_classes_file
 
 NAMES = ["RBC", "WBC", 'a "b", c; <d> & é\u4e2d\n2']
 
@@ -180,7 +179,7 @@ def test_classes_beside_labels_only_grow(tmp_path):
     for path, written in ((tmp_path / "1.txt", one), (tmp_path / "2.txt", two)):
         read = fm.read_yolo(path, (480, 640))
         assert [read.names[k] for k in read.labels] == [written.names[k] for k in written.labels]
-    assert extend_classes_file(tmp_path, ["a"]) == ["b", "a", "c"]
+    assert fm.ClassesFile(tmp_path).numbers(["a", "d", "b"]).tolist() == [1, 3, 0]
 
 
 def test_names_of_a_data_yaml_above(tmp_path):
@@ -322,6 +321,6 @@ def test_images_outside_are_names_and_nothing_else(tmp_path):
     """Reading never follows a path that a file names."""
     outside = "../../../../etc/passwd"
     fm.write_coco(tmp_path / "a.json", some(3), outside)
-    assert list(fm.read_coco_images(tmp_path / "a.json")) == [outside]
+    assert list(dict(fm.read_coco_images(tmp_path / "a.json"))) == [outside]
     assert fm.image_names(tmp_path / "a.json") == [outside]
     assert len(fm.read_coco(tmp_path / "a.json", image_name="passwd")) == 3

@@ -269,3 +269,48 @@ def test_neither_way_changes_its_argument():
     out = to_columns(held.T, "log")  # already transposed and float64: must not be a view of it
     assert not np.shares_memory(out, held)
     np.testing.assert_array_equal(held, before[0].T)
+
+
+# --- arrays that are not quite arrays ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float32])
+@pytest.mark.parametrize("channels", [3, 4])
+def test_what_a_mask_hides_weighs_nothing(dtype, channels):
+    rng = np.random.default_rng(0)
+    pixels = rng.uniform(0.1, 0.9, (6, 8, channels)) * white_level(dtype)
+    pixels = pixels.astype(dtype)
+    mask = np.zeros(pixels.shape, bool)
+    mask[2, 3, 1] = mask[4, :, :] = True
+    if dtype == np.float32:
+        pixels[4] = np.nan  # what is hidden may be anything
+    checked = check_rgb(np.ma.MaskedArray(pixels, mask)).pixels
+    assert checked.shape == (6, 8, 4)
+    assert checked.dtype == dtype
+    hidden = mask.any(axis=2)
+    assert (checked[hidden] == 0).all()
+    np.testing.assert_array_equal(checked[~hidden][:, :3], pixels[~hidden][:, :3])
+    assert (checked[~hidden][:, 3] > 0).all()
+
+
+def test_a_mask_that_hides_nothing_or_all():
+    pixels = np.full((4, 4, 3), 7, np.uint8)
+    assert check_rgb(np.ma.MaskedArray(pixels, False)).pixels.shape == (4, 4, 3)
+    with pytest.raises(ImageError, match="Every pixel of the image is masked"):
+        check_rgb(np.ma.MaskedArray(pixels, True))
+
+
+@pytest.mark.parametrize("kind", ["with gradients", "bfloat16", "meta", "sparse"])
+def test_tensors_that_are_no_arrays(kind):
+    import torch
+
+    tensor = {
+        "with gradients": lambda: torch.zeros(4, 4, 3, requires_grad=True),
+        "bfloat16": lambda: torch.zeros(4, 4, 3, dtype=torch.bfloat16),
+        "meta": lambda: torch.zeros(4, 4, 3, device="meta"),
+        "sparse": lambda: torch.zeros(4, 4, 3).to_sparse(),
+    }[kind]()
+    with pytest.raises(
+        ImageError, match=r"^This Tensor is no array in memory \(.{5,80}\)\. Accept"
+    ):
+        check_rgb(tensor)

@@ -11,6 +11,7 @@ from PIL import Image
 from napari_beerlanet.core.common.rectangle import Rectangle
 from napari_beerlanet.core.common.storage import FileError
 from napari_beerlanet.core.images import pyramid, slide
+from napari_beerlanet.core.images.files import read_image
 from napari_beerlanet.core.images.pyramid import read_region
 from napari_beerlanet.core.images.slide import is_slide, open_slide
 from napari_beerlanet.core.stains.decompose import decompose
@@ -165,6 +166,19 @@ def test_one_piece_too_large(image, tmp_path, monkeypatch):
     tifffile.imwrite(tmp_path / "a.tif", image, photometric="rgb")
     with pytest.raises(FileError, match="save it in tiles"):
         open_slide(tmp_path / "a.tif")
+
+
+def test_a_header_that_claims_more_than_the_file_has(image, tmp_path):
+    """Four thousand million pixels to a side, of which a few hundred are there."""
+    path = tmp_path / "a.tif"
+    tifffile.imwrite(path, image, photometric="rgb", tile=(64, 64))
+    with tifffile.TiffFile(path, mode="r+b") as file:
+        for name in ("ImageWidth", "ImageLength"):
+            file.pages[0].tags[name].overwrite(4_000_000_000, dtype="I")
+    with pytest.raises(FileError, match=r"4000000000 x 4000000000 pixels, of which the file has"):
+        open_slide(path)
+    with pytest.raises(FileError, match=r"a\.tif"):
+        read_image(path)
 
 
 # --- other readers -------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ from napari_beerlanet.core.boxes.detections import PROBABILITY_COLUMN, TYPE_COLU
 from napari_beerlanet.core.checkpoints.info import model_limits
 from napari_beerlanet.core.common.jobs import RECORDS_FOLDER
 from napari_beerlanet.core.common.messages import count_of, format_percent
-from napari_beerlanet.core.common.storage import atomic_path, read_json_or_empty
+from napari_beerlanet.core.common.storage import atomic_path, csv_cell, read_json_or_empty
 from napari_beerlanet.core.formats import read_detections
 from napari_beerlanet.core.images.slide import open_slide
 from napari_beerlanet.core.stains.slide_pixels import SlidePixels
@@ -285,8 +285,8 @@ class StudyCounts:
         """The table as CSV, or with another separator."""
         text = io.StringIO()
         writer = csv.writer(text, delimiter=separator, lineterminator="\n")
-        writer.writerow(self.header())
-        writer.writerows([_rounded(value) for value in row] for row in self.rows())
+        writer.writerow(map(csv_cell, self.header()))
+        writer.writerows([csv_cell(_rounded(value)) for value in row] for row in self.rows())
         return text.getvalue()
 
     def write_page(self, path: str | os.PathLike[str], settings: StudySettings) -> None:

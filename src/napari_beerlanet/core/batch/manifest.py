@@ -34,6 +34,7 @@ from napari_beerlanet.core.batch.settings import StudySettings
 from napari_beerlanet.core.common.jobs import RECORDS_FOLDER, JobEntry
 from napari_beerlanet.core.common.storage import (
     atomic_path,
+    csv_cell,
     file_hash,
     file_stamp,
     read_json_or_empty,
@@ -300,7 +301,7 @@ def write_summary(out: Path, rows: Sequence[Mapping[str, Any]]) -> list[Path]:
     frame = pd.DataFrame(list(rows))
     paths = [out / f"{SUMMARY_NAME}.csv"]
     with atomic_path(paths[0]) as unfinished:
-        frame.to_csv(unfinished, index=False)
+        _for_spreadsheets(frame).to_csv(unfinished, index=False)
     parquet = out / f"{SUMMARY_NAME}.parquet"
     try:
         import pyarrow  # noqa: F401
@@ -310,6 +311,12 @@ def write_summary(out: Path, rows: Sequence[Mapping[str, Any]]) -> list[Path]:
     with atomic_path(parquet) as unfinished:
         frame.to_parquet(unfinished, index=False)
     return [*paths, parquet]
+
+
+def _for_spreadsheets(frame: Any) -> Any:
+    """A data frame whose names and texts no spreadsheet takes for formulas."""
+    cells = frame.map(csv_cell)
+    return cells.rename(columns=csv_cell)
 
 
 def write_failures(out: Path, entries: Sequence[StudyEntry]) -> None:
@@ -324,7 +331,7 @@ def write_failures(out: Path, entries: Sequence[StudyEntry]) -> None:
     ):
         writer = csv.writer(file)
         writer.writerow(["path", "error"])
-        writer.writerows([str(e.job.source), e.error] for e in failed)
+        writer.writerows([csv_cell(str(e.job.source)), csv_cell(e.error)] for e in failed)
 
 
 def _utc_now() -> str:

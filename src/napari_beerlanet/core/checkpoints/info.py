@@ -20,6 +20,7 @@ from napari_beerlanet.core.boxes.classes import is_infected
 from napari_beerlanet.core.checkpoints.layout import check_layout
 from napari_beerlanet.core.classification.settings import FrontEnd, StainSource
 from napari_beerlanet.core.images import Domain
+from napari_beerlanet.core.stains.solver import MAX_COMPONENTS
 
 FORMAT_VERSION = 1
 DETECTOR, CLASSIFIER = "detector", "classifier"
@@ -106,13 +107,99 @@ class _Background(_InfoModel):
 
 class _StainSeen(_InfoModel):
     background: _Background
-    spectra: list[Any]
+    spectra: Annotated[
+        list[Annotated[list[_Number], Field(max_length=MAX_COMPONENTS)]],
+        Field(min_length=3, max_length=3),
+    ]
+
+    @field_validator("spectra")
+    @classmethod
+    def _are_columns(cls, spectra: list[list[float]]) -> list[list[float]]:
+        if len({len(row) for row in spectra}) > 1:
+            raise ValueError("rows of different lengths")
+        return spectra
 
 
 class _ClassDensities(_InfoModel):
     mean: list[_Density]
     sd: list[_Density]
     count: _Count
+
+
+_Line = Annotated[str, Field(max_length=2000)]
+_Counts = Annotated[dict[_Text, _Size], Field(max_length=10_000)]
+
+
+class _Compared(_InfoModel):
+    """Scores before and after a training."""
+
+    reference: Annotated[list[dict[str, Any]], Field(min_length=2, max_length=2)] | None = None
+    forgotten: Annotated[list[_Line], Field(max_length=10_000)] | None = None
+
+
+class _Training(_InfoModel):
+    """What is told of a training; of each entry a model may have none."""
+
+    command: _Line | None = None
+    data: _Line | None = None
+    data_hash: _Line | None = None
+    date: _Line | None = None
+    parent: _Line | None = None
+    run: _Line | None = None
+    scope: _Line | None = None
+    epochs: _Size | None = None
+    seed: int | None = None
+    images: _Counts | None = None
+    sources: _Counts | None = None
+    boxes: dict[_Text, _Counts] | None = None
+    crops: dict[_Text, _Counts] | None = None
+    crop_side: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    versions: Annotated[dict[_Text, _Line], Field(max_length=100)] | None = None
+    settings: dict[str, Any] | None = None
+    compared: _Compared | None = None
+    metrics: Annotated[dict[str, Any], Field(max_length=1000)] | None = None
+
+    @field_validator("metrics")
+    @classmethod
+    def _are_scores(cls, metrics: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Of one test set, or of several by name."""
+        for scores in [metrics or {}, *(v for v in (metrics or {}).values())]:
+            _check_scores(scores)
+        return metrics
+
+    @field_validator("compared")
+    @classmethod
+    def _compares_scores(cls, compared: _Compared | None) -> _Compared | None:
+        for scores in (compared and compared.reference) or ():
+            _check_scores(scores)
+            if not {"mAP50", "balanced accuracy"} & scores.keys():
+                raise ValueError("a comparison without a score")
+        return compared
+
+    @field_validator("boxes")
+    @classmethod
+    def _are_of_both_splits(cls, boxes: dict[str, Any] | None) -> dict[str, Any] | None:
+        if boxes and not {"train", "val"} <= boxes.keys():
+            raise ValueError("boxes of one split only")
+        return boxes
+
+
+_SCORES = ("mAP50", "mAP50-95", "accuracy", "balanced_accuracy", "balanced accuracy")
+
+
+def _check_scores(scores: Any) -> None:
+    """A `ValueError` where what is called a score or a number of images is none."""
+    if not isinstance(scores, dict):
+        return
+    for name in _SCORES:
+        value = scores.get(name, 0.0)
+        if isinstance(value, bool) or not isinstance(value, (int, float, type(None))):
+            raise ValueError(f"{name} is no number")
+        if value is not None and not -1e9 <= value <= 1e9:
+            raise ValueError(f"{name} is no score")
+    images = scores.get("images", 0)
+    if images is not None and not (type(images) is int and 0 <= images <= 1 << 40):
+        raise ValueError("images is no number")
 
 
 class _SharedInfo(_InfoModel):
@@ -123,8 +210,8 @@ class _SharedInfo(_InfoModel):
         description="a list of different names"
     )
     colours: list[_Colour] = Field(description='a list of colours such as "#a03c50"')
-    components: Annotated[int, Field(ge=1, le=64)] = Field(
-        description="a whole number from 1 to 64"
+    components: Annotated[int, Field(ge=1, le=MAX_COMPONENTS)] = Field(
+        description=f"a whole number from 1 to {MAX_COMPONENTS}"
     )
     iterations: Annotated[int, Field(ge=1, le=1000)] = Field(
         description="a whole number from 1 to 1000"
@@ -139,11 +226,11 @@ class _SharedInfo(_InfoModel):
         description="a number from 0 to 1 or none"
     )
     stain_seen: _StainSeen | None = Field(description="background (mean, sd) and spectra, or none")
-    training: dict[str, Any] | None = Field(description="a table or none")
+    training: _Training | None = Field(description="a table of what a training records, or none")
     unknown: Annotated[dict[_Text, list[_Text]], Field(max_length=50)] = Field(
         {}, description="a table of what the model does not know, with the classes it may be called"
     )
-    notes: list[str] = Field([], description="a list of texts")
+    notes: Annotated[list[_Line], Field(max_length=1000)] = Field([], description="a list of texts")
 
     @field_validator("classes")
     @classmethod
@@ -156,8 +243,8 @@ class _SharedInfo(_InfoModel):
 class CheckpointInfo(_SharedInfo):
     """The schema of a detector's `info`."""
 
-    image_size: Annotated[int, Field(ge=32, le=16384)] = Field(
-        description="a whole number from 32 to 16384"
+    image_size: Annotated[int, Field(ge=32, le=8192)] = Field(
+        description="a whole number from 32 to 8192"
     )
     pixel_size: Annotated[float, Field(ge=1e-6, le=1e6)] | None = Field(
         description="a number of micrometres or none"
@@ -230,6 +317,12 @@ def _check_detector(checked: CheckpointInfo) -> dict[str, Any]:
     classes = checked.classes
     if not checked.object_sizes.keys() <= set(classes):
         raise ValueError("object_sizes names classes that the model does not have")
+    for name, size in checked.object_sizes.items():
+        if not size.low <= size.median <= size.high <= 2 * checked.image_size:
+            raise ValueError(
+                f"object_sizes of {name:.80} must be low, median and high in this order, and no "
+                f"larger than images of {checked.image_size} pixels"
+            )
     densities = checked.densities_seen or {}
     right_length = all(
         len(values) == checked.components

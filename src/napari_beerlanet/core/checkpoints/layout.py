@@ -52,10 +52,10 @@ _CHANNEL_ARGUMENTS: dict[str, int] = {
     **{"nn.Upsample": 0, "Detect": 1, "v10Detect": 1},
 }
 _STRIDE_ARGUMENT = {"Conv": 2, "DWConv": 2, "GhostConv": 2, "SCDown": 2, "nn.MaxPool2d": 1}
-_FIXED_STRIDES = {"ADown": 2.0, "AConv": 2.0, "nn.Upsample": 0.5, "nn.ConvTranspose2d": 0.5}
 _MAX_LAYERS, _MAX_BLOCKS = 256, 256
 _MAX_CHANNELS, _MAX_ARGUMENT = 8192, 16
 _PROBE_IMAGE_SIDE = 256  # of the image that Ultralytics sends through a network while it builds it
+_MAX_MARGIN = 16  # pixels that padding may add to it
 _MAX_ACTIVATIONS = 1 << 27  # that this image may be in all layers together
 _CLASS_BRANCHES = ("cv3", "one2one_cv3")  # of Ultralytics' head: those that tell the classes
 
@@ -186,29 +186,56 @@ def _argument_fits(value: Any, most: int, channels: bool) -> bool:
 def _check_activations(rows: list[Any], depth: float, wide: Callable[[float], float]) -> None:
     """Bound the layers, and the numbers that Ultralytics' test image becomes in them."""
     blocks, numbers = 0.0, 0.0
-    strides: list[float] = []
+    sides: list[int] = []  # of each layer's output, in pixels
     channels: list[float] = []
     for row in rows:
         sources = row[0] if isinstance(row[0], list) else [row[0]]
-        name, arguments, repeats = row[2], row[3], row[1]
-        stride = min((strides[s] for s in sources), default=1.0) if strides else 1.0
-        step = (
-            float(arguments[at]) if (at := _STRIDE_ARGUMENT.get(name, 99)) < len(arguments) else 1.0
-        )
-        stride *= step * _FIXED_STRIDES.get(name, 1.0)
-        if stride < 1:
-            raise ValueError(f"a layer ({name}) of its model layout enlarges the picture")
+        name, arguments = row[2], row[3]
+        repeats = max(round(row[1] * depth), 1) if row[1] > 1 else 1  # as Ultralytics does it
+        blocks += repeats
+        if blocks > _MAX_BLOCKS:
+            raise ValueError("the network that it describes is larger than any detection model")
+        side = max((sides[s] for s in sources), default=0) if sides else _PROBE_IMAGE_SIDE
         attends = name in ("PSA", "C2PSA", "A2C2f") or (name == "C3k2" and arguments[3:4] == [True])
         width = _output_channels(
             name, arguments, wide, [channels[s] for s in sources] if channels else [3]
         )
-        blocks += max(repeats * depth, 1)
-        pixels = (_PROBE_IMAGE_SIDE / stride) ** 2
-        numbers += width * pixels * (1 + pixels / 64 if attends else 1)  # 64 channels per head
-        strides.append(stride)
+        for _ in range(repeats):
+            side = _output_side(name, arguments, side)
+            if side > _PROBE_IMAGE_SIDE + _MAX_MARGIN:
+                raise ValueError(f"a layer ({name}) of its model layout enlarges the picture")
+            pixels = side**2
+            numbers += width * pixels * (1 + pixels / 64 if attends else 1)  # 64 channels per head
+        sides.append(side)
         channels.append(width)
-    if blocks > _MAX_BLOCKS or numbers > _MAX_ACTIVATIONS:
+    if numbers > _MAX_ACTIVATIONS:
         raise ValueError("the network that it describes is larger than any detection model")
+
+
+def _output_side(name: str, arguments: list[Any], side: int) -> int:
+    """The most pixels along a side that a layer makes of so many."""
+    if name in ("nn.Upsample", "nn.ConvTranspose2d"):
+        return 2 * side
+    if name == "nn.ZeroPad2d":
+        return side + 2
+    if name in ("ADown", "AConv"):
+        return side // 2 + 1
+    if name in _STRIDE_ARGUMENT:
+        place = _STRIDE_ARGUMENT[name]
+        kernel = int(arguments[place - 1]) if len(arguments) >= place else 1
+        pooled = name == "nn.MaxPool2d"
+        stride = int(arguments[place]) if len(arguments) > place else kernel if pooled else 1
+        given = len(arguments) > place + 1
+        padding = int(arguments[place + 1]) if given else 0 if pooled else kernel // 2
+        if min(stride, kernel) < 1:
+            raise ValueError(
+                f"a layer ({name}) of its model layout has arguments that no layer has"
+            )
+        return max((side + 2 * padding - kernel) // stride + 1, 1)
+    others = arguments[_CHANNEL_ARGUMENTS[name] :]
+    # A kernel of an even number of pixels, padded on both sides, adds one.
+    even = any(_is_integer(v) and v > 1 and v % 2 == 0 for v in others)
+    return side + 1 if even else side
 
 
 def _output_channels(

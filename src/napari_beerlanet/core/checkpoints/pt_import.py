@@ -50,7 +50,10 @@ _VALUE_BYTES |= {"int16": 2, "int8": 1, "uint8": 1, "bool": 1}
 # How torch's format before 1.6 begins: its magic number as a pickle of protocol 2.
 _OLD_FORMAT_START = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."
 _MAX_PICKLE_BYTES = 1 << 25
-_MAX_MODULES, _MAX_DEPTH = 50_000, 40
+_MAX_OPCODES = 1 << 20  # the largest of Ultralytics' have a tenth; each may make an object
+_MAX_TUPLE_VALUES = 10_000  # of a tuple and all that are in it, each time that they are
+_MAX_INTEGER_BYTES = 8  # dictionaries of longer numbers can be made to take for ever
+_MAX_MODULES, _MAX_DEPTH, _MAX_NAME_LENGTH = 50_000, 40, 200
 
 
 class _UnsupportedFileError(ValueError):
@@ -116,6 +119,8 @@ def read_state_dict(path: Path) -> dict[str, Any]:
         if not isinstance(found, dict):
             raise _UnsupportedFileError("it holds a whole network, not its state_dict()")
         tensors = {str(k): v for k, v in found.items() if isinstance(v, StoredTensor)}
+        if any(len(name) > _MAX_NAME_LENGTH for name in tensors):
+            raise _UnsupportedFileError("a part of its network has no proper name")
         if not tensors:
             raise _UnsupportedFileError("it holds no weights")
         return _load_tensors(archive, tensors)
@@ -177,6 +182,7 @@ class _OldFile:
         if not isinstance(system, dict) or system.get("little_endian") is not True:
             raise _UnsupportedFileError("written on a machine of another byte order")
         self._parts = {"data.pkl": programs[3]}
+        _check_program(programs[3])
         content = _StandInUnpickler(programs[3])
         content.load()
         for key in _unpickle(programs[4]):
@@ -195,8 +201,8 @@ class _OldFile:
 
 def _next_pickle(stream: io.BytesIO, data: bytes) -> bytes:
     start = stream.tell()
-    for _ in pickletools.genops(stream):
-        if stream.tell() - start > _MAX_PICKLE_BYTES:
+    for number, _ in enumerate(pickletools.genops(stream)):
+        if stream.tell() - start > _MAX_PICKLE_BYTES or number > _MAX_OPCODES:
             raise _UnsupportedFileError("its table of contents is larger than any model's")
     return data[start : stream.tell()]
 
@@ -286,13 +292,64 @@ def _read_model(archive: _Archive | _OldFile) -> PickledModel:
 
 
 def _unpickle(program: bytes) -> Any:
+    _check_program(program)
+    return _StandInUnpickler(program).load()
+
+
+def _check_program(program: bytes) -> None:
+    """Refuse a pickle that takes long or much memory, before any of it is carried out.
+
+    Of what lies on the pickle's stack and in its memo, only sizes are followed: a tuple as a key is
+    hashed with all that is in it, however often, so that thirty nested ones take for ever.
+    """
     if len(program) > _MAX_PICKLE_BYTES:
         raise _UnsupportedFileError("its table of contents is larger than any model's")
-    for code, argument, _ in pickletools.genops(program):
+    stack: list[int] = []  # how many values each item has, if it is a tuple
+    marks: list[int] = []
+    memo: dict[Any, int] = {}
+    for number, (code, argument, _) in enumerate(pickletools.genops(program)):
+        name = code.name
+        if number > _MAX_OPCODES:
+            raise _UnsupportedFileError("its table of contents is larger than any model's")
         # Python sets aside memory for all places up to the one that is named.
-        if code.name in ("PUT", "LONG_BINPUT") and (argument or 0) > len(program):
+        if name in ("PUT", "LONG_BINPUT") and (argument or 0) > len(program):
             raise _UnsupportedFileError("it asks for more memory than any model needs")
-    return _StandInUnpickler(program).load()
+        if name in ("LONG", "LONG1", "LONG4", "INT") and isinstance(argument, int):
+            if argument.bit_length() > 8 * _MAX_INTEGER_BYTES:
+                raise _UnsupportedFileError("it holds a number that no model needs")
+            stack.append(1)
+        elif name == "MARK":
+            marks.append(len(stack))
+        elif name in ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"):
+            memo[len(memo) if name == "MEMOIZE" else argument] = stack[-1]
+        elif name in ("GET", "BINGET", "LONG_BINGET"):
+            stack.append(memo[argument])
+        elif name == "DUP":
+            stack.append(stack[-1])
+        else:
+            popped = _pop_items(code, stack, marks)
+            size = 1
+            if name in ("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET"):
+                size += sum(popped)
+                if size > _MAX_TUPLE_VALUES:
+                    raise _UnsupportedFileError("it holds a tuple that is larger than any model's")
+            stack.extend([size] * len(code.stack_after))
+
+
+def _pop_items(code: pickletools.OpcodeInfo, stack: list[int], marks: list[int]) -> list[int]:
+    """Take from the stack what an instruction takes."""
+    before = code.stack_before
+    count = len(before)
+    if pickletools.markobject in before:
+        count = len(stack) - marks.pop() + before.index(pickletools.markobject)
+    elif code.name == "POP" and marks and marks[-1] == len(stack):
+        marks.pop()  # it takes a mark, too
+        return []
+    if count == 0:
+        return []
+    popped = stack[-count:]
+    del stack[-count:]
+    return popped
 
 
 def _iterate_weights(model: StandIn) -> Iterator[tuple[str, StoredTensor]]:
@@ -313,6 +370,8 @@ def _iterate_weights(model: StandIn) -> Iterator[tuple[str, StoredTensor]]:
         children = [
             (f"{prefix}{k}.", m, depth + 1) for k, m in _module_table(state, "_modules") if m
         ]
+        if len(stack) + len(children) > _MAX_MODULES:
+            raise _UnsupportedFileError("its network is not built as Ultralytics builds them")
         stack.extend(reversed(children))
 
 
@@ -320,21 +379,30 @@ def _module_table(state: Mapping[str, Any], kind: str) -> list[tuple[str, Any]]:
     table = state.get(kind) or {}
     if not isinstance(table, dict):
         raise _UnsupportedFileError("its network is not built as Ultralytics builds them")
+    if not all(isinstance(name, str) and len(name) <= _MAX_NAME_LENGTH for name in table):
+        raise _UnsupportedFileError("a part of its network has no proper name")
     return list(table.items())
 
 
 def _load_tensors(archive: _Archive | _OldFile, parts: dict[str, StoredTensor]) -> dict[str, Any]:
     if sum(math.prod(part.shape) for part in parts.values()) > archive.size:
         raise _UnsupportedFileError("its tensors together are larger than the file")
-    return {name: _load_tensor(archive, part) for name, part in parts.items()}
+    by_storage: dict[str, list[str]] = {}
+    for name, part in parts.items():
+        by_storage.setdefault(part.key, []).append(name)
+    loaded: dict[str, Any] = dict.fromkeys(parts)
+    for key, names in by_storage.items():
+        data = bytearray(archive.read(f"data/{key}"))  # once for all tensors that share it
+        for name in names:
+            loaded[name] = _load_tensor(data, parts[name])
+    return loaded
 
 
-def _load_tensor(archive: _Archive | _OldFile, part: StoredTensor) -> Any:
+def _load_tensor(data: bytearray, part: StoredTensor) -> Any:
     """A copy of a stored tensor."""
     import torch
 
     dtype = getattr(torch, part.dtype)
-    data = bytearray(archive.read(f"data/{part.key}"))
     if not data:
         return torch.empty(part.shape, dtype=dtype)
     numbers = torch.frombuffer(data, dtype=dtype)

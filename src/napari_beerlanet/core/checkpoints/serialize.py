@@ -341,4 +341,4 @@ def _image_size(record: Mapping[str, Any]) -> int:
     """Side of the training images, as Ultralytics notes it, or its default."""
     asked = record.get("train_args")
     size = asked.get("imgsz") if isinstance(asked, dict) else None
-    return size if isinstance(size, int) and 32 <= size <= 16384 else 640
+    return size if isinstance(size, int) and 32 <= size <= 8192 else 640

@@ -9,6 +9,7 @@ from pydantic import Field
 from napari_beerlanet.core.common.settings import Settings
 from napari_beerlanet.core.images import Domain
 from napari_beerlanet.core.stains.settings import DEFAULT_COMPONENTS, DEFAULT_ITERATIONS
+from napari_beerlanet.core.stains.solver import MAX_COMPONENTS
 
 FrontEnd = Literal["beerlanet", "none", "grey"]
 FRONT_ENDS: tuple[FrontEnd, ...] = get_args(FrontEnd)
@@ -52,7 +53,7 @@ class ClassifierSettings(Settings):
         True, description="Scale the backbone's input to ImageNet's mean and deviation."
     )
     light: bool = Field(True, description="Show the backbone the exponential of the mix.")
-    components: Annotated[int, Field(ge=1, le=64)] = Field(
+    components: Annotated[int, Field(ge=1, le=MAX_COMPONENTS)] = Field(
         DEFAULT_COMPONENTS, description="Stain components that the front end has."
     )
     iterations: Annotated[int, Field(ge=1, le=1000)] = Field(

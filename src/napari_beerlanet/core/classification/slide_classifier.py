@@ -31,7 +31,7 @@ from napari_beerlanet.core.classification.crops import Pixels
 from napari_beerlanet.core.classification.settings import PatchSettings, StainSource
 from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
 from napari_beerlanet.core.common.rectangle import Focus, Rectangle
-from napari_beerlanet.core.common.storage import atomic_path
+from napari_beerlanet.core.common.storage import atomic_path, csv_cell
 from napari_beerlanet.core.common.tile_store import TileRun, TileStore
 from napari_beerlanet.core.images.pyramid import as_levels
 from napari_beerlanet.core.images.rgb import PADDING_GREY
@@ -191,7 +191,7 @@ def _write_table(path: Path, header: Sequence[str], rows: Iterable[Iterable[Any]
     """A CSV file; numbers with six decimals, nothing for NaN."""
     text = io.StringIO(newline="")
     writer = csv.writer(text)
-    writer.writerow(header)
+    writer.writerow(map(csv_cell, header))
     for row in rows:
         writer.writerow([_cell_text(value) for value in row])
     with atomic_path(path) as unfinished:
@@ -200,7 +200,7 @@ def _write_table(path: Path, header: Sequence[str], rows: Iterable[Iterable[Any]
 
 def _cell_text(value: Any) -> Any:
     if not isinstance(value, (float, np.floating)):
-        return value
+        return csv_cell(value)
     return "" if math.isnan(value) else f"{value:.6f}"
 
 

@@ -58,6 +58,14 @@ def one_line(text: object) -> str:
     return " ".join(str(text).split())
 
 
+def printable(text: str) -> str:
+    """Text on one line that a terminal shows and does not obey, line breaks and escapes written
+    out: "\\x1b[2J"."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def format_duration(seconds: float) -> str:
     """A time for reading at a glance: "3 s", "2 min 05 s", "1 h 20 min"."""
     whole = max(round(seconds), 0)

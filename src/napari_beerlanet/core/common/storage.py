@@ -7,22 +7,29 @@ import itertools
 import json
 import math
 import os
+import re
 import shutil
 import time
 import uuid
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from napari_beerlanet.core.common.messages import system_reason
+from napari_beerlanet.core.common.messages import error_detail, system_reason
 from napari_beerlanet.core.common.progress import Progress, Report
 
 _MAX_FULL_HASH_BYTES = 1 << 28  # up to which all of an image is hashed; of a larger one, a sample
 _HASH_PATCHES_PER_AXIS, _HASH_PATCH_SIDE = 8, 256
 _HASHED_ROWS = 256  # that are in memory at a time of a lazy image
+
+_MAX_YAML_BYTES = 1 << 20  # ten thousand class names have room
+
+_flush_later: ContextVar[bool] = ContextVar("flush_later", default=False)
+_FORMULA = re.compile(r"'*[=+\-@\t\r]")  # how a cell starts that a spreadsheet may execute
 
 
 class FileError(ValueError):
@@ -57,6 +64,46 @@ def remove_partial_files(folder: Path) -> None:
         remove_path(unfinished)
 
 
+@contextmanager
+def staged_folder(folder: str | os.PathLike[str]) -> Iterator[Path]:
+    """An empty folder inside `folder` to write files to, which move to `folder` at the end.
+
+    Where the block raises (Ctrl-C, too), none of them does, and a folder that was not there before
+    is gone again. Files that are replaced stay whole at every moment; of those with a symbolic
+    link's name the link is replaced, not what it leads to.
+    """
+    folder = Path(folder)
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    stage = folder / f".{uuid.uuid4().hex[:16]}.partial"
+    token = _flush_later.set(True)
+    try:
+        stage.mkdir(parents=True)
+        yield stage
+        _flush_all(stage)
+        for path in sorted(stage.iterdir()):
+            _replace_path(path, folder / path.name)
+        remove_path(stage)
+    except BaseException:
+        remove_path(stage)
+        for path in new:
+            try:
+                path.rmdir()
+            except OSError:
+                break
+        raise
+    finally:
+        _flush_later.reset(token)
+
+
+def _flush_all(folder: Path) -> None:
+    if hasattr(os, "sync"):  # one call for all, where each of many thousand files takes its time
+        os.sync()
+        return
+    for path in folder.iterdir():
+        with path.open("r+b") as file:
+            os.fsync(file.fileno())
+
+
 def remove_path(path: Path) -> None:
     """Remove a file or folder; no matter if it is not there."""
     if path.is_dir() and not path.is_symlink():
@@ -71,7 +118,7 @@ def remove_path(path: Path) -> None:
 
 def _flush_to_disk(path: Path) -> None:
     """To the disk before the name says so: a power cut must not leave an empty finished file."""
-    if path.is_file():
+    if path.is_file() and not _flush_later.get():
         with path.open("r+b") as file:
             os.fsync(file.fileno())
 
@@ -143,6 +190,26 @@ def read_json_or_empty(path: str | os.PathLike[str]) -> dict[str, Any]:
         return {}
 
 
+def read_yaml(path: str | os.PathLike[str]) -> Any:
+    """The content of a YAML file, or a `FileError`; settings and lists of classes are small."""
+    import yaml
+
+    path = Path(path)
+    try:
+        if path.stat().st_size > _MAX_YAML_BYTES:
+            raise FileError(f"{path}: larger than {_MAX_YAML_BYTES >> 20} MB, too large for YAML.")
+        text = path.read_text(encoding="utf-8-sig")
+        # libyaml is many times as fast, and is not everywhere.
+        return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except OSError as error:
+        reason = "there is no such file" if not path.exists() else system_reason(error)
+        raise FileError(f"{path}: {reason}.") from error
+    except FileError:
+        raise
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise FileError(f"{path}: not a YAML file ({error_detail(error, 160)}).") from error
+
+
 def file_stamp(path: Path) -> dict[str, Any]:
     """Path, size and time of a file; {} where there is none."""
     try:
@@ -168,6 +235,29 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Whole or not at all."""
     with atomic_path(path) as unfinished:
         unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def csv_cell(value: Any) -> Any:
+    """A value for a CSV file that a spreadsheet does not take for a formula: "=1+1" as "'=1+1".
+
+    Numbers, also as text, stay as they are. `csv_text` gives the text back.
+    """
+    if not isinstance(value, str) or not _FORMULA.match(value) or _is_number(value):
+        return value
+    return f"'{value}"
+
+
+def csv_text(cell: str) -> str:
+    """The text that `csv_cell` was given."""
+    return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def pixel_hash(pixels: Any) -> str:

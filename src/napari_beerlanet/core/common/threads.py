@@ -8,6 +8,7 @@ platform, and because slices do not depend on the number of threads, neither do 
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -86,11 +87,15 @@ def _mark_worker() -> None:
     _thread_local.worker = True
 
 
-def _reset_pool() -> None:
-    # Threads do not survive a fork: the child needs a pool of its own.
+def _reset_after_fork() -> None:
+    # Threads do not survive a fork: the child needs a pool of its own, and torch would wait for
+    # ever for those of the parent. It cannot be given others, so it works without.
     global _pool
     _pool = None
+    torch = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "set_num_threads"):
+        torch.set_num_threads(1)
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset_pool)
+    os.register_at_fork(after_in_child=_reset_after_fork)

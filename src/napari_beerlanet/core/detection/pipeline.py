@@ -27,7 +27,12 @@ from napari_beerlanet.core.common.progress import (
 from napari_beerlanet.core.common.storage import pixel_hash
 from napari_beerlanet.core.detection import scale_search, tiling
 from napari_beerlanet.core.detection.inference import InferenceRunner
-from napari_beerlanet.core.detection.scale_search import ScaleChoice, ScaleSample, TrainingSizes
+from napari_beerlanet.core.detection.scale_search import (
+    MAX_MAGNIFICATION,
+    ScaleChoice,
+    ScaleSample,
+    TrainingSizes,
+)
 from napari_beerlanet.core.detection.settings import (
     MIN_TILE,
     PLAUSIBLE_OBJECT_SIZES,
@@ -51,6 +56,7 @@ MIN_SCORE = 0.01
 """Score below which nothing is kept at all."""
 
 _DEFAULT_TILE = {"cpu": 1024, "mps": 1280, "cuda": 1280}
+_MAX_AUTO_TILE = 2048  # whatever images a model was trained with
 _SEARCH_WINDOWS = 3  # of a large image that are looked at for its objects' size, at most
 _ENOUGH_CONFIDENT = 12  # detections in the windows so far: no other one is needed
 # An image of at most so many times the work of a training image is looked at whole: then it need
@@ -130,7 +136,7 @@ class DetectionPipeline:
         if self.settings.tile != "auto":
             return self.settings.tile
         side = _DEFAULT_TILE.get(self.runner.device.type, _DEFAULT_TILE["cpu"])
-        return max(side, int(self.info["image_size"]))
+        return max(side, min(int(self.info["image_size"]), _MAX_AUTO_TILE))
 
     def choose_scale(self) -> ScaleChoice:
         """The working resolution.
@@ -159,7 +165,7 @@ class DetectionPipeline:
             scale = math.sqrt(math.prod(pixel_size)) / model_pixel_size
             if self._is_plausible(scale):
                 return ScaleChoice(scale, "from the pixel sizes")
-        home = self.info["image_size"] / max(self.shape)
+        home = min(self.info["image_size"] / max(self.shape), MAX_MAGNIFICATION)
         if self.typical_size is None:
             self.notes.append("The model stores no object sizes; the image was shown whole.")
             return ScaleChoice(home, "as in training")
@@ -181,7 +187,14 @@ class DetectionPipeline:
                 "This model does not say how large its objects were in training; "
                 'use object_size="auto".'
             )
-        return ScaleChoice(self.typical_size / object_size, "as asked for")
+        scale = self.typical_size / object_size
+        if scale > MAX_MAGNIFICATION:
+            raise ValueError(
+                f"Objects of {object_size:g} pixels would have to be enlarged {scale:.0f} times to "
+                f"be as large as in training, {MAX_MAGNIFICATION:.0f} times are possible; use "
+                "images of a higher resolution."
+            )
+        return ScaleChoice(scale, "as asked for")
 
     def _search_scale(self, home: float, typical: float) -> ScaleChoice:
         """The scale at which objects have the sizes of training, where images were at `home`."""

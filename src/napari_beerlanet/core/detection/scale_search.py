@@ -31,6 +31,8 @@ _MAX_STEPS = 4  # in which the sizes of objects are followed
 # draw them nearer to it than they are. Measured in smears of four laboratories.
 _BIAS = 1.2
 _OBJECT_SIZE_RANGE = (8.0, 800.0)  # image pixels of the typical objects that are tried
+MAX_MAGNIFICATION = 32.0
+"""Working pixels per image pixel, at most: more shows nothing new, and takes for ever."""
 _MIN_VIEW_SIDE = 48  # working pixels of an image's longer side
 
 
@@ -180,6 +182,7 @@ def candidate_scales(typical: float, shape: tuple[int, int], home: float) -> lis
     """
     small, large = _OBJECT_SIZE_RANGE
     coarsest, finest = max(typical / large, _MIN_VIEW_SIDE / max(shape)), typical / small
+    coarsest, finest = min(coarsest, MAX_MAGNIFICATION), min(finest, MAX_MAGNIFICATION)
     first = math.ceil(math.log(coarsest / home, _SCALE_STEP))
     last = math.floor(math.log(finest / home, _SCALE_STEP))
     return [home * _SCALE_STEP**k for k in range(first, last + 1)]
@@ -218,6 +221,7 @@ def search_scale(
             drawn = scale * math.exp(-deviation)
             near_home = home in scales and abs(math.log(drawn / home)) <= _HOME_TOLERANCE
             scale = home if near_home else scale * math.exp(-_BIAS * deviation)
+            scale = min(scale, MAX_MAGNIFICATION)
             if _is_known(scale, samples):
                 return None
             tolerance, likely = _SIZE_TOLERANCE, True
@@ -255,4 +259,5 @@ def _choose(
         return ScaleChoice(scale, "as in training")
     if not samples[scale].whole:  # which has to be run anyway, so it may as well fit exactly
         scale *= math.exp(-_BIAS * (size_deviation(samples[scale], training) or 0.0))
+        scale = min(scale, MAX_MAGNIFICATION)
     return ScaleChoice(scale, f"best of {len(samples)} resolutions tried")

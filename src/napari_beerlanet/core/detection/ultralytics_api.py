@@ -2,7 +2,8 @@
 
 On import Ultralytics checks the network connection, writes settings to the user's home, and
 sets `OMP_NUM_THREADS=1`; it replaces Pillow's `open` and torch's `save` by functions of its own,
-and opencv points Qt at plugins of its own. Here it is told to stay offline, to keep its
+changes how NumPy and torch print, which warnings are shown and how many threads opencv has, and
+opencv points Qt at plugins of its own. Here it is told to stay offline, to keep its
 settings in our cache folder and to be quiet, and all of that is put back. All that
 we use of it passes through here, so that this file shows what a new version may break.
 """
@@ -14,13 +15,16 @@ import inspect
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import platformdirs
 import torch  # before Ultralytics, whose OMP_NUM_THREADS=1 it would otherwise read for good
 from PIL import Image
+from torch import _tensor_str
 
 from napari_beerlanet.core.common.device import import_torchvision
 
@@ -65,8 +69,12 @@ def _restore(before: dict[str, str]) -> None:
 
 _before = _prepare()
 _patched = (Image.open, torch.save)
+_filters = list(warnings.filters)
+_printing = np.get_printoptions(), dict(vars(_tensor_str.PRINT_OPTS))
 try:
     import cv2
+
+    _opencv_threads = cv2.getNumThreads()
     import ultralytics
     from ultralytics import YOLO
     from ultralytics.data.augment import RandomHSV
@@ -82,6 +90,10 @@ try:
 finally:
     _restore(_before)
     Image.open, torch.save = _patched
+    warnings.filters[:] = _filters  # type: ignore[index]
+    np.set_printoptions(**_printing[0])
+    vars(_tensor_str.PRINT_OPTS).update(_printing[1])
+cv2.setNumThreads(_opencv_threads)
 
 
 def _without_compiler(function: Callable[..., None]) -> Callable[..., None]:

@@ -21,11 +21,17 @@ from napari_beerlanet.core.formats.coco import (
     write_coco,
 )
 from napari_beerlanet.core.formats.common import load_json
-from napari_beerlanet.core.formats.csv_table import csv_image_names, read_csv, write_csv
+from napari_beerlanet.core.formats.csv_table import (
+    csv_image_names,
+    read_csv,
+    read_csv_images,
+    write_csv,
+)
 from napari_beerlanet.core.formats.geojson import UNCLASSIFIED, read_geojson, write_geojson
 from napari_beerlanet.core.formats.voc import read_voc, voc_image_name, write_voc
 from napari_beerlanet.core.formats.yolo import (
     CLASSES_FILE,
+    ClassesFile,
     read_yolo,
     write_classes,
     write_yolo,
@@ -36,6 +42,7 @@ __all__ = [
     "CLASSES_FILE",
     "FORMATS",
     "UNCLASSIFIED",
+    "ClassesFile",
     "Format",
     "detect_format",
     "image_names",
@@ -43,6 +50,7 @@ __all__ = [
     "read_coco",
     "read_coco_images",
     "read_csv",
+    "read_csv_images",
     "read_detections",
     "read_geojson",
     "read_voc",

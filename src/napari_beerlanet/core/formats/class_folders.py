@@ -28,7 +28,7 @@ from napari_beerlanet.core.boxes.detections import TYPE_COLUMN
 from napari_beerlanet.core.boxes.geometry import area, clip, cxcywh_to_xyxy, xyxy_to_cxcywh
 from napari_beerlanet.core.common.messages import count_of
 from napari_beerlanet.core.common.progress import Report
-from napari_beerlanet.core.common.storage import DataError, FileError
+from napari_beerlanet.core.common.storage import DataError, FileError, csv_text
 from napari_beerlanet.core.formats.dataset import (
     SPLITS,
     Dataset,
@@ -227,7 +227,8 @@ def _typed_cells(folder: Path) -> CropDataset:
     try:
         with table.open(newline="", encoding="utf-8") as file:
             for line in csv.DictReader(file):
-                cells.append((line["split"], line["type"], _cell_of_line(line, folder)))
+                kind = csv_text(line["type"])
+                cells.append((line["split"], kind, _cell_of_line(line, folder)))
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
         raise DataError(
             f"{table}: damaged, or no table of cells; add the images to the project again."

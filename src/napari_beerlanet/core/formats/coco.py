@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
 from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.common.storage import FileError
 from napari_beerlanet.core.formats.common import (
+    MAX_LISTED_CLASSES,
     AnyPath,
     BoxRows,
     DetectionRecord,
@@ -58,30 +59,34 @@ def read_coco(
     content = _load_coco(path)
     with parsing(path, "COCO JSON"):
         images = content["images"]
-        if len(images) == 1:
-            return _read_image_annotations(path, content, images[0], names, image_shape)
-        wanted = [image for image in images if image_name in _file_names(image)]
+        wanted = images
+        if len(images) != 1:
+            wanted = [image for image in images if image_name in _file_names(image)]
         if len(wanted) != 1:
             raise FileError(
                 f"{path}: about {len(images)} images, {len(wanted)} of them with the name "
-                f"{image_name!r}; say which is meant by its file name."
+                f"{image_name!r:.80}; say which is meant by its file name."
             )
-        return _read_image_annotations(path, content, wanted[0], names, image_shape)
+        mine = [a for a in content["annotations"] if a["image_id"] == wanted[0]["id"]]
+        return _read_annotations(path, wanted[0], mine, _categories(content), names, image_shape)
 
 
-def read_coco_images(path: AnyPath, names: Sequence[str] | None = None) -> dict[str, Detections]:
-    """All images of a file: their annotations by file name."""
+def read_coco_images(
+    path: AnyPath, names: Sequence[str] | None = None
+) -> Iterator[tuple[str, Detections]]:
+    """File name and annotations of each image of a file."""
     content = _load_coco(path)
     with parsing(path, "COCO JSON"):
-        mine: dict[Any, list[Any]] = defaultdict(list)
+        categories = _categories(content)
+        by_image: dict[Any, list[Any]] = defaultdict(list)
         for entry in content["annotations"]:
-            mine[entry["image_id"]].append(entry)
-        return {
-            image["file_name"]: _read_image_annotations(
-                path, {**content, "annotations": mine[image["id"]]}, image, names, None
+            by_image[entry["image_id"]].append(entry)
+        for image in content["images"]:
+            mine = by_image[image["id"]]
+            yield (
+                str(image["file_name"]),
+                _read_annotations(path, image, mine, categories, names, None),
             )
-            for image in content["images"]
-        }
 
 
 def coco_image_names(path: AnyPath) -> list[str]:
@@ -104,23 +109,26 @@ def _file_names(image: dict[str, Any]) -> tuple[str, str]:
     return image["file_name"], PurePosixPath(image["file_name"].replace("\\", "/")).name
 
 
-def _read_image_annotations(
+def _categories(content: dict[str, Any]) -> dict[Any, str]:
+    return {entry["id"]: str(entry["name"]) for entry in content["categories"]}
+
+
+def _read_annotations(
     path: AnyPath,
-    content: dict[str, Any],
     image: dict[str, Any],
+    annotations: list[dict[str, Any]],
+    categories: dict[Any, str],
     names: Sequence[str] | None,
     given: ImageShape | None,
 ) -> Detections:
     shape = agreed_shape(path, image.get("width"), image.get("height"), given)
-    categories = {entry["id"]: str(entry["name"]) for entry in content["categories"]}
     rows = BoxRows()
-    for entry in content["annotations"]:
-        if entry["image_id"] != image["id"]:
-            continue
+    for entry in annotations:
         if entry["category_id"] not in categories:
-            raise FileError(f"{path}: there is no category {entry['category_id']!r}.")
+            raise FileError(f"{path}: there is no category {entry['category_id']!r:.80}.")
         x, y, width, height = map(float, entry["bbox"])
         extra = {name: to_plain(value) for name, value in (entry.get("attributes") or {}).items()}
         box = [x, y, x + width, y + height]
         rows.add(categories[entry["category_id"]], box, entry.get("score"), extra)
-    return to_detections(path, rows, names, shape, list(categories.values()))
+    known = list(categories.values()) if len(categories) <= MAX_LISTED_CLASSES else []
+    return to_detections(path, rows, names, shape, known)

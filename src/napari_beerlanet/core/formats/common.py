@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -34,6 +35,16 @@ MAX_TOKENS = 1 << 24
 """Cells, words or tags of a file that is read. Each takes some hundred bytes of memory at most."""
 MAX_JSON_CONTAINERS = 1 << 22
 """Lists and objects of a JSON file that is read: hundreds of thousands of boxes."""
+MAX_COLUMNS = 500
+"""Further columns of a file that are read."""
+MAX_CELLS = 1 << 25
+"""Values in the further columns of a file that are read."""
+MAX_TEXT_LENGTH = 1000
+"""Characters of a class's name, or of a text in a further column."""
+MAX_LISTED_CLASSES = 1000
+"""Classes that each image of a file lists also where it has no such object."""
+NOTES = "notes"
+"""What `Detections.report` calls sentences on what was left out of a file."""
 
 
 @dataclass
@@ -150,6 +161,12 @@ def to_detections(
 ) -> Detections:
     """Rows as Detections with the classes `names`, or else `known` and what else occurs."""
     classes = list(dict.fromkeys([*known, *rows.classes])) if names is None else list(names)
+    longest = max(map(len, rows.classes), default=0)
+    if longest > MAX_TEXT_LENGTH:
+        raise FileError(
+            f"{path}: a class has a name of {longest:,} characters; up to {MAX_TEXT_LENGTH:,} are "
+            "read."
+        )
     place = {name: label for label, name in reversed(list(enumerate(classes)))}
     for name in rows.classes:
         if name not in place:
@@ -159,8 +176,9 @@ def to_detections(
             )
     with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused
         boxes = np.array(rows.boxes, np.float64).reshape(-1, 4).astype(np.float32)
-    columns = _extra_columns(rows.extras)
+    columns, notes = _extra_columns(path, rows.extras)
     types = types_of_columns(columns) if TYPE_COLUMN in columns else []
+    report: dict[str, Any] = {"types": types} if types else {}
     return Detections(
         boxes,
         np.array([place[name] for name in rows.classes], np.int64),
@@ -168,7 +186,7 @@ def to_detections(
         classes,
         columns,
         image_shape=image_shape,
-        report={"types": types} if types else {},
+        report=report | ({NOTES: notes} if notes else {}),
     )
 
 
@@ -259,17 +277,40 @@ def as_column(values: Sequence[Any]) -> npt.NDArray[Any]:
         numbers = np.array([math.nan if v is None else float(v) for v in values])
         with np.errstate(over="ignore"):
             return numbers.astype(np.float32)
-    return np.array(["" if v is None else str(v) for v in values], str)
+    # Objects: NumPy's own text gives every row the room of the longest.
+    return np.array(["" if v is None else str(v) for v in values], object)
 
 
-def _extra_columns(rows: list[dict[str, Any]]) -> dict[str, npt.NDArray[Any]]:
-    names = dict.fromkeys(name for row in rows for name in row)
-    return {
-        name if name not in RESERVED_COLUMNS else f"{name} (file)": _extra_column(
-            name, [r.get(name) for r in rows]
+def _extra_columns(
+    path: AnyPath, rows: list[dict[str, Any]]
+) -> tuple[dict[str, npt.NDArray[Any]], list[str]]:
+    """Further columns (n,) by name, and sentences on what was left out."""
+    counts = Counter(name for row in rows for name in row)
+    names = {name: None for name in counts if len(name) <= MAX_TEXT_LENGTH}
+    most = min(MAX_COLUMNS, MAX_CELLS // max(len(rows), 1))
+    if len(names) > most:  # those that most objects have
+        names = dict.fromkeys(name for name, _ in counts.most_common(most) if name in names)
+    notes = []
+    if len(names) < len(counts):
+        notes.append(
+            f"{path}: {len(names):,} of {len(counts):,} further columns were read, those that most "
+            "boxes have."
         )
-        for name in names
-    }
+    cut: set[str] = set()
+    columns = {}
+    for name in names:
+        values = [row.get(name) for row in rows]
+        if any(isinstance(value, str) and len(value) > MAX_TEXT_LENGTH for value in values):
+            cut.add(name)
+            values = [v[:MAX_TEXT_LENGTH] if isinstance(v, str) else v for v in values]
+        kept = name if name not in RESERVED_COLUMNS else f"{name} (file)"
+        columns[kept] = _extra_column(name, values)
+    if cut:
+        listed = ", ".join(f'"{name[:40]}"' for name in sorted(cut)[:3])
+        notes.append(
+            f"{path}: texts of more than {MAX_TEXT_LENGTH:,} characters were cut ({listed})."
+        )
+    return columns, notes
 
 
 def _extra_column(name: str, values: Sequence[Any]) -> npt.NDArray[Any]:

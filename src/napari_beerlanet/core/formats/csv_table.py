@@ -5,13 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy.typing as npt
 
 from napari_beerlanet.core.boxes.detections import RESERVED_COLUMNS, TYPE_COLUMN, Detections
-from napari_beerlanet.core.common.storage import FileError
+from napari_beerlanet.core.common.storage import FileError, csv_cell, csv_text
 from napari_beerlanet.core.formats.common import (
     AnyPath,
     BoxRows,
@@ -36,10 +36,10 @@ def write_csv(path: AnyPath, detections: Detections, image_name: str = "") -> No
     """
     columns = {name: _cells(name, values) for name, values in detections.table().items()}
     if image_name:
-        columns = {"image": [image_name] * len(detections), **columns}
+        columns = {"image": [csv_cell(image_name)] * len(detections), **columns}
     text = io.StringIO(newline="")
     writer = csv.writer(text)
-    writer.writerow(columns)
+    writer.writerow(map(csv_cell, columns))
     writer.writerows(zip(*columns.values(), strict=True))
     write_text(path, text.getvalue())
 
@@ -54,30 +54,61 @@ def read_csv(
 
     Cells may be divided by semicolons or tabs, as spreadsheets do; then commas are decimal points.
     """
+    header, body, delimiter = _read_table(path)
+    with parsing(path, "a CSV table"):
+        _check_header(path, header)
+        lines = _lines_of_image(path, header, body, image_name)
+        return _read_lines(path, header, lines, delimiter, image_shape, names)
+
+
+def read_csv_images(
+    path: AnyPath, names: Sequence[str] | None = None
+) -> Iterator[tuple[str, Detections]]:
+    """The boxes of each image that a table is about, in the order in which they come first."""
+    header, body, delimiter = _read_table(path)
+    with parsing(path, "a CSV table"):
+        _check_header(path, header)
+        place = header.index("image")
+        by_image: dict[str, list[list[str]]] = {}
+        for line in body:
+            by_image.setdefault(line[place] if len(line) > place else "", []).append(line)
+        for image, lines in by_image.items():
+            yield image, _read_lines(path, header, lines, delimiter, None, names)
+
+
+def csv_image_names(path: AnyPath) -> list[str]:
+    """The names of the images that a table is about, none where it does not say."""
+    header, body, _ = _read_table(path)
+    if "image" not in header:
+        return []
+    place = header.index("image")
+    return list(dict.fromkeys(line[place] for line in body if len(line) > place))
+
+
+def _read_table(path: AnyPath) -> tuple[list[str], list[list[str]], str]:
+    """Header, other lines and delimiter of a table."""
     text = read_text(path)
     check_token_count(path, text, ",;\t\n")
     with parsing(path, "a CSV table"):
         delimiter = _delimiter(text)
         header, *body = _split_lines(text, delimiter)
-        _check_header(path, header)
-        rows = BoxRows()
-        for number, line in enumerate(_lines_of_image(path, header, body, image_name), 1):
-            if len(line) != len(header):
-                raise ValueError(f"row {number} has {len(line)} cells, the header {len(header)}")
-            _add_row(rows, dict(zip(header, line, strict=True)), delimiter != ",")
-        return to_detections(path, rows, names, image_shape)
+        return header, body, delimiter
 
 
-def csv_image_names(path: AnyPath) -> list[str]:
-    """The names of the images that a table is about, none where it does not say."""
-    text = read_text(path)
-    check_token_count(path, text, ",;\t\n")
-    with parsing(path, "a CSV table"):
-        header, *body = _split_lines(text, _delimiter(text))
-        if "image" not in header:
-            return []
-        place = header.index("image")
-        return list(dict.fromkeys(line[place] for line in body if len(line) > place))
+def _read_lines(
+    path: AnyPath,
+    header: list[str],
+    lines: list[list[str]],
+    delimiter: str,
+    image_shape: ImageShape | None,
+    names: Sequence[str] | None,
+) -> Detections:
+    rows = BoxRows()
+    for number, line in enumerate(lines, 1):
+        if len(line) != len(header):
+            raise ValueError(f"row {number} has {len(line)} cells, the header {len(header)}")
+        _add_row(rows, dict(zip(header, line, strict=True)), delimiter != ",")
+    return to_detections(path, rows, names, image_shape)
 
 
 def _cells(name: str, values: npt.NDArray[Any]) -> list[str]:
@@ -85,7 +116,7 @@ def _cells(name: str, values: npt.NDArray[Any]) -> list[str]:
         digits = 6 if name == "confidence" else 4 if name.endswith("_um") else 3
         return [f"{v + 0.0:.{digits}f}".rstrip("0").rstrip(".") for v in values.tolist()]
     cells = [to_plain(v) for v in values]
-    return ["" if cell is None else str(cell) for cell in cells]
+    return ["" if cell is None else csv_cell(str(cell)) for cell in cells]
 
 
 def _delimiter(text: str) -> str:
@@ -96,7 +127,7 @@ def _delimiter(text: str) -> str:
 def _split_lines(text: str, delimiter: str) -> list[list[str]]:
     try:
         rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-        return [row for row in rows if row]
+        return [[csv_text(cell) for cell in row] for row in rows if row]
     except csv.Error as error:
         raise ValueError(str(error)) from error
 

@@ -139,7 +139,7 @@ def _discover_coco(file: Path, images: Iterable[Path]) -> DiscoveredAnnotations:
     for image in images:
         by_name[image.name].append(image)
     pairs, lost = [], []
-    for name, detections in read_coco_images(file).items():
+    for name, detections in read_coco_images(file):
         wanted = PurePosixPath(name.replace("\\", "/"))
         alike = by_name.get(wanted.name, [])
         ending = [i for i in alike if i.as_posix().endswith(f"/{wanted.as_posix()}")]

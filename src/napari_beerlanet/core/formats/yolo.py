@@ -6,8 +6,8 @@ of …/images/a.png are in …/labels/a.txt.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,8 +23,7 @@ from napari_beerlanet.core.boxes.geometry import (
     cxcywh_to_xyxy,
     xyxy_to_cxcywh,
 )
-from napari_beerlanet.core.common.messages import error_detail, system_reason
-from napari_beerlanet.core.common.storage import DataError, FileError
+from napari_beerlanet.core.common.storage import DataError, FileError, read_yaml, staged_folder
 from napari_beerlanet.core.formats.common import (
     AnyPath,
     BoxRows,
@@ -49,12 +48,16 @@ _TOLERANCE = 0.01  # of the image's side, by which others' rounding may lead out
 
 
 def write_yolo(
-    path: AnyPath, detections: Detections, image_name: str = "", confidence: bool = True
+    path: AnyPath,
+    detections: Detections,
+    image_name: str = "",
+    confidence: bool = True,
+    classes: ClassesFile | None = None,
 ) -> None:
     """Write boxes cut off at the image's borders, as YOLO refuses what lies outside.
 
     Without `confidence` they are labels to train with. Neither class names nor the image's name
-    have a place in it; for the former see `write_classes`.
+    have a place in it; `classes` says which numbers the classes have, by default their own.
     """
     shape = detections.image_shape
     if shape is None:
@@ -62,7 +65,10 @@ def write_yolo(
     boxes = clip(detections.xyxy, shape)
     some = area(boxes) > 0
     scores = detections.scores[some] if confidence else None
-    write_text(path, format_yolo_lines(detections.labels[some], boxes[some], shape, scores))
+    labels = detections.labels[some]
+    if classes is not None:
+        labels = classes.numbers(detections.names)[labels]
+    write_text(path, format_yolo_lines(labels, boxes[some], shape, scores))
 
 
 def write_classes(path: AnyPath, names: Sequence[str]) -> None:
@@ -70,18 +76,34 @@ def write_classes(path: AnyPath, names: Sequence[str]) -> None:
     write_text(path, "".join(" ".join(name.splitlines()) + "\n" for name in names))
 
 
-def extend_classes_file(folder: AnyPath, names: Sequence[str]) -> list[str]:
-    """See that a folder's classes.txt has these names, and return all that it has, in order.
+class ClassesFile:
+    """A folder's classes.txt, which may grow.
 
-    Those that it has stay where they are, as the numbers in other files of the folder mean them.
+    The names that it has stay where they are, as the numbers in other files of the folder mean
+    them.
     """
-    path = Path(folder) / CLASSES_FILE
-    known = _read_classes_file(path, 0) if path.is_file() else []
-    plain = [" ".join(name.splitlines()) for name in names]
-    every = list(dict.fromkeys([*known, *plain]))
-    if every != known or not path.is_file():
-        write_classes(path, every)
-    return every
+
+    def __init__(self, folder: AnyPath) -> None:
+        self.path = Path(folder) / CLASSES_FILE
+        self._known = _read_classes_file(self.path, 0) if self.path.is_file() else None
+        self.names = list(self._known or ())
+        self._numbers = {name: k for k, name in reversed(list(enumerate(self.names)))}
+
+    def numbers(self, names: Sequence[str]) -> npt.NDArray[np.int64]:
+        """(k,) the numbers of classes, which are added where they are new."""
+        for name in (plain := [" ".join(name.splitlines()) for name in names]):
+            if name not in self._numbers:
+                self._numbers[name] = len(self.names)
+                self.names.append(name)
+        return np.array([self._numbers[name] for name in plain], np.int64)
+
+    def write(self, folder: AnyPath) -> Path | None:
+        """Write it to this folder, if it has changed; where it is then."""
+        if self.names == self._known:
+            return None
+        path = Path(folder) / CLASSES_FILE
+        write_classes(path, self.names)
+        return path
 
 
 def write_yolo_with_classes(
@@ -89,15 +111,14 @@ def write_yolo_with_classes(
 ) -> list[Path]:
     """Write a file whose numbers are those of the classes.txt beside it, which may grow.
 
-    Returns both paths.
+    Both are written, or none. Returns both paths.
     """
     path = Path(path)
-    names = [" ".join(name.splitlines()) for name in detections.names]
-    every = extend_classes_file(path.parent, names)
-    place = np.array([every.index(name) for name in names], np.int64)
-    renumbered = replace(detections, labels=place[detections.labels], names=every, candidates=None)
-    write_yolo(path, renumbered, confidence=confidence)
-    return [path, path.with_name(CLASSES_FILE)]
+    classes = ClassesFile(path.parent)
+    with staged_folder(path.parent) as stage:
+        write_yolo(stage / path.name, detections, confidence=confidence, classes=classes)
+        classes.write(stage)
+    return [path, classes.path]
 
 
 def read_yolo(
@@ -156,7 +177,9 @@ def parse_yolo_line(line: str) -> YoloLine:
     if len(values) != 4 and (len(values) < 6 or len(values) % 2):
         raise ValueError(f"{len(words)} numbers; `class x y width height` is needed.")
     if not label.is_integer() or label < 0:
-        raise ValueError(f"class {words[0]}, which is not a whole number from 0.")
+        raise ValueError(f"class {words[0]:.80}, which is not a whole number from 0.")
+    if label >= _MAX_CLASSES:
+        raise ValueError(f"class {label:.0f}; up to {_MAX_CLASSES:,} classes, from 0, are read.")
     if not np.isfinite(values).all():
         raise ValueError("not finite numbers.")
     if min(values) < -_TOLERANCE or max(values) > 1 + _TOLERANCE:
@@ -214,7 +237,9 @@ def _classes_files(path: Path) -> list[Path]:
 
 def _read_classes_file(path: Path, needed: int) -> list[str]:
     """Names in a classes.txt; empty ones at its end only as far as there are numbers for them."""
-    lines = read_text(path, empty=True).splitlines()
+    text = read_text(path, empty=True)
+    check_token_count(path, text, "\n", _MAX_CLASSES)
+    lines = text.splitlines()
     used = len(lines)
     while used > needed and not lines[used - 1].strip():
         used -= 1
@@ -224,12 +249,9 @@ def _read_classes_file(path: Path, needed: int) -> list[str]:
 def read_data_yaml(file: Path) -> dict[str, Any]:
     """The content of a data.yaml, or a `DataError`."""
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        reason = "there is no such file" if not file.exists() else system_reason(error)
-        raise DataError(f"{file}: {reason}.") from error
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise DataError(f"{file}: not a YAML file ({error_detail(error, 160)}).") from error
+        content = read_yaml(file)
+    except FileError as error:
+        raise DataError(str(error)) from error
     if not isinstance(content, dict):
         raise DataError(f"{file}: not a data.yaml, which has `train:`, `val:` and `names:`.")
     return content
@@ -241,9 +263,10 @@ def class_names_of(content: dict[str, Any], file: Path) -> list[str]:
     if content.get("names") is None and isinstance(count, int) and 0 < count < _MAX_CLASSES:
         return [f"class {k}" for k in range(count)]
     names = _listed_names(content, file)
-    duplicates = sorted({name for name in names if names.count(name) > 1})
+    duplicates = sorted(name for name, count in Counter(names).items() if count > 1)
     if duplicates or not all(names):
-        raise DataError(f"{file}: `names` has {', '.join(duplicates) or 'an empty name'} twice.")
+        listed = ", ".join(duplicates[:3]) or "an empty name"
+        raise DataError(f"{file}: `names` has {listed:.80} twice.")
     if isinstance(count, int) and count != len(names):
         raise DataError(f"{file}: `nc` says {count} classes, but `names` lists {len(names)}.")
     return names

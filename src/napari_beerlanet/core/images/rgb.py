@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from napari_beerlanet.core.common.messages import error_detail
 from napari_beerlanet.core.images import Domain
 
 ACCEPTED_IMAGES = (
@@ -55,19 +56,25 @@ def check_rgb(image: Any) -> RGBImage:
         return image
     if isinstance(image, (str, bytes)) or image is None or not hasattr(image, "__array__"):
         raise ImageError(f"Expected an image array, got {_describe_type(image)}. {ACCEPTED_IMAGES}")
-    pixels = np.asarray(image)
+    try:
+        pixels = np.asarray(np.ma.filled(image, 0) if np.ma.isMaskedArray(image) else image)
+    except (TypeError, ValueError, RuntimeError) as error:  # tensors: sparse, meta, with gradients
+        detail = error_detail(error, 80)
+        raise ImageError(
+            f"This {type(image).__name__} is no array in memory ({detail}). {ACCEPTED_IMAGES}"
+        ) from error
     given = f"an array of shape {pixels.shape} and type {pixels.dtype}"
     if pixels.ndim != 3 or pixels.shape[2] not in (3, 4):
         raise ImageError(f"Not an RGB image: {given}{_shape_hint(pixels)}. {ACCEPTED_IMAGES}")
     if pixels.size == 0:
         raise ImageError(f"An empty image: {given}. {ACCEPTED_IMAGES}")
     if pixels.dtype.kind == "f" and pixels.dtype.itemsize <= 8:
-        return RGBImage(_checked_floats(pixels, given))
+        return RGBImage(_with_mask(_checked_floats(pixels, given), image))
     if pixels.dtype.kind != "u" or pixels.dtype.itemsize > 2:
         raise ImageError(f"Unsupported type of values: {given}. {ACCEPTED_IMAGES}")
     if not pixels.dtype.isnative:
         pixels = pixels.astype(pixels.dtype.newbyteorder("="))
-    return RGBImage(pixels)
+    return RGBImage(_with_mask(pixels, image))
 
 
 def white_level(dtype: npt.DTypeLike) -> float:
@@ -143,6 +150,21 @@ def _checked_floats(pixels: npt.NDArray[Any], given: str) -> npt.NDArray[Any]:
             f"{hint}. {ACCEPTED_IMAGES}"
         )
     return pixels if high <= 1 else np.minimum(pixels, 1)
+
+
+def _with_mask(pixels: npt.NDArray[Any], image: Any) -> npt.NDArray[Any]:
+    """With what a masked array hides as transparent, so that it weighs nothing."""
+    if not np.ma.is_masked(image):
+        return pixels
+    hidden = np.ma.getmaskarray(image).any(axis=2)
+    if hidden.all():
+        raise ImageError("Every pixel of the image is masked.")
+    if pixels.shape[2] == 3:
+        alpha = np.full(pixels.shape[:2], white_level(pixels.dtype), pixels.dtype)
+        pixels = np.dstack([pixels, alpha])
+    shown = pixels.copy()
+    shown[hidden] = 0
+    return shown
 
 
 def _shape_hint(pixels: npt.NDArray[Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import weakref
 from dataclasses import dataclass, field
@@ -146,6 +147,12 @@ def _check_complete(file: tifffile.TiffFile, series: tifffile.TiffPageSeries) ->
         ends = np.add(page.dataoffsets, page.databytecounts, dtype=np.int64)
         if ends.max(initial=0) > end:
             raise ImageError("damaged or cut short (pixels are missing at its end).")
+        stored = len(page.dataoffsets)
+        if math.prod(page.chunked) > stored:
+            raise ImageError(
+                f"damaged or cut short ({page.imagewidth} x {page.imagelength} pixels, of which "
+                f"the file has {stored} parts out of {math.prod(page.chunked)})."
+            )
         chunk = int(np.prod(page.chunks[:2] if len(page.chunks) > 1 else page.chunks))
         if chunk > MAX_PIXELS:
             raise ImageError("stored as one chunk, too large to decode; save it in tiles.")

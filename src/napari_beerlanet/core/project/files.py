@@ -32,7 +32,7 @@ from napari_beerlanet._version import __version__
 from napari_beerlanet.core.boxes.annotations import Annotations
 from napari_beerlanet.core.boxes.classes import parse_colour
 from napari_beerlanet.core.common.messages import first_problem, slug, system_reason
-from napari_beerlanet.core.common.storage import FileError, pixel_digest
+from napari_beerlanet.core.common.storage import FileError, csv_cell, csv_text, pixel_digest
 from napari_beerlanet.core.formats.class_folders import CELLS_DIR, CELLS_FILE
 from napari_beerlanet.core.formats.yolo import format_data_yaml
 from napari_beerlanet.core.project.split import TRAIN, VAL
@@ -331,7 +331,10 @@ def read_cell_records(root: Path) -> list[CellRecord]:
 def _read_table(path: Path, adapter: TypeAdapter[_Record], what: str) -> list[_Record]:
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            return [adapter.validate_python(entry) for entry in csv.DictReader(file)]
+            return [
+                adapter.validate_python({k: v and csv_text(v) for k, v in entry.items()})
+                for entry in csv.DictReader(file)
+            ]
     except FileNotFoundError:
         return []
     except (ValueError, csv.Error) as error:
@@ -344,7 +347,9 @@ def encode_records(kind: type[CropRecord] | type[CellRecord], records: Sequence[
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, [part.name for part in fields(kind)], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(asdict(record) for record in records)
+    writer.writerows(
+        {name: csv_cell(value) for name, value in asdict(record).items()} for record in records
+    )
     return text.getvalue().encode("utf-8", "replace")
 
 

@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from napari_beerlanet.core.common.settings import Settings
 from napari_beerlanet.core.images import Domain
+from napari_beerlanet.core.stains.solver import MAX_COMPONENTS
 
 if TYPE_CHECKING:  # the command line needs no arrays to show its help
     import numpy as np
@@ -37,7 +38,7 @@ _Penalty = Annotated[float, Field(ge=0)] | Literal["auto"]
 class DecomposeSettings(Settings):
     """How an image is decomposed into stains."""
 
-    components: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+    components: Annotated[int, Field(ge=1, le=MAX_COMPONENTS)] | Literal["auto"] = Field(
         DEFAULT_COMPONENTS,
         description="Number of components; auto counts the stains of the image first.",
     )

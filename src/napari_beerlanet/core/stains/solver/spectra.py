@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from napari_beerlanet.core.stains.solver import MAX_COMPONENTS
+
 _DYES = {
     "haematoxylin": (0.65, 0.70, 0.29),
     "eosin": (0.07, 0.99, 0.11),
@@ -44,6 +46,8 @@ def check_spectra(
 ) -> npt.NDArray[np.float64]:
     """S_init (channels, r) as float64, or a `ValueError` of one sentence."""
     _check_positive_integer(components, "components")
+    if components > MAX_COMPONENTS:
+        raise ValueError(f"components must be at most {MAX_COMPONENTS}, not {components!r:.80}.")
     if spectra is None:
         return default_spectra(int(components), channels)
     try:
@@ -54,6 +58,8 @@ def check_spectra(
         raise ValueError(
             f"spectra must have shape ({channels}, components), one column each, not {start.shape}."
         )
+    if start.shape[1] > MAX_COMPONENTS:
+        raise ValueError(f"spectra must have at most {MAX_COMPONENTS} columns, not {start.shape}.")
     if not np.isfinite(start).all() or (start < 0).any():
         raise ValueError("spectra must be finite and nonnegative.")
     return start
