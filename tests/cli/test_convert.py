@@ -290,7 +290,8 @@ def test_a_failure_in_the_middle_leaves_nothing(tmp_path, capsys):
 def test_names_do_not_steer_the_terminal(tmp_path, capsys):
     coco(tmp_path / "in.json", ["a.png", "b.png"])
     content = json.loads((tmp_path / "in.json").read_text())
-    content["images"][1]["file_name"] = content["images"][0]["file_name"] = "\x1b[2J\nfake: done"
+    for image, suffix in zip(content["images"], ("png", "jpg"), strict=True):
+        image["file_name"] = f"\x1b[2J\nfake: done.{suffix}"
     (tmp_path / "in.json").write_text(json.dumps(content))
     assert main(["convert", str(tmp_path / "in.json"), str(tmp_path / "o"), "--to", "voc"]) == 2
     text = said(capsys).err

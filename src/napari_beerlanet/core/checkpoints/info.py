@@ -109,7 +109,7 @@ class _StainSeen(_InfoModel):
     background: _Background
     spectra: Annotated[
         list[Annotated[list[_Number], Field(max_length=MAX_COMPONENTS)]],
-        Field(min_length=3, max_length=3),
+        Field(min_length=1, max_length=3),
     ]
 
     @field_validator("spectra")
@@ -149,7 +149,7 @@ class _Training(_InfoModel):
     scope: _Line | None = None
     epochs: _Size | None = None
     seed: int | None = None
-    images: _Counts | None = None
+    images: _Counts | _Size | None = None
     sources: _Counts | None = None
     boxes: dict[_Text, _Counts] | None = None
     crops: dict[_Text, _Counts] | None = None

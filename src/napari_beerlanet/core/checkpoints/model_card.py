@@ -18,6 +18,12 @@ MIN_VALIDATION_IMAGES = 5
 _MIN_IMAGES_WITHOUT_COUNTS = 20  # of a validation whose boxes were not counted
 
 
+def image_counts(training: Mapping[str, Any]) -> Mapping[str, int]:
+    """How many images (of a classifier: crops) each split of a training had."""
+    images = training.get("images") or {}
+    return images if isinstance(images, Mapping) else {"train": int(images)}
+
+
 def headline(info: Mapping[str, Any]) -> str:
     """The score on the largest test set, or what there is instead of a score that is reliable."""
     training = info.get("training") or {}
@@ -26,7 +32,7 @@ def headline(info: Mapping[str, Any]) -> str:
     if tests:
         largest = max(tests, key=lambda m: m.get("images") or 0)
         return f"mAP50 {format_score(largest['mAP50'])}{_on_images(largest.get('images'))}"
-    images = (training.get("images") or {}).get("val")
+    images = image_counts(training).get("val")
     if metrics.get("balanced_accuracy") is not None and _enough_crops(training):
         score = format_score(metrics["balanced_accuracy"])
         return f"balanced accuracy {score} on {count_of(int(images or 0), 'crop')}"
@@ -42,7 +48,7 @@ def evidence(training: Mapping[str, Any]) -> str:
 
     Of a classifier "trained on 34 crops of 3 images, validated on 12".
     """
-    images = training.get("images") or {}
+    images = image_counts(training)
     if not images.get("train"):
         return ""
     parts = [f"trained on {_training_amount(training)}"]
@@ -65,7 +71,7 @@ def _enough_crops(training: Mapping[str, Any]) -> bool:
 def validation_suffices(training: Mapping[str, Any]) -> bool:
     """Whether a score on the validation images may head a model: enough images, and boxes of each
     class that was trained."""
-    images = int((training.get("images") or {}).get("val") or 0)
+    images = int(image_counts(training).get("val") or 0)
     boxes = training.get("boxes") or {}
     if not boxes:
         return images >= _MIN_IMAGES_WITHOUT_COUNTS
@@ -79,7 +85,7 @@ def test_scores(info: Mapping[str, Any]) -> list[tuple[str, str]]:
     training = info.get("training") or {}
     metrics = training.get("metrics") or {}
     if metrics.get("mAP50") is not None:
-        images = (training.get("images") or {}).get("val")
+        images = image_counts(training).get("val")
         return [
             ("", _scores({"images": images, **metrics}, (training.get("boxes") or {}).get("val")))
         ]
@@ -106,13 +112,13 @@ def training_facts(info: Mapping[str, Any]) -> list[tuple[str, str]]:
 def training_size(info: Mapping[str, Any]) -> str:
     """How many images a model was trained on, for a list of models; "" where it is not known."""
     training = info.get("training") or {}
-    images = (training.get("images") or {}).get("train")
+    images = image_counts(training).get("train")
     return count_of(int(images), "crop" if training.get("crops") else "image") if images else ""
 
 
 def _training_amount(training: Mapping[str, Any]) -> str:
     """ "2 images"; of a classifier "34 crops", and of how many images if they have several."""
-    number = int(training["images"]["train"])
+    number = int(image_counts(training)["train"])
     if not training.get("crops"):
         return count_of(number, "image")
     sources = int((training.get("sources") or {}).get("train") or number)
@@ -126,7 +132,7 @@ def _main_score(metrics: Mapping[str, Any]) -> float:
 
 
 def _trained_on(training: Mapping[str, Any]) -> str:
-    images = (training.get("images") or {}).get("train")
+    images = image_counts(training).get("train")
     number = f"{_training_amount(training)} of " if images else ""
     epochs = f", {training['epochs']} epochs" if training.get("epochs") else ""
     date = f", {str(training['date'])[:10]}" if training.get("date") else ""

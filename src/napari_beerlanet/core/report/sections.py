@@ -18,6 +18,8 @@ from napari_beerlanet.core.boxes.classes import (
     poisson_interval,
 )
 from napari_beerlanet.core.checkpoints.info import limits_text, model_limits
+from napari_beerlanet.core.checkpoints.info import limits_text
+from napari_beerlanet.core.checkpoints.model_card import image_counts
 from napari_beerlanet.core.common.messages import count_of, format_percent, format_score
 from napari_beerlanet.core.common.storage import pixel_hash
 from napari_beerlanet.core.evaluation.label_errors import likely_label_errors
@@ -580,7 +582,7 @@ def _model(subject: ReportSubject) -> Content | None:
     if not info:
         return None
     training = info.get("training") or {}
-    images = training.get("images") or {}
+    images = image_counts(training)
     front_end = ""
     if "components" in info:
         front_end = f"{info['components']} components, {info.get('iterations')} iterations"
@@ -607,7 +609,7 @@ def _classifier(subject: ReportSubject) -> Content | None:
     if not info:
         return None
     training = info.get("training") or {}
-    images = training.get("images") or {}
+    images = image_counts(training)
     facts = [
         ("Name", info.get("name")),
         ("Types", ", ".join(map(str, info.get("classes", [])))),
