@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: help demo test lint kernels benchmark docs clean
+.PHONY: help demo test lint kernels fuzz benchmark docs clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | expand -t 12
@@ -27,6 +27,10 @@ lint: $(VENV)/.ready  ## ruff, import contracts, mypy, npe2 validate
 # What fails here, a test tells better.
 kernels: $(VENV)/.ready
 	-@PYTHONDONTWRITEBYTECODE= $(BIN)/python tests/compile_kernels.py
+
+FUZZ_SECONDS ?= 120
+fuzz: $(VENV)/.ready  ## open thousands of bad files, under limits of memory and time
+	$(BIN)/python tests/fuzz --seconds $(FUZZ_SECONDS) $(FUZZ_OPTIONS)
 
 benchmark: $(VENV)/.benchmark-ready  ## speed and memory against the dense version
 	$(BIN)/python benchmarks/decompose.py

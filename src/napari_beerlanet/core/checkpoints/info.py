@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, BinaryIO, Literal, NamedTuple
 
@@ -19,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from napari_beerlanet.core.boxes.classes import is_infected
 from napari_beerlanet.core.checkpoints.layout import check_layout
 from napari_beerlanet.core.classification.settings import FrontEnd, StainSource
+from napari_beerlanet.core.common.messages import quoted
 from napari_beerlanet.core.images import Domain
 from napari_beerlanet.core.stains.solver import MAX_COMPONENTS
 
@@ -294,7 +294,7 @@ def check_info(info: dict[str, Any]) -> dict[str, Any]:
         raise ValueError("its description is nested too deeply")
     kind = info.get("kind", DETECTOR)
     if kind not in (DETECTOR, CLASSIFIER):
-        raise ValueError(f"a model of the kind {reprlib.repr(kind)}, which is not known here")
+        raise ValueError(f"a model of the kind {quoted(kind)}, which is not known here")
     schema: type[_SharedInfo] = ClassifierInfo if kind == CLASSIFIER else CheckpointInfo
     try:
         checked = schema.model_validate(info)
@@ -398,7 +398,7 @@ def _first_reason(schema: type[BaseModel], info: dict[str, Any], error: Validati
     key = str(first["loc"][0])
     if first["type"] == "missing" and len(first["loc"]) == 1:
         return f"its description lacks {key}"
-    return f"{key} must be {_requirement(schema, key)}, not {reprlib.repr(info[key])}"
+    return f"{key} must be {_requirement(schema, key)}, not {quoted(info[key])}"
 
 
 def _requirement(schema: type[BaseModel], key: str) -> str:

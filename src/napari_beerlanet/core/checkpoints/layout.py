@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import copy
 import math
-import reprlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from napari_beerlanet.core.common.messages import error_detail
+from napari_beerlanet.core.common.messages import error_detail, quoted
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -89,7 +88,7 @@ def check_layout(yaml: Any) -> dict[str, Any]:
 def _check_texts(layout: dict[str, Any]) -> None:
     activation = layout.setdefault("activation", "nn.SiLU()")
     if not isinstance(activation, str) or activation not in _ACTIVATIONS:
-        raise ValueError(f"its activation {reprlib.repr(activation)} is not one that we know")
+        raise ValueError(f"its activation {quoted(activation)} is not one that we know")
     if activation == "nn.SiLU()":
         del layout["activation"]  # Ultralytics' default
     for key in ("end2end", "inplace"):
@@ -113,7 +112,7 @@ def _resolve_scale(layout: dict[str, Any]) -> tuple[float, float, float]:
         raise ValueError("scales of its model layout are no table of sizes")
     layout["scale"] = scale = scale or str(next(iter(scales)))
     if not isinstance(scales.get(scale), list) or len(scales[scale]) != 3:
-        raise ValueError(f"its model layout has no scale {reprlib.repr(scale)}")
+        raise ValueError(f"its model layout has no scale {quoted(scale)}")
     layout["scales"] = {scale: scales[scale]}
     limits = ((0.01, 4), (0.01, 8), (1, _MAX_CHANNELS))
     depth, width, most = (
@@ -133,9 +132,7 @@ def _check_layer(row: Any, place: int, classes: int | None) -> None:
         or name not in _CHANNEL_ARGUMENTS
         or (name in _HEADS) == (classes is None)
     ):
-        raise ValueError(
-            f"layer {place} is {reprlib.repr(name)}, which no detection model has there"
-        )
+        raise ValueError(f"layer {place} is {quoted(name)}, which no detection model has there")
     sources = sources if isinstance(sources, list) else [sources]
     if not sources or len(sources) > 20 or len(arguments) > 10:
         raise ValueError(f"layer {place} ({name}) has too many arguments or sources")
@@ -144,12 +141,12 @@ def _check_layer(row: Any, place: int, classes: int | None) -> None:
     for source in sources:
         if not _is_integer(source) or not (-max(place, 1) <= source < place) or source == place:
             raise ValueError(
-                f"layer {place} ({name}) takes its input from a layer {reprlib.repr(source)}"
+                f"layer {place} ({name}) takes its input from a layer {quoted(source)}"
             )
     if not _is_integer(repeats) or not 1 <= repeats <= 64:
-        raise ValueError(f"layer {place} ({name}) is repeated {reprlib.repr(repeats)} times")
+        raise ValueError(f"layer {place} ({name}) is repeated {quoted(repeats)} times")
     if not (arguments in (["nc"], [classes]) if classes else _arguments_fit(name, arguments)):
-        raise ValueError(f"layer {place} ({name}) has arguments {reprlib.repr(arguments)}")
+        raise ValueError(f"layer {place} ({name}) has arguments {quoted(arguments)}")
 
 
 def _arguments_fit(name: str, arguments: list[Any]) -> bool:
@@ -256,7 +253,7 @@ def _is_integer(value: Any) -> bool:
 
 def _check_number(value: Any, least: float, most: float, name: str) -> Any:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
-        raise ValueError(f"{name} of its model layout is {reprlib.repr(value)}")
+        raise ValueError(f"{name} of its model layout is {quoted(value)}")
     return value
 
 

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
 
 
+_MAX_QUOTED = 80  # characters of what is wrong
+
+
 def error_message(error: BaseException, hint: str = "", memory_advice: str = "") -> str:
     """What went wrong, in one sentence on one line.
 
@@ -50,7 +53,13 @@ def first_problem(error: ValidationError) -> str:
     if first["type"] == "json_invalid":
         return first["msg"][0].lower() + first["msg"][1:]
     said = re.sub(r"^(Value error, |\w+ )", "", first["msg"]).split(",")[0]
-    return f"{place} {said}, not {reprlib.repr(first['input'])}"
+    return f"{place} {said}, not {quoted(first['input'])}"
+
+
+def quoted(value: object) -> str:
+    """A value for a message, as Python writes it, at most 80 characters of it."""
+    text = reprlib.repr(value)
+    return text if len(text) <= _MAX_QUOTED else f"{text[: _MAX_QUOTED - 1]}…"
 
 
 def one_line(text: object) -> str:

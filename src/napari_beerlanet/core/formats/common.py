@@ -37,8 +37,8 @@ MAX_JSON_CONTAINERS = 1 << 22
 """Lists and objects of a JSON file that is read: hundreds of thousands of boxes."""
 MAX_COLUMNS = 500
 """Further columns of a file that are read."""
-MAX_CELLS = 1 << 25
-"""Values in the further columns of a file that are read."""
+MIN_COLUMNS = 32
+"""Further columns that are read in any case, also where few boxes have a value in them."""
 MAX_TEXT_LENGTH = 1000
 """Characters of a class's name, or of a text in a further column."""
 MAX_LISTED_CLASSES = 1000
@@ -287,7 +287,9 @@ def _extra_columns(
     """Further columns (n,) by name, and sentences on what was left out."""
     counts = Counter(name for row in rows for name in row)
     names = {name: None for name in counts if len(name) <= MAX_TEXT_LENGTH}
-    most = min(MAX_COLUMNS, MAX_CELLS // max(len(rows), 1))
+    # Columns that are almost empty would take many times the room of the file.
+    filled = 4 * counts.total() // max(len(rows), 1)
+    most = min(MAX_COLUMNS, max(MIN_COLUMNS, filled))
     if len(names) > most:  # those that most objects have
         names = dict.fromkeys(name for name, _ in counts.most_common(most) if name in names)
     notes = []
