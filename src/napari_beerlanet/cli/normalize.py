@@ -6,7 +6,13 @@ import argparse
 import sys
 from pathlib import Path
 
-from napari_beerlanet.cli.common import UsageError, add_input_options, add_setting, prepare_folder
+from napari_beerlanet.cli.common import (
+    UsageError,
+    add_input_options,
+    add_setting,
+    echo,
+    prepare_folder,
+)
 
 HELP = "give images the colours of a template"
 DESCRIPTION = (
@@ -68,5 +74,5 @@ def _fit(options: argparse.Namespace) -> Path:
     except ValueError as error:
         raise UsageError(str(error)) from error
     if options.save_normalizer and not options.quiet:
-        print(f"{options.save_normalizer}: the fitted normalizer", file=sys.stderr)
+        echo(f"{options.save_normalizer}: the fitted normalizer", sys.stderr)
     return path

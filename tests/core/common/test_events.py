@@ -1,8 +1,10 @@
 """Processes of background runs: how they end. Their event logs: tests/ui/finetune."""
 
+import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -21,7 +23,16 @@ START = """
 
 def run(main: str) -> subprocess.CompletedProcess[str]:
     code = textwrap.dedent(START) + textwrap.dedent(main) + "run_process(main)\n"
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    # Without what other tests have their processes run first, which changes how they end.
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    paths = [path for path in paths if Path(path).name != "at_start"]
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
 
 
 @pytest.mark.parametrize("status", [0, 143])
