@@ -18,7 +18,6 @@ from napari_beerlanet.core.boxes.classes import (
     poisson_interval,
 )
 from napari_beerlanet.core.checkpoints.info import limits_text, model_limits
-from napari_beerlanet.core.checkpoints.info import limits_text
 from napari_beerlanet.core.checkpoints.model_card import image_counts
 from napari_beerlanet.core.common.messages import count_of, format_percent, format_score
 from napari_beerlanet.core.common.storage import pixel_hash
