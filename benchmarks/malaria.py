@@ -7,18 +7,22 @@
     python benchmarks/malaria.py FOLDER --package       FOLDER/malaria.safetensors
 
 Slides are never in two splits. What may be chosen, the epoch aside (it is the last one), is chosen
-on validation slides: one number that is added to the logit of `uninfected`, with which as many
-cells are called infected there as are annotated, and the temperature. That stages were shown
-several times in training is undone by the logarithm of how often. Both become a part of the head's
-bias, so that whoever loads the model has them. The model of all slides takes the means of the
-three trainings.
+on validation slides: one number that is added to the logit of `uninfected`, and the temperature, by
+logistic regression in which infected and uninfected cells weigh the same; then probabilities are
+those of smears with `EXPECTED` of the cells infected. How many are in a field is estimated from the
+field itself, without labels (`adapt_to_share`), for a threshold that is right where one cell in
+eight is infected finds too many parasites where one in a hundred is. That stages were shown several
+times in training is undone by the logarithm of how often. All become a part of the model's
+description (`prior`, `temperature`, `prevalence`), so that whoever loads the model has them. The
+model of all slides takes the means of the three trainings.
 
 Parasitaemia of a field: infected red cells of all red cells. Predicted is what the Malaria preset
 counts, which does not know where parasites are. Annotated are parasites and not red cells, so there
 are two numbers to compare with, neither of them perfect. "of all": all cells with parasites, found
 or not, of these and the red cells that are found. It is too high where the detector misses cells
 of a clump, as only those with parasites are added. "of those found": of the red cells that the
-detector finds, those with parasites.
+detector finds, those with parasites. "inside": as "of all", without the cells that a border of the
+field cuts, on both sides: parasites in these have no labels.
 """
 
 from __future__ import annotations
@@ -43,6 +47,7 @@ from malaria_data import (
     owners,
     write_split,
 )
+from scipy import optimize
 
 import napari_beerlanet as nb
 from napari_beerlanet.core.batch.malaria import find_red_cells
@@ -50,11 +55,12 @@ from napari_beerlanet.core.batch.settings import MALARIA_PRESET
 from napari_beerlanet.core.boxes.classes import class_colours
 from napari_beerlanet.core.boxes.matching import non_max_suppression
 from napari_beerlanet.core.checkpoints.checkpoint import read_info
+from napari_beerlanet.core.classification.classifier import adapt_to_share
 from napari_beerlanet.core.evaluation.classification import classification_metrics
 from napari_beerlanet.core.formats.class_folders import read_crop_dataset
 from napari_beerlanet.core.images.files import read_image
 from napari_beerlanet.core.stains.domain_shift import describe_stains
-from napari_beerlanet.core.training.trainer.classification import TrainingCrops, fit_temperature
+from napari_beerlanet.core.training.trainer.classification import TrainingCrops
 
 # Slides to test on and to validate on; the others are trained on. The two with most parasites, and
 # all with fields of many, are in different folds, and each stage is in all trainings.
@@ -68,6 +74,8 @@ WANTED = {"uninfected": 2200, "ring": 900, "trophozoite": 250, "schizont": 150, 
 # Crops are files of their own; the camera's colours are left as they are.
 AUGMENTATION: dict[str, Any] = {"scale_jitter": 0.12, "shift_jitter": 0.06, "blur_jitter": 0.01}
 AUGMENTATION |= {"jitter": {"flare": 0.1, "saturation": (1.0, 1.0), "hue": 0.0}}
+EXPECTED = 0.05  # of the cells of a smear infected, before it is looked at
+VIEWS = 4
 MIN_PARASITES = 20  # of a field whose parasitaemia is compared
 TOLERANCE = 0.2
 SAMPLE_CROPS = 200  # whose stains describe those of training
@@ -143,6 +151,7 @@ def show(event: dict[str, Any]) -> None:
 def score(model: Any, fields: list[dict[str, Any]], options: argparse.Namespace) -> None:
     """ln of the probabilities, at temperature 1, of all cells and other objects of fields."""
     model.info["temperature"] = 1.0
+    model.network.settings = model.network.settings.model_copy(update={"views": VIEWS})
     place = [model.classes.index(kind) for kind in TYPES]
     logits = {}
     for field in fields:
@@ -209,16 +218,19 @@ def stage_shift(split: Path) -> np.ndarray:
 
 
 def choose(logits: dict[str, np.ndarray], fields: list[dict[str, Any]]) -> tuple[float, float]:
-    """What is added to `uninfected`, so that as many are called infected as are, and T."""
+    """What is added to `uninfected` for `EXPECTED` infected cells, and the temperature."""
     X = np.concatenate([logits[f["name"]][: len(f["cells"])] for f in fields])
-    true = np.array([TYPES.index(c["type"]) for f in fields for c in f["cells"]])
-    # A cell is called infected while the shift is below its best stage's lead.
-    lead = X[:, 1:].max(1) - X[:, 0]
-    infected = int((true > 0).sum())
-    order = np.sort(lead)[::-1]
-    shift = float((order[infected - 1] + order[infected]) / 2)
-    temperature = fit_temperature(softmax(shifted(X, shift)), true)
-    return shift, temperature
+    true = np.array([c["type"] != UNINFECTED for f in fields for c in f["cells"]], float)
+    lead = np.logaddexp.reduce(X[:, 1:], 1) - X[:, 0]
+    weight = np.where(true > 0, 0.5 / true.mean(), 0.5 / (1 - true.mean()))
+
+    def loss(place: np.ndarray) -> float:
+        z = (lead - place[0]) * math.exp(place[1])
+        return float((weight * (np.logaddexp(0, z) - true * z)).mean())
+
+    middle, slope = optimize.minimize(loss, np.zeros(2)).x
+    temperature = math.exp(-slope)
+    return float(middle - temperature * math.log(EXPECTED / (1 - EXPECTED))), temperature
 
 
 def shifted(X: np.ndarray, shift: float) -> np.ndarray:
@@ -235,15 +247,21 @@ def judge(
     logits: np.ndarray, field: dict[str, Any], shift: float, temperature: float
 ) -> dict[str, Any]:
     """Scores of a field's cells, and what the preset counts in it."""
-    P = softmax(shifted(logits, shift) / temperature)
     cells, whole = field["cells"], field["found"]
-    label = {c["row"]: int(k) for c, k in zip(cells + field["others"], P.argmax(1), strict=True)}
+    place = {c["row"]: k for k, c in enumerate(cells + field["others"])}
     kept = np.sort(
         non_max_suppression(whole.xyxy, whole.scores, whole.labels, MALARIA_PRESET["iou"])
     )
     found = whole[kept]
     rows, _ = find_red_cells(found, DETECTOR_INFO, {"classes": TYPES, "applies_to": ["RBC"]})
-    counted = Counter(TYPES[label[int(row)]] for row in kept[rows])
+    counts = np.zeros(len(logits), bool)
+    counts[[place[int(row)] for row in kept[rows]]] = True
+    healthy = np.array([kind == UNINFECTED for kind in TYPES])
+    P, _ = adapt_to_share(softmax(shifted(logits, shift) / temperature), healthy, EXPECTED, counts)
+    labels = np.array([P[place[int(row)]].argmax() for row in kept[rows]])
+    counted = Counter(TYPES[k] for k in labels)
+    borders = {c["row"]: c["border"] for c in cells + field["others"]}
+    inside = np.array([not borders[int(row)] for row in kept[rows]], bool)
     owner, _ = owners(found, field["parasite_boxes"])
     infected = set(owner[owner >= 0].tolist())
     missed = int((owner < 0).sum()) + len(infected - set(rows.tolist()))
@@ -261,6 +279,12 @@ def judge(
         "predicted": len(rows) - counted[UNINFECTED],
         "red_cells": len(rows),
         "counted": counted,
+        "inside": {
+            "annotated": int(np.isin(rows, list(infected))[inside].sum()) + missed,
+            "cells": int(inside.sum()) + missed,
+            "predicted": int((labels[inside] > 0).sum()),
+            "red_cells": int(inside.sum()),
+        },
     }
 
 
@@ -289,12 +313,13 @@ def report_on(tested: list[dict[str, Any]]) -> dict[str, Any]:
                 "annotated_found": f"{t['annotated_found']}/{t['red_cells']}",
                 "predicted": f"{t['predicted']}/{t['red_cells']}",
                 "of all": round(predicted / (t["annotated"] / t["cells"]), 3),
+                "inside": round(ratio_inside(t["inside"]), 3),
                 "of those found": round(t["predicted"] / t["annotated_found"], 3),
             }
         )
     within = {
         key: sum(abs(line[key] - 1) <= TOLERANCE for line in lines)
-        for key in ("of all", "of those found")
+        for key in ("of all", "of those found", "inside")
     }
     whole = sum(t["predicted"] for t in tested), sum(t["red_cells"] for t in tested)
     marked = sum(t["annotated"] for t in tested), sum(t["cells"] for t in tested)
@@ -317,6 +342,11 @@ def report_on(tested: list[dict[str, Any]]) -> dict[str, Any]:
         },
         "fields20": lines,
     }
+
+
+def ratio_inside(t: dict[str, int]) -> float:
+    """Predicted parasitaemia by the annotated one."""
+    return t["predicted"] / max(t["red_cells"], 1) / (t["annotated"] / t["cells"])
 
 
 def draw(tested: list[dict[str, Any]], path: Path) -> None:
@@ -365,17 +395,18 @@ def package(options: argparse.Namespace) -> None:
     folds = results["folds"].values()
     shift = float(np.mean([f["shift"] for f in folds]))
     stages = stage_shift(options.folder / "splits" / "all")
-    head = model.network.backbone.classifier[-1]
-    with torch.no_grad():
-        for kind, added in zip(TYPES, shifted(stages, shift), strict=True):
-            head.bias[model.classes.index(kind)] += float(added)
+    added = dict(zip(TYPES, shifted(stages, shift).tolist(), strict=True))
     used = ("roc_auc", "sensitivity", "specificity", "balanced_accuracy", "cells", "infected")
     model.info.update(
         name="malaria",
         applies_to=["RBC"],
         unknown=UNKNOWN,
+        prevalence=EXPECTED,
+        prior=[round(math.exp(added[kind]), 4) for kind in model.classes],
         temperature=round(float(np.exp(np.mean([math.log(f["temperature"]) for f in folds]))), 4),
     )
+    model.network.settings = model.network.settings.model_copy(update={"views": VIEWS})
+    model.info["views"] = VIEWS
     data = read_crop_dataset(options.folder / "splits" / "all")
     crops = TrainingCrops(data.splits["train"], model.network.settings)
     places = np.linspace(0, len(crops) - 1, SAMPLE_CROPS).round().astype(int)
@@ -385,7 +416,6 @@ def package(options: argparse.Namespace) -> None:
     training = model.info["training"]
     training["command"] = "python benchmarks/malaria.py"
     training["metrics"] = {"slides held out": {k: results["all"][k] for k in used}}
-    training["bias_added"] = dict(zip(TYPES, shifted(stages, shift).round(4), strict=True))
     training["detector"] = DETECTOR
     nb.save_checkpoint(model, options.folder / "malaria.safetensors")
 

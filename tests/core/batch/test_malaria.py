@@ -20,6 +20,7 @@ from napari_beerlanet.core.batch.settings import MALARIA_PRESET
 from napari_beerlanet.core.batch.study import run_study
 from napari_beerlanet.core.boxes.detections import AGREEMENT_COLUMN, TYPE_COLUMN, Detections
 from napari_beerlanet.core.checkpoints.checkpoint import read_info, save_checkpoint
+from napari_beerlanet.core.classification.classifier import adapt_to_share
 from tinyclasses import SMALL, tiny_classifier
 
 NAMES = ["RBC", "WBC", "Platelets"]
@@ -137,6 +138,66 @@ def test_with_a_threshold_for_each_class_other_candidates_are_given_up(classifie
     assert claimed.xyxy.tolist() == found.xyxy.tolist()
     assert claimed.labels.tolist() == [0, 0, 1, 0, 0, 0]
     assert len(claimed.above(0)) == 6
+
+
+class _Brightness(nn.Module):
+    """The paler a crop, the less it looks infected; between, it may be either."""
+
+    def forward(self, x):
+        lead = 10 * (0.5 - x.mean((1, 2, 3)))
+        nothing = torch.full_like(lead, -30.0)
+        return torch.stack([nothing, lead, nothing, nothing, torch.zeros_like(lead)], 1)
+
+
+def test_a_faint_parasite_is_likelier_where_many_cells_are_infected():
+    """A grey cell is a ring among dark cells and none among pale ones, wherever it is counted."""
+    info = {"applies_to": ["RBC"], "prevalence": 0.05}
+    model = tiny_classifier(
+        _Brightness(), STAGES, info=info, front_end="none", standardize=False, fill=1.0
+    )
+    types, alone = {}, model.classify([np.full((20, 20, 3), 118, np.uint8)])
+    for among, grey in (("dark", 10), ("pale", 245)):
+        pixels, found = smear(*[("RBC", False, np.nan)] * 40)
+        pixels[:, 24:] = np.where(pixels[:, 24:] == 200, grey, pixels[:, 24:])
+        pixels[2:22, 2:22] = 118
+        typed = model.classify_detections(pixels, found)
+        types[among] = typed.columns[TYPE_COLUMN].tolist()
+        # Boxes that do not count do not change the others.
+        twice = Detections(
+            np.concatenate([found.xyxy, found.xyxy[:30]]),
+            np.zeros(len(found) + 30, int),
+            np.ones(len(found) + 30),
+            NAMES,
+        )
+        counted = np.arange(len(twice)) < len(found)
+        again = model.classify_detections(pixels, twice, counted=counted)
+        for name in STAGES:
+            np.testing.assert_allclose(
+                again.columns[f"P({name})"][: len(found)], typed.columns[f"P({name})"], atol=1e-6
+            )
+    assert types["dark"] == ["ring"] * 40
+    assert types["pale"] == ["uninfected"] * 40
+    assert alone.scores[0, 1] == pytest.approx(1 / (1 + np.exp(-10 * (0.5 - 118 / 255))), abs=1e-4)
+
+
+def test_a_share_is_found_without_labels():
+    """Cells drawn from a known share: the estimate is near it, from 2 to 30 % infected."""
+    random = np.random.default_rng(0)
+    healthy, expected = np.array([True, False]), 0.05
+    for share in (0.02, 0.1, 0.3):
+        infected = random.random(4000) < share
+        likelihood = np.where(infected, 1, -1) * 2 + 2 * random.normal(size=4000)  # ln p / q
+        odds = np.exp(likelihood) * expected / (1 - expected)
+        scores = np.stack([1 / (1 + odds), odds / (1 + odds)], 1).astype(np.float32)
+        adapted, found = adapt_to_share(scores, healthy, expected)
+        near = pytest.approx(infected.mean(), rel=0.1, abs=0.005)
+        assert found == near
+        assert adapted[:, 1].mean() == near
+        assert scores[:, 1].mean() != near
+        np.testing.assert_allclose(adapted.sum(1), 1, atol=1e-6)
+    nothing, found = adapt_to_share(np.empty((0, 2), np.float32), healthy, expected)
+    assert len(nothing) == 0
+    assert found == expected
 
 
 def test_few_red_cells_are_a_warning_and_so_is_what_the_models_do_not_know(classifier):

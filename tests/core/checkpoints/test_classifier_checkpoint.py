@@ -191,6 +191,7 @@ BAD = {
     "standardize": ["imagenet"],
     "views": [0, 9, 2.5, "all"],
     "prior": [[1.0], [1.0, 0.0], [1.0, -1.0], ["a", "b"], None, 3],
+    "prevalence": [0, 1, -0.1, "few", [0.1]],
     "temperature": [0, -1, 1e9, "hot", None],
     "classes": [[], ["a"], ["a", "b", "c"], ["a", "a"], "ab"],
     "components": [4, 0, 10**9],
@@ -207,7 +208,7 @@ def test_entry_that_does_not_fit(whole, tmp_path, key, value):
     refused(tmp_path / "a.safetensors", changed(whole, {key: value}))
 
 
-@pytest.mark.parametrize("key", sorted(BAD.keys() - {"kind", "views", "prior"}))
+@pytest.mark.parametrize("key", sorted(BAD.keys() - {"kind", "views", "prior", "prevalence"}))
 def test_entry_that_is_missing(whole, tmp_path, key):
     data = changed(whole, also=lambda info, _: info.pop(key))
     assert f"lacks {key}" in refused(tmp_path / "a.safetensors", data)

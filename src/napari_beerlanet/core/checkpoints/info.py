@@ -283,6 +283,9 @@ class ClassifierInfo(_SharedInfo):
     prior: list[Annotated[float, Field(gt=0, le=1e6)]] = Field(
         [], description="a positive number for each class, or an empty list"
     )
+    prevalence: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None, description="a number between 0 and 1, or none"
+    )
     applies_to: Annotated[list[_Text], Field(max_length=100)] = Field(
         [], description="a list of the detector's classes that it tells apart"
     )

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from napari_beerlanet.core.boxes.classes import classes_to_classify
+from napari_beerlanet.core.boxes.classes import classes_to_classify, healthy_types
 from napari_beerlanet.core.boxes.detections import (
     ENTROPY_COLUMN,
     PROBABILITY_COLUMN,
@@ -53,6 +53,8 @@ Scores = npt.NDArray[np.float32]
 
 _CPU_BATCH = 32
 _SAMPLE_CROPS = 16  # whose stains are compared with those of training
+_EXPECTED_CELLS = 20.0  # as many as the expected share of infected cells counts for
+_SHARE_STEPS = 200
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,6 +129,7 @@ class Classifier:
         batch: int | Literal["auto"] = "auto",
         *,
         fit: StainSource | None = None,
+        counted: npt.NDArray[np.bool_] | None = None,
     ) -> Classification:
         """Classify crops, or the boxes of an image.
 
@@ -144,6 +147,8 @@ class Classifier:
         fit
             Where stains are fitted: "crop" or "image" (then crops without an image are themselves
             their image); None is as in training.
+        counted
+            (n,) which boxes tell the share of infected cells, see `adapt`; None: all.
         """
         if batch != "auto" and (not isinstance(batch, (int, np.integer)) or batch < 1):
             raise ValueError(
@@ -161,6 +166,8 @@ class Classifier:
         logits = np.empty((count, len(self.classes)))
         logits[order] = self._run(read, count, front, batch, notes, rest)
         scores = self._calibrated(logits)
+        if boxes is not None:
+            scores = self.adapt(scores, counted)
         facts = {
             "model": self.info.get("name", ""),
             "device": describe_device(self.device),
@@ -179,6 +186,7 @@ class Classifier:
         classes: Sequence[str] | None = None,
         *,
         confidence: float | Mapping[str, float] = 0.0,
+        counted: npt.NDArray[np.bool_] | None = None,
         fit: StainSource | None = None,
         batch: int | Literal["auto"] = "auto",
         report: Report | None = None,
@@ -188,7 +196,7 @@ class Classifier:
         Boxes of `classes` (None: those that the classifier is meant for) with at least this
         `confidence` are classified; those without area or outside of the image have no type. What
         is to be known on it is in the report, under "classification". The result is above the
-        confidence; all candidates stay with it.
+        confidence; all candidates stay with it. `counted` (n,), of these, is as for `classify`.
         """
         source = detections if detections.candidates is None else detections.candidates
         chosen = classes_to_classify(self.info, source.names, classes or ()) if len(source) else []
@@ -196,7 +204,8 @@ class Classifier:
         wanted &= source.is_above(confidence)
         usable = area(clip(source.xyxy, image.shape[:2])) > 0
         rows = np.flatnonzero(wanted & usable)
-        result = self.classify(image, source.xyxy[rows], report, batch, fit=fit)
+        telling = None if counted is None else counted[rows]
+        result = self.classify(image, source.xyxy[rows], report, batch, fit=fit, counted=telling)
         name = str(self.info.get("name", ""))
         typed = source.with_types(result.names, result.scores, result.labels, rows, name)
         left = int((wanted & ~usable).sum())
@@ -205,6 +214,18 @@ class Classifier:
         facts["notes"] = [*facts["notes"], *([note] if left else [])]
         report_now = {**detections.report, **typed.report, "classification": facts}
         return replace(typed, report=report_now).above(confidence)
+
+    def adapt(self, scores: Scores, counted: npt.NDArray[np.bool_] | None = None) -> Scores:
+        """Probabilities (n, k) of an image's boxes, for its own share of infected cells.
+
+        Of a classifier that says of what share its probabilities are (`info["prevalence"]`); others
+        leave them as they are. `counted` (n,): the boxes that tell the share; None: all.
+        """
+        expected = self.info.get("prevalence")
+        healthy = np.isin(self.classes, healthy_types(self.classes))
+        if not expected or not healthy.any() or healthy.all():
+            return scores
+        return adapt_to_share(scores, healthy, float(expected), counted)[0]
 
     def prepare_crops(self, images: Sequence[Any]) -> Pixels:
         """Images that are crops already as the network gets them, (n, size, size, 3) uint8."""
@@ -369,6 +390,34 @@ class Classifier:
         crops = [read(slice(k, k + 1))[0] for k in places]
         summaries = [summarize_stain(self.network.fit_crop(crop), crop) for crop in crops]
         return stain_warnings(seen, mean_stain(summaries))
+
+
+def adapt_to_share(
+    scores: Scores,
+    healthy: npt.NDArray[np.bool_],
+    expected: float,
+    counted: npt.NDArray[np.bool_] | None = None,
+) -> tuple[Scores, float]:
+    """Probabilities (n, k) for the share of infected cells that is likeliest, and that share.
+
+    `scores` are right where `expected` of all cells are infected, that is, of a class that is not
+    `healthy` (k,). The share of the cells `counted` (n,) is found from their own scores, by the EM
+    of Saerens, Latinne and Decaestecker (2002), with `expected` counting for twenty cells more.
+    Where one cell in eight is infected a faint parasite is likelier than where one in a hundred is.
+    """
+    infected = np.clip(scores[:, ~healthy].sum(1, dtype=np.float64), 1e-7, 1 - 1e-7)
+    likelihood = infected / (1 - infected) * (1 - expected) / expected
+    mine = likelihood if counted is None else likelihood[counted]
+    share = expected
+    for _ in range(_SHARE_STEPS):
+        found = (share * mine / (share * mine + 1 - share)).sum()
+        before = share
+        share = float((found + expected * _EXPECTED_CELLS) / (len(mine) + _EXPECTED_CELLS))
+        if abs(share - before) < 1e-9:
+            break
+    factor = share / (1 - share) * (1 - expected) / expected
+    adapted = scores * np.where(healthy, 1.0, factor)
+    return np.asarray(adapted / adapted.sum(1, keepdims=True), np.float32), share
 
 
 # (quarter turns, whether mirrored): any first few of them are as different as can be.

@@ -33,6 +33,7 @@ class ClassifyJob:
     `kept` (m,): whether the user has given the box its type, which stays. `model_key` is a name or
     path, `model` the same if it is loaded already. `before`: the types of all boxes of a detections
     layer, and `model_rows` which of them are the detector's; None for boxes of another layer.
+    `counted` (m,) are those above the threshold, None all: see `Classifier.adapt`.
     """
 
     plane: Plane
@@ -44,6 +45,7 @@ class ClassifyJob:
     device: str = "auto"
     before: TypeColumns | None = None
     model_rows: RowIndices | None = None
+    counted: npt.NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +94,11 @@ def run_classification(job: ClassifyJob, report: Report) -> ClassifyResult:
     cells = Detections(boxes, np.zeros(count, np.int64), np.ones(count, np.float32), [_ANY])
     pixels = SlidePixels(job.plane.pyramid) if job.plane.is_slide else job.plane.read()
     typed = model.classify_detections(
-        pixels, cells, [_ANY], report=subprogress(report, first, 0.98) or report
+        pixels,
+        cells,
+        [_ANY],
+        counted=job.counted,
+        report=subprogress(report, first, 0.98) or report,
     )
     classified = typed.type_labels >= 0
     columns = [typed.columns[f"P({name})"][classified] for name in model.classes]

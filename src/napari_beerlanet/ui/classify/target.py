@@ -87,6 +87,7 @@ class DetectionTarget:
         chosen = np.array([name in classes for name in store.names], bool)
         rows = np.flatnonzero(store.alive & chosen[store.labels])
         self._classified = weakref.ref(store)
+        passing = self.layer.filtered()
         return ClassifyJob(
             current_plane(self.image, self.viewer),
             store.xyxy[rows],
@@ -97,6 +98,7 @@ class DetectionTarget:
             device,
             store.types,
             store.model_rows,
+            None if passing is None else passing[1][rows],
         )
 
     def write(self, result: ClassifyResult) -> bool:
