@@ -242,11 +242,11 @@ def test_weights_of_the_backbone_have_a_schedule_of_their_own():
 
 
 def test_crops_vary_as_laboratories_do():
-    jitter = ClassifierTrainSettings().stain_jitter()
+    jitter = ClassifierTrainSettings().image_jitter()
     assert (jitter.flare, jitter.hue, jitter.saturation) == (0.3, 0.25, (0.6, 2.0))
-    milder = ClassifierTrainSettings(jitter={"hue": 0.1, "dyes": 0.0}).stain_jitter()
+    milder = ClassifierTrainSettings(jitter={"hue": 0.1, "dyes": 0.0}).image_jitter()
     assert (milder.flare, milder.hue, milder.dyes) == (0.3, 0.1, 0.0)
-    assert ClassifierTrainSettings(jitter=False).stain_jitter() is None
+    assert ClassifierTrainSettings(jitter=False).image_jitter() is None
 
 
 def test_few_crops_are_gentle_to_a_parent():

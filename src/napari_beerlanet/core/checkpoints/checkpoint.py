@@ -155,7 +155,7 @@ def learned_spectra(path_or_name: str | os.PathLike[str]) -> npt.NDArray[np.floa
 
 
 def has_spectra(info: Mapping[str, Any]) -> bool:
-    """Whether a model has learned spectra: all detectors have, and classifiers with BeerLaNet."""
+    """Whether a model has learned spectra: it has where BeerLaNet is its front end."""
     return bool(info.get("front_end", "beerlanet") == "beerlanet")
 
 

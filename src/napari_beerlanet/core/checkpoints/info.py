@@ -17,9 +17,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from napari_beerlanet.core.boxes.classes import is_infected
 from napari_beerlanet.core.checkpoints.layout import check_layout
-from napari_beerlanet.core.classification.settings import FrontEnd, StainSource
+from napari_beerlanet.core.classification.settings import StainSource
 from napari_beerlanet.core.common.messages import quoted
 from napari_beerlanet.core.images import Domain
+from napari_beerlanet.core.stains.settings import FRONT_ENDS, FrontEnd
 from napari_beerlanet.core.stains.solver import MAX_COMPONENTS
 
 FORMAT_VERSION = 1
@@ -27,7 +28,9 @@ DETECTOR, CLASSIFIER = "detector", "classifier"
 """Kinds of models, as `info["kind"]` names them; a detector's `info` need not say it."""
 METADATA_KEY = "napari-beerlanet"
 _MAX_HEADER_BYTES = 1 << 24  # bytes of a header; those of the largest models have some 200 000
-_DTYPE_BYTES = {"BOOL": 1, "F16": 2, "F32": 4, "I64": 8}  # bytes per number
+_DTYPE_BYTES = {"BOOL": 1, "F16": 2, "F32": 4, "I64": 8, "F64": 8}  # bytes per number
+NORMALIZER_PREFIX = "normalizer."
+"""How the names of a normalizer's arrays begin; only they may be float64."""
 _MAX_DEPTH = 32
 
 
@@ -72,6 +75,7 @@ _Colour = Annotated[str, Field(pattern="^#[0-9a-fA-F]{6}$")]
 _Count = Annotated[int, Field(ge=1, le=1 << 53)]
 _Density = Annotated[float, Field(ge=0, le=1e9)]
 _Number = Annotated[float, Field(ge=-1e9, le=1e9)]
+_FRONT_END_TEXT = "one of " + ", ".join(f'"{name}"' for name in FRONT_ENDS)
 
 
 class _InfoModel(BaseModel):
@@ -202,6 +206,11 @@ def _check_scores(scores: Any) -> None:
         raise ValueError("images is no number")
 
 
+class _NormalizerInfo(_InfoModel):
+    method: _Text
+    settings: dict[str, Any]
+
+
 class _SharedInfo(_InfoModel):
     """What every model's `info` has; descriptions are what an entry must be."""
 
@@ -231,6 +240,12 @@ class _SharedInfo(_InfoModel):
         {}, description="a table of what the model does not know, with the classes it may be called"
     )
     notes: Annotated[list[_Line], Field(max_length=1000)] = Field([], description="a list of texts")
+    normalizer: _NormalizerInfo | None = Field(
+        None, description="none, or the method of a normalizer and its settings"
+    )
+    attention_pool: Annotated[int, Field(ge=1, le=256)] = Field(
+        8, description="a whole number from 1 to 256"
+    )
 
     @field_validator("classes")
     @classmethod
@@ -253,6 +268,7 @@ class CheckpointInfo(_SharedInfo):
         description="a table of low, median, high and count by class"
     )
     model_yaml: dict[str, Any] = Field(description="the network's layout")
+    front_end: FrontEnd = Field("beerlanet", description=_FRONT_END_TEXT)
     densities_seen: dict[str, _ClassDensities] | None = Field(
         None,
         description="none, or mean, sd (one number for each component) and count by class",
@@ -266,7 +282,7 @@ class ClassifierInfo(_SharedInfo):
     backbone: Annotated[str, Field(pattern="^[a-z0-9_]{1,60}$")] = Field(
         description="the name of a network of torchvision"
     )
-    front_end: FrontEnd = Field(description='"beerlanet", "none" or "grey"')
+    front_end: FrontEnd = Field(description=_FRONT_END_TEXT)
     input_size: Annotated[int, Field(ge=16, le=1024)] = Field(
         description="a whole number from 16 to 1024"
     )
@@ -469,7 +485,8 @@ def _check_tensor(name: str, entry: Any) -> tuple[int, int, str, str, tuple[int,
         tensor = _TensorEntry.model_validate(entry)
     except ValidationError:
         raise ValueError(f"its header does not say where {name:.80} lies") from None
-    if tensor.dtype not in _DTYPE_BYTES:
+    precise = tensor.dtype == "F64" and not name.startswith(NORMALIZER_PREFIX)
+    if tensor.dtype not in _DTYPE_BYTES or precise:
         raise ValueError(f"{name:.80} is of type {tensor.dtype:.20}, which no checkpoint holds")
     begin, stop = tensor.data_offsets
     if stop - begin != math.prod(tensor.shape) * _DTYPE_BYTES[tensor.dtype]:

@@ -13,7 +13,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from napari_beerlanet.core.checkpoints.info import (
     CLASSIFIER,
     FORMAT_VERSION,
     METADATA_KEY,
+    NORMALIZER_PREFIX,
     check_info,
     read_header,
     to_json_types,
@@ -46,14 +47,21 @@ from napari_beerlanet.core.classification.settings import ClassifierSettings
 from napari_beerlanet.core.common.messages import error_detail
 from napari_beerlanet.core.detection.network import StainDetectionModel
 from napari_beerlanet.core.detection.ultralytics_api import parse_model
-from napari_beerlanet.core.stains.front_end import PADDING
+from napari_beerlanet.core.stains.front_end import FRONT_END_PREFIXES, PADDING
 from napari_beerlanet.core.stains.layer import BeerLaNet
 from napari_beerlanet.core.stains.settings import DEFAULT_COMPONENTS, DEFAULT_ITERATIONS
+
+if TYPE_CHECKING:
+    from napari_beerlanet.core.normalization.normalizer import Normalizer
+
+_FRONT_END_SETTINGS = (
+    *("front_end", "light", "components", "iterations", "domain", "unit_spectra"),
+    "attention_pool",
+)
 
 Weights = Mapping[str, torch.Tensor]
 Network = StainDetectionModel | ClassificationNetwork
 
-_FLOAT32_PREFIXES = ("stain.", "mix.")  # weights that stay float32
 _UNTRAINED_NOTE = (
     "The stain front end is untrained: the file is a plain YOLO, so its network sees colours much "
     "as they are; train it before you rely on what it finds."
@@ -64,13 +72,22 @@ _UNFINISHED_NOTE = "Imported from a training that was not finished."
 def serialize_checkpoint(network: Network, info: Mapping[str, Any]) -> bytes:
     """A checkpoint of a network; settings that it knows itself are not taken from `info`."""
     weights = _storable_weights(network.state_dict())
+    described = {key: value for key, value in info.items() if key != "normalizer"}
+    if network.normalizer is not None:
+        arrays, settings = network.normalizer.state()
+        described["normalizer"] = {"method": network.normalizer.method, "settings": settings}
     checked = check_info(
-        to_json_types({**info, **_network_settings(network), "format": FORMAT_VERSION})
+        to_json_types({**described, **_network_settings(network), "format": FORMAT_VERSION})
     )
     if isinstance(network, StainDetectionModel):
         _check_layer_shapes(checked, _tensor_shapes(weights))
-    described = _info_json({**checked, "checksum": _checksum(checked, weights)})
-    return save(weights, {METADATA_KEY: described})
+    if network.normalizer is not None:
+        weights |= {
+            NORMALIZER_PREFIX + name: torch.from_numpy(np.array(array))
+            for name, array in arrays.items()
+        }
+    text = _info_json({**checked, "checksum": _checksum(checked, weights)})
+    return save(weights, {METADATA_KEY: text})
 
 
 def deserialize_checkpoint(
@@ -81,7 +98,12 @@ def deserialize_checkpoint(
     `backbone` is the caller's own network, for a classifier that was made with one.
     """
     info, checksum, tensors = read_header(io.BytesIO(data), len(data))
-    shapes = {name: shape for name, (_, shape) in tensors.items()}
+    normalizer = info.get("normalizer")
+    shapes = {
+        name: shape
+        for name, (_, shape) in tensors.items()
+        if not (normalizer and name.startswith(NORMALIZER_PREFIX))
+    }
     classifier = info.get("kind") == CLASSIFIER
     if classifier:
         _check_backbone_shapes(info, shapes, backbone)
@@ -95,8 +117,27 @@ def deserialize_checkpoint(
         raise ValueError("damaged: its checksum differs from the one that it was written with")
     network: Network
     network = _build_classifier(info, backbone) if classifier else _build_network(info, width)
-    _load_weights(network, weights)
+    _load_weights(network, {name: weights[name] for name in shapes})
+    if normalizer:
+        network.normalizer = _build_normalizer(normalizer, weights)
     return network, info
+
+
+def _build_normalizer(described: Mapping[str, Any], weights: Weights) -> Normalizer:
+    """The normalizer that a checkpoint's `info` describes."""
+    from napari_beerlanet.core.normalization.methods import find_method
+
+    arrays = {
+        name.removeprefix(NORMALIZER_PREFIX): value.numpy()
+        for name, value in weights.items()
+        if name.startswith(NORMALIZER_PREFIX)
+    }
+    try:
+        made = find_method(described["method"]).load()
+        return made.from_state(arrays, described["settings"])
+    except (ValueError, TypeError, KeyError) as error:
+        reason = str(error).rstrip(".")
+        raise ValueError(f"its normalizer cannot be used: {reason}") from error
 
 
 def import_pt(path: Path) -> tuple[StainDetectionModel, dict[str, Any]]:
@@ -108,7 +149,7 @@ def import_pt(path: Path) -> tuple[StainDetectionModel, dict[str, Any]]:
     if parts.stain is None:
         network.fit_mix()
         weights |= {
-            k: v for k, v in network.state_dict().items() if k.startswith(_FLOAT32_PREFIXES)
+            k: v for k, v in network.state_dict().items() if k.startswith(FRONT_END_PREFIXES)
         }
     _load_weights(network, weights)
     return network, info
@@ -172,7 +213,7 @@ def _storable_weights(weights: Weights) -> dict[str, torch.Tensor]:
             value = value.float()
             _check_finite(name, value)
             half = value.half()
-            if not name.startswith(_FLOAT32_PREFIXES) and _is_finite(half):
+            if not name.startswith(FRONT_END_PREFIXES) and _is_finite(half):
                 value = half
         stored[name] = value.clone(memory_format=torch.contiguous_format)
     return stored
@@ -193,11 +234,16 @@ def _network_settings(network: Network) -> dict[str, Any]:
     """The entries of `info` that the network itself knows."""
     if isinstance(network, ClassificationNetwork):
         own = {"kind": CLASSIFIER, "backbone": network.backbone_name}
-        own |= network.settings.model_dump()
+        own |= network.settings.record()
         trained = _stain_settings(network.stain) if network.has_stain else {}
         return {"reference_pixels": None, "padding": None, **own, **trained}
     layout = copy.deepcopy(network.yaml)
-    return {**_stain_settings(network.stain), "light": network.light, "model_yaml": layout}
+    settings = {**_stain_settings(network.measuring_stain), "light": network.light}
+    if network.front_end != "beerlanet":  # files that were written before have no such entry
+        settings["front_end"] = network.front_end
+    if network.front_end == "lstainnorm":
+        settings["attention_pool"] = network.lstainnorm.pool
+    return {**settings, "model_yaml": layout}
 
 
 def _stain_settings(stain: BeerLaNet) -> dict[str, Any]:
@@ -211,7 +257,7 @@ def _check_layer_shapes(info: dict[str, Any], shapes: Shapes) -> int | None:
     Returns the width of the classifying branch.
     """
     layers = {
-        name: shape for name, shape in shapes.items() if not name.startswith(_FLOAT32_PREFIXES)
+        name: shape for name, shape in shapes.items() if not name.startswith(FRONT_END_PREFIXES)
     }
     width = head_width(info["model_yaml"], layers)
     check_shapes(layers, layer_shapes(info["model_yaml"], parse_model, width))
@@ -231,16 +277,15 @@ def _build_network(info: dict[str, Any], width: int | None) -> StainDetectionMod
                 nc=len(info["classes"]),
                 imgsz=info["image_size"],
                 head_width=width,
-                **{k: info[k] for k in ("light", "components", "iterations", "domain")},
-                unit_spectra=info["unit_spectra"],
+                **{k: info[k] for k in _FRONT_END_SETTINGS if k in info},
             )
     except MemoryError:
         raise
     except Exception as error:  # whatever a layer raises over an input that does not suit it
         reason = error_detail(error)
         raise ValueError(f"its layers do not fit together ({reason})") from error
-    network.stain.reference_pixels = info["reference_pixels"]
-    network.stain.padding = info["padding"]
+    network.measuring_stain.reference_pixels = info["reference_pixels"]
+    network.measuring_stain.padding = info["padding"]
     network.names = dict(enumerate(info["classes"]))
     network.eval()
     return network
@@ -254,11 +299,11 @@ def _check_backbone_shapes(
     mine = {
         name.removeprefix(prefix): shape
         for name, shape in shapes.items()
-        if not name.startswith(_FLOAT32_PREFIXES)
+        if not name.startswith(FRONT_END_PREFIXES)
     }
     available = sum(math.prod(shape) for shape in mine.values())
     check_shapes(mine, _expected_shapes(info, backbone, available))
-    others = [name for name in shapes if not name.startswith((prefix, *_FLOAT32_PREFIXES))]
+    others = [name for name in shapes if not name.startswith((prefix, *FRONT_END_PREFIXES))]
     if others:
         raise ValueError(f"{len(others)} weights have no place in its network, such as {others[0]}")
 
@@ -302,7 +347,7 @@ def _load_weights(network: Network, weights: Weights) -> None:
     own = network.state_dict()
     check_shapes(_tensor_shapes(weights), _tensor_shapes(own))
     for name, value in weights.items():
-        precise = name.startswith(_FLOAT32_PREFIXES) or not own[name].is_floating_point()
+        precise = name.startswith(FRONT_END_PREFIXES) or not own[name].is_floating_point()
         if value.dtype != own[name].dtype if precise else not value.is_floating_point():
             raise ValueError(f"{name} is of type {value.dtype}, not {own[name].dtype}")
         if value.is_floating_point():

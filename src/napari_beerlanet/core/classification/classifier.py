@@ -44,7 +44,9 @@ from napari_beerlanet.core.stains.front_end import (
     decompose_settings,
     fit_palette,
     fit_stain,
+    own_stain,
 )
+from napari_beerlanet.core.stains.slide_pixels import SlidePixels
 
 BATCH_SIZES = {"cuda": 256, "mps": 64}
 """Crops per batch by type of device; `_CPU_BATCH` on others."""
@@ -157,11 +159,11 @@ class Classifier:
         if fit not in (None, "crop", "image"):
             raise ValueError(f'fit must be "crop" or "image", not {fit!r}.')
         fit = fit or self.network.settings.fit
-        read, count, whole, order = self._crop_reader(images, boxes)
-        front = None
-        if whole is not None and fit == "image" and self.network.has_stain:
-            front = self._fit_image(whole, subprogress(report, 0.0, 0.2))
         notes: list[str] = []
+        read, count, whole, order = self._crop_reader(images, boxes, notes)
+        front = None
+        if whole is not None and fit == "image" and self.network.fits_images:
+            front = self._fit_image(whole, subprogress(report, 0.0, 0.2))
         rest = report if front is None else subprogress(report, 0.2, 1.0)
         logits = np.empty((count, len(self.classes)))
         logits[order] = self._run(read, count, front, batch, notes, rest)
@@ -228,7 +230,10 @@ class Classifier:
         return adapt_to_share(scores, healthy, float(expected), counted)[0]
 
     def prepare_crops(self, images: Sequence[Any]) -> Pixels:
-        """Images that are crops already as the network gets them, (n, size, size, 3) uint8."""
+        """Images that are crops already as the network gets them, (n, size, size, 3) uint8.
+
+        A normalizer is not applied: that is up to who knows the whole image.
+        """
         settings = self.network.settings
         crops = [whole_crop(to_rgb8(image), settings.input_size) for image in images]
         if settings.denoise:
@@ -254,22 +259,15 @@ class Classifier:
 
         They are called "Model channel 1" …
         """
-        channels = tuple(channel_name(k) for k in range(self._stain.components))
+        stain = own_stain(self.network, "classifier")
+        rgb = rgb if self.network.normalizer is None else self.network.normalize(rgb)
+        channels = tuple(channel_name(k) for k in range(stain.components))
         return decompose(rgb, report=report, **self.stain_settings).with_names(channels)
 
     @property
     def stain_settings(self) -> dict[str, Any]:
         """How the network decomposes stains, as arguments of `decompose`."""
-        return decompose_settings(self._stain)
-
-    @property
-    def _stain(self) -> Any:
-        if not self.network.has_stain:
-            raise ValueError(
-                f"This classifier has no stain front end (front_end is "
-                f'"{self.network.settings.front_end}"); decompose the image by itself.'
-            )
-        return self.network.stain
+        return decompose_settings(own_stain(self.network, "classifier"))
 
     def to(self, device: torch.device | str) -> Classifier:
         """The same model on another device."""
@@ -289,7 +287,7 @@ class Classifier:
     # --- crops -----------------------------------------------------------------------------------
 
     def _crop_reader(
-        self, images: Any, boxes: Any
+        self, images: Any, boxes: Any, notes: list[str]
     ) -> tuple[Callable[[slice], Pixels], int, Any, npt.NDArray[np.int64]]:
         """A function that gives crops (m, size, size, 3), their number, the image if any.
 
@@ -305,7 +303,7 @@ class Classifier:
 
         if boxes is not None:
             lazy = _is_lazy(images)
-            pixels = images if lazy else to_rgb8(images)
+            pixels = self._normalize_image(images, lazy, notes)
             xyxy = check_crop_boxes(getattr(boxes, "xyxy", boxes), pixels.shape[:2])
             order = reading_order(xyxy) if lazy else np.arange(len(xyxy))
             cut = read_crops if lazy else cut_crops
@@ -316,8 +314,23 @@ class Classifier:
                 order,
             )
         given = _as_list(images)
-        read = lambda part: self.prepare_crops(given[part])  # noqa: E731
+
+        def read(part: slice) -> Pixels:
+            return self.prepare_crops([self.network.normalize(one, notes) for one in given[part]])
+
         return read, len(given), None, np.arange(len(given))
+
+    def _normalize_image(self, image: Any, lazy: bool, notes: list[str]) -> Any:
+        """An image that crops are cut of, after the normalizer if there is one."""
+        normalizer = self.network.normalizer
+        if not lazy:
+            return to_rgb8(self.network.normalize(image, notes))
+        if normalizer is None:
+            return image
+        slide = image if isinstance(image, SlidePixels) else SlidePixels([image])
+        shown, _, colour_map = slide.normalized(normalizer, slide.palette())
+        notes += colour_map.notes
+        return shown
 
     def _fit_image(self, image: Any, report: Report | None) -> StainFit:
         """The stain fit of a whole image, which may be lazy."""

@@ -1,4 +1,4 @@
-"""BeerLaNet in front of an image classification network.
+"""An image classification network and what stands in front of it: BeerLaNet, unless told otherwise.
 
     crop (N, 3, H, W) in [0, 1]  ->  densities (N, r, H, W)  ->  1×1 convolution  ->  backbone
       ->  logits (N, k)
@@ -12,7 +12,6 @@ knows: cells under one light, in the range of ImageNet.
 from __future__ import annotations
 
 import difflib
-import functools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 
 from napari_beerlanet.core.classification.settings import ClassifierSettings
 from napari_beerlanet.core.common.device import import_torchvision, without_compiler
+from napari_beerlanet.core.normalization.lstainnorm import LStainNorm
 from napari_beerlanet.core.stains.front_end import (
     PADDING,
     MixConv,
@@ -36,7 +36,6 @@ OWN_BACKBONE = "own"
 """What a checkpoint calls a backbone that is no network of torchvision."""
 
 _MEAN, _SD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, RGB
-_GREY_WEIGHTS = (0.299, 0.587, 0.114)  # ITU-R 601, as Pillow and OpenCV have it
 _PERCENTILE = 0.98
 _MIN_DENSITY = 0.05  # that a channel is divided by at least: noise is not blown up
 _WITH_AUXILIARY_HEADS = ("googlenet", "inception_v3")
@@ -67,21 +66,23 @@ class ClassificationNetwork(StainMixing, nn.Module):
         self.backbone_name = backbone if isinstance(backbone, str) else OWN_BACKBONE
         self.backbone = build_backbone(backbone, classes) if isinstance(backbone, str) else backbone
         self.classes, self.light = classes, settings.light
-        if settings.front_end == "beerlanet":
+        self.front_end = settings.front_end
+        pixels = float(settings.input_size**2)
+        if self.has_stain:
             self.stain = StainFrontEnd(
                 settings.components,
                 settings.iterations,
                 domain=settings.domain,
                 unit_spectra=settings.unit_spectra,
-                reference_pixels=float(settings.input_size**2),
+                reference_pixels=pixels,
                 padding=PADDING,
             )
             self.mix = MixConv(settings.components + 3 * settings.beside_rgb, 3, 1)
-
-    @property
-    def has_stain(self) -> bool:
-        """Whether BeerLaNet is in front of the backbone."""
-        return self.settings.front_end == "beerlanet"
+        else:
+            untrained = StainFrontEnd(settings.components, reference_pixels=pixels, padding=PADDING)
+            self.untrained_stain = (untrained,)
+        if self.front_end == "lstainnorm":
+            self.lstainnorm = LStainNorm(settings.attention_pool)
 
     def forward(self, images: Tensor, weights: Tensor | None = None) -> Tensor:
         """Logits (N, k) of crops (N, 3, H, W) in [0, 1].
@@ -108,27 +109,19 @@ class ClassificationNetwork(StainMixing, nn.Module):
         """
         if weights is not None:
             return self._apply_to_squares(images, weights)
-        if self.has_stain:
-            return super().apply_front_end(images)
-        if self.settings.front_end == "grey":
-            luma = images.new_tensor(_GREY_WEIGHTS)[:, None, None]
-            return (images * luma).sum(1, keepdim=True).expand_as(images)
-        return images
+        return super().apply_front_end(images)
 
     def fit_crop(self, pixels: npt.NDArray[np.uint8]) -> StainFit:
-        """The stain of a crop (H, W, 3) uint8, for statistics.
-
-        By the network's own front end; of one that has none, by an untrained one.
-        """
-        if self.has_stain:
-            return fit_stain(self, pixels)
-        settings = self.settings
-        return fit_stain(_untrained_front_end(settings.components, settings.input_size), pixels)
+        """The stain of a crop (H, W, 3) uint8, for statistics."""
+        return fit_stain(self, pixels)
 
     def _apply_to_squares(self, images: Tensor, weights: Tensor) -> Tensor:
         side = images.shape[-1]
+        if self.front_end == "lstainnorm":
+            statistics = self.lstainnorm.statistics(images, weights)
+            return self.apply_plain(images[:, :, :side], statistics)
         if not self.has_stain:
-            return self.apply_front_end(images[:, :, :side])
+            return self.apply_plain(images[:, :, :side])
         with torch.autocast(images.device.type, enabled=False):
             both = self.stain.forward_readout(
                 images.float(), weights, lambda X, D, w: torch.cat([X.to(D.dtype), D])
@@ -150,18 +143,6 @@ class ClassificationNetwork(StainMixing, nn.Module):
         if self.settings.normalize:
             D = D / weighted_percentile(D, w).clamp(min=_MIN_DENSITY)[:, None]
         return torch.cat([D, X.to(D.dtype)]) if self.settings.beside_rgb else D
-
-
-class _Untrained(StainMixing):
-    """A front end as it starts, for no network."""
-
-    def __init__(self, stain: StainFrontEnd) -> None:
-        self.stain = stain
-
-
-@functools.cache
-def _untrained_front_end(components: int, side: int) -> StainMixing:
-    return _Untrained(StainFrontEnd(components, reference_pixels=float(side**2), padding=PADDING))
 
 
 def weighted_percentile(values: Tensor, weights: Tensor, fraction: float = _PERCENTILE) -> Tensor:

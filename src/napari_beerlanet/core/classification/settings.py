@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from napari_beerlanet.core.common.settings import Settings
 from napari_beerlanet.core.images import Domain
-from napari_beerlanet.core.stains.settings import DEFAULT_COMPONENTS, DEFAULT_ITERATIONS
+from napari_beerlanet.core.stains.settings import (
+    DEFAULT_COMPONENTS,
+    DEFAULT_ITERATIONS,
+    FrontEnd,
+)
 from napari_beerlanet.core.stains.solver import MAX_COMPONENTS
 
-FrontEnd = Literal["beerlanet", "none", "grey"]
-FRONT_ENDS: tuple[FrontEnd, ...] = get_args(FrontEnd)
 StainSource = Literal["crop", "image"]
 
 
@@ -21,7 +23,8 @@ class ClassifierSettings(Settings):
 
     front_end: FrontEnd = Field(
         "beerlanet",
-        description="What the backbone sees: mixed stain densities, the image itself, or grey.",
+        description="What the backbone sees: mixed stain densities, the image itself, grey, or the "
+        "image as LStainNorm learns to normalise it.",
     )
     input_size: Annotated[int, Field(ge=16, le=1024)] = Field(
         128, description="Side of a crop in pixels, as the backbone sees it."
@@ -53,6 +56,9 @@ class ClassifierSettings(Settings):
         True, description="Scale the backbone's input to ImageNet's mean and deviation."
     )
     light: bool = Field(True, description="Show the backbone the exponential of the mix.")
+    attention_pool: Annotated[int, Field(ge=1, le=256)] = Field(
+        8, description="Pixels along the side of a block that LStainNorm's attention sees as one."
+    )
     components: Annotated[int, Field(ge=1, le=MAX_COMPONENTS)] = Field(
         DEFAULT_COMPONENTS, description="Stain components that the front end has."
     )
@@ -61,6 +67,13 @@ class ClassifierSettings(Settings):
     )
     domain: Domain = Field("log", description="Beer–Lambert (log), or intensities as they are.")
     unit_spectra: bool = Field(True, description="Give every stain spectrum unit length.")
+
+    def record(self) -> dict[str, Any]:
+        """The settings as a checkpoint has them; what came later is there only where it counts."""
+        kept = ClassifierSettings.model_fields.keys() - (
+            set() if self.front_end == "lstainnorm" else {"attention_pool"}
+        )
+        return {name: value for name, value in self.model_dump().items() if name in kept}
 
 
 class PatchSettings(Settings):

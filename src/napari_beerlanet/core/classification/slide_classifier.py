@@ -44,7 +44,11 @@ from napari_beerlanet.core.stains.front_end import (
     weights_digest,
 )
 from napari_beerlanet.core.stains.palette import Palette
-from napari_beerlanet.core.stains.slide_pixels import SlidePixels
+from napari_beerlanet.core.stains.slide_pixels import (
+    SlidePixels,
+    palette_from_arrays,
+    palette_to_arrays,
+)
 
 PATCH_SUFFIX = ".patches"
 """What the name of a file with the patches of a slide ends in."""
@@ -281,7 +285,7 @@ class SlideClassification(TileRun[Scores]):
         identity = {
             "model": [
                 weights_digest(model.network),
-                model.network.settings.model_dump(),
+                model.network.settings.record(),
                 float(model.info.get("temperature") or 1),
                 model.info.get("prior"),
             ],
@@ -300,7 +304,14 @@ class SlideClassification(TileRun[Scores]):
             self.wanted = tissue.fractions(self.patch, (rows, columns)) >= min_tissue
         earlier, self.changed = PatchTiles.resume_or_explain(results, identity)
         self._front: StainFit | None = None
-        if model.network.has_stain and fit == "image":
+        self._palette: dict[str, npt.NDArray[Any]] = {}
+        if model.network.normalizer is not None:
+            if earlier is not None:
+                palette = palette_from_arrays(earlier.arrays)
+            palette = palette or self._pixels.palette(subprogress(report, 0.0, 0.8))
+            self._palette = palette_to_arrays(palette)
+            self._pixels, palette, _ = self._pixels.normalized(model.network.normalizer, palette)
+        if model.network.fits_images and fit == "image":
             if earlier is not None:
                 self._front = fit_from_arrays(earlier.arrays)
             else:
@@ -425,6 +436,7 @@ class SlideClassification(TileRun[Scores]):
             "warnings": self._domain_warnings(subprogress(report, 0.8, 1.0)),
         }
         arrays = {} if self._front is None else fit_to_arrays(self._front)
+        arrays |= self._palette
         return PatchTiles.create_or_hold(results, header, arrays)
 
     def _domain_warnings(self, report: Report | None) -> list[str]:

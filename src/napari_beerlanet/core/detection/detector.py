@@ -21,7 +21,7 @@ from napari_beerlanet.core.detection.settings import DetectSettings
 from napari_beerlanet.core.images.rgb import check_rgb, to_uint8
 from napari_beerlanet.core.stains.decompose import decompose
 from napari_beerlanet.core.stains.decomposition import Decomposition
-from napari_beerlanet.core.stains.front_end import decompose_settings
+from napari_beerlanet.core.stains.front_end import decompose_settings, own_stain
 
 Window = tuple[slice, slice]
 """Rows and columns, from their first to the one after their last."""
@@ -83,8 +83,9 @@ class Detector:
             image before. It is used only where objects turn out to have that size.
         densities
             Add columns "Model channel k mean" and "… sum" (over a box's pixels) for every component
-            that the model has learned and, where it knows those of its training, "unlike training"
-            and "class agreement": see `domain_shift_scores` and `class_agreement`.
+            that the model has learned (none of a model without BeerLaNet) and, where it knows those
+            of its training, "unlike training" and "class agreement": see `domain_shift_scores` and
+            `class_agreement`.
         batch
             Tiles at a time; halved where memory does not suffice.
         """
@@ -97,11 +98,13 @@ class Detector:
             densities=densities,
             batch=batch,
         )
-        pixels = to_uint8(check_rgb(rgb).pixels)
+        notes: list[str] = []
+        pixels = self.network.normalize(to_uint8(check_rgb(rgb).pixels), notes)
         cached = self._image_cache.get(pixels)
         pipeline = DetectionPipeline(
             self.runner, self.info, pixels, settings, report, cached, size_hint
         )
+        pipeline.notes += notes
         raw = pipeline.detect_at(pipeline.choose_scale())
         result = Detections(
             raw.xyxy,
@@ -124,15 +127,18 @@ class Detector:
     def decompose(self, rgb: Any, report: Report | None = None) -> Decomposition:
         """The image's stains as the network sees them: K steps from the learned start.
 
-        They are called "Model channel 1" …, as the columns of its detections.
+        They are called "Model channel 1" …, as the columns of its detections. A detector without
+        BeerLaNet has none, which is a `ValueError`.
         """
-        channels = tuple(channel_name(k) for k in range(self.network.stain.components))
+        stain = own_stain(self.network, "detector")
+        rgb = rgb if self.network.normalizer is None else self.network.normalize(rgb)
+        channels = tuple(channel_name(k) for k in range(stain.components))
         return decompose(rgb, report=report, **self.stain_settings).with_names(channels)
 
     @property
     def stain_settings(self) -> dict[str, Any]:
         """How the network decomposes stains, as arguments of `decompose`."""
-        return decompose_settings(self.network.stain)
+        return decompose_settings(own_stain(self.network, "detector"))
 
     def to(self, device: torch.device | str) -> Detector:
         """The same model on another device."""

@@ -1,4 +1,4 @@
-"""BeerLaNet in front of a YOLO network.
+"""A YOLO network and what stands in front of it: BeerLaNet, unless told otherwise.
 
     image (N, 3, H, W) in [0, 1]  ->  densities (N, r, H, W)  ->  1×1 convolution  ->  layer 0
 
@@ -15,7 +15,13 @@ from typing import Any
 from torch import Tensor
 
 from napari_beerlanet.core.detection.ultralytics_api import DetectionModel
+from napari_beerlanet.core.normalization.lstainnorm import LStainNorm
 from napari_beerlanet.core.stains.front_end import PADDING, MixConv, StainFrontEnd, StainMixing
+from napari_beerlanet.core.stains.settings import FrontEnd
+
+DEFAULT_ATTENTION_POOL = 32
+"""Pixels along the side of a block that LStainNorm's attention sees as one: a detector's image has
+so many that blocks of 8 would take gigabytes."""
 
 
 class StainDetectionModel(StainMixing, DetectionModel):  # type: ignore[misc]
@@ -32,6 +38,10 @@ class StainDetectionModel(StainMixing, DetectionModel):  # type: ignore[misc]
     head_width
         Channels inside the classifying branch. Ultralytics derives it from the number of classes,
         but keeps that of pretrained weights when it loads them; None leaves it to Ultralytics.
+    front_end
+        See `StainMixing`.
+    attention_pool
+        See `LStainNorm`.
     front
         Further settings of `BeerLaNet`: components, iterations, spectra, lam, gamma, domain.
     """
@@ -46,6 +56,8 @@ class StainDetectionModel(StainMixing, DetectionModel):  # type: ignore[misc]
         imgsz: int = 640,
         light: bool = True,
         head_width: int | None = None,
+        front_end: FrontEnd = "beerlanet",
+        attention_pool: int = DEFAULT_ATTENTION_POOL,
         **front: Any,
     ) -> None:
         if ch != 3:
@@ -54,9 +66,16 @@ class StainDetectionModel(StainMixing, DetectionModel):  # type: ignore[misc]
         if head_width not in (None, self.head_width):
             donor = DetectionModel(dict(self.yaml), ch, nc=head_width, verbose=False)
             self.load(donor, verbose=False)
-        self.stain = StainFrontEnd(reference_pixels=float(imgsz**2), padding=PADDING, **front)
-        self.mix = MixConv(self.stain.components, 3, 1)
         self.light = light
+        stain = StainFrontEnd(reference_pixels=float(imgsz**2), padding=PADDING, **front)
+        if front_end == "beerlanet":
+            self.stain = stain
+            self.mix = MixConv(self.stain.components, 3, 1)
+        else:
+            self.untrained_stain = (stain,)
+        if front_end == "lstainnorm":
+            self.lstainnorm = LStainNorm(attention_pool)
+        self.front_end = front_end  # last: until then a forward has none
 
     @property
     def head_width(self) -> int:
@@ -64,7 +83,7 @@ class StainDetectionModel(StainMixing, DetectionModel):  # type: ignore[misc]
         return int(self.model[-1].cv3[0][-1].in_channels)
 
     def _predict_once(self, x: Tensor, profile: bool = False, embed: Any = None) -> Any:
-        if "mix" in self._modules:
+        if "front_end" in vars(self):
             x = self.apply_front_end(x)
         return super()._predict_once(x, profile, embed)
 

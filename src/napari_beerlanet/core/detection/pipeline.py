@@ -347,7 +347,8 @@ class DetectionPipeline:
     def columns(self, detections: RawDetections) -> dict[str, npt.NDArray[np.float32]]:
         """Densities in boxes, by column name, and how far they are from training's, if known."""
         report_progress(self.report, 9, 10, "measuring densities")
-        fit, r = self.whole_fit, self.runner.network.stain.components
+        network = self.runner.network
+        fit, r = self.whole_fit, network.measuring_stain.components
 
         def read(rows: slice, columns: slice) -> IndexedColours:
             return fit.look_up(fill_transparent(self.pixels[rows, columns]))
@@ -355,7 +356,7 @@ class DetectionPipeline:
         mean, total = measure_boxes(read, self.shape, r, detections.xyxy)
         columns = {
             f"{channel_name(k)} {what}": values[:, k]
-            for k in range(r)
+            for k in range(r if network.has_stain else 0)
             for what, values in (("mean", mean), ("sum", total))
         }
         if seen := self.info.get("densities_seen"):

@@ -42,7 +42,11 @@ from napari_beerlanet.core.stains.front_end import (
     weights_digest,
 )
 from napari_beerlanet.core.stains.palette import Palette
-from napari_beerlanet.core.stains.slide_pixels import SlidePixels
+from napari_beerlanet.core.stains.slide_pixels import (
+    SlidePixels,
+    palette_from_arrays,
+    palette_to_arrays,
+)
 
 _DEFAULTS = DetectSettings()
 _NO_DETECTIONS = RawDetections.concatenate([])
@@ -113,6 +117,7 @@ class SlideDetection(TileRun[RawDetections]):
             "pixel_size": pixel_size,
             "iou": iou,
         }
+        self._palette: dict[str, npt.NDArray[Any]] = {}
         earlier, self.changed = DetectionTiles.resume_or_explain(results, self._identity)
         self._pipeline = self._prepare(earlier, palette, size_hint)
         self._store = earlier or self._create_store(results)
@@ -174,11 +179,22 @@ class SlideDetection(TileRun[RawDetections]):
     ) -> DetectionPipeline:
         """Resolution, stain and tiles: from an earlier run's results, or found now."""
         cached, info, runner = ImageCacheEntry(), self.model.info, self.model.runner
+        normalizer = runner.network.normalizer
+        notes: list[str] = []
+        if earlier is None:
+            palette = palette or self.pixels.palette(subprogress(self._report, 0.0, 0.8))
+        if normalizer is not None:
+            if earlier is not None:
+                palette = palette_from_arrays(earlier.arrays)
+            assert palette is not None
+            self._palette = palette_to_arrays(palette)
+            self.pixels, palette, colour_map = self.pixels.normalized(normalizer, palette)
+            notes = list(colour_map.notes)
         if earlier is not None:
             cached.fits["whole"] = fit_from_arrays(earlier.arrays)
         else:
-            colours = palette or self.pixels.palette(subprogress(self._report, 0.0, 0.8))
-            cached.fits["whole"] = fit_palette(runner.network, colours)
+            assert palette is not None
+            cached.fits["whole"] = fit_palette(runner.network, palette)
         rest = subprogress(self._report, 0.8, 1.0)
         pipeline = DetectionPipeline(
             runner, info, self.pixels, self.settings, rest, cached, size_hint
@@ -187,6 +203,7 @@ class SlideDetection(TileRun[RawDetections]):
             pipeline.scale_choice = ScaleChoice(*earlier.header["choice"])
             pipeline.notes += earlier.header["notes"]
         else:
+            pipeline.notes += notes
             pipeline.scale_choice = pipeline.choose_scale()
         pipeline.grid = pipeline.plan_grid(pipeline.shape, pipeline.scale_choice.scale)
         return pipeline
@@ -200,7 +217,7 @@ class SlideDetection(TileRun[RawDetections]):
             "wanted": len(self.tiles),
             "notes": self._pipeline.notes,
         }
-        arrays = fit_to_arrays(self._pipeline.whole_fit)
+        arrays = fit_to_arrays(self._pipeline.whole_fit) | self._palette
         return DetectionTiles.create_or_hold(results, header, arrays)
 
     def _centres(self) -> npt.NDArray[np.float64]:

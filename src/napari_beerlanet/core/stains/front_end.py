@@ -1,7 +1,8 @@
-"""BeerLaNet as the front end of a network, and its fit to one whole image.
+"""What stands in front of a network, and its fit to one whole image.
 
     image (N, 3, H, W) in [0, 1]  ->  densities (N, r, H, W)  ->  1×1 convolution  ->  layer 0
 
+is BeerLaNet. Others pass the image on as it is, in grey, or as LStainNorm normalises it.
 `StainMixing` is what the detector's and the classifier's network have in common. A `StainFit` is
 the learned front end fitted to one whole image, then applied to any part of it: whatever is cut
 from the image or resized, a colour has the same densities everywhere, so tiles have no seams in
@@ -11,10 +12,11 @@ colour, and a tile of nothing but nuclei is not taken for a dark slide.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +27,7 @@ from napari_beerlanet.core.images import Domain
 from napari_beerlanet.core.images.rgb import FLOAT_FLOOR, PADDING_GREY, to_columns
 from napari_beerlanet.core.stains.layer import BeerLaNet, MixReadout
 from napari_beerlanet.core.stains.palette import Palette, decode, encode, palette_of
+from napari_beerlanet.core.stains.settings import FrontEnd
 from napari_beerlanet.core.stains.solver import kernels
 from napari_beerlanet.core.stains.solver.columns import ArrayColumns, MapChain
 from napari_beerlanet.core.stains.solver.spectra import default_spectra
@@ -32,6 +35,11 @@ from napari_beerlanet.core.stains.solver.unroll import unroll
 
 PADDING = PADDING_GREY / 255
 """The grey level of padding in [0, 1]."""
+
+FRONT_END_PREFIXES = ("stain.", "mix.", "lstainnorm.")
+"""How the names of a front end's weights begin; they stay float32."""
+
+_GREY_WEIGHTS = (0.299, 0.587, 0.114)  # ITU-R 601, as Pillow and OpenCV have it
 
 
 class KeepsFloat32(nn.Module):
@@ -57,22 +65,63 @@ class MixConv(KeepsFloat32, nn.Conv2d):
 
 
 class StainMixing:
-    """The front end of a network that has `stain`, `mix` and `light`: images to what layer 0 gets.
+    """The front end of a network: images to what layer 0 gets.
 
-    light True: the mix is of logarithms, and layer 0 sees its exponential, the cells under one
-    light. The 1×1 convolution alone is linear in density and leaves the range that a pretrained
-    network knows where stains are darker than in training.
+    `front_end` "beerlanet" has `stain`, `mix` and `light`. light True: the mix is of logarithms,
+    and layer 0 sees its exponential, the cells under one light. The 1×1 convolution alone is linear
+    in density and leaves the range that a pretrained network knows where stains are darker than in
+    training. "none" shows the image as it is, "grey" in grey, and "lstainnorm" has `lstainnorm`, a
+    `core.normalization.lstainnorm.LStainNorm`. These have `untrained_stain`, a BeerLaNet that is no
+    part of the network: stains are measured with it, for domain-shift warnings.
+
+    `normalizer`, if there is one, is applied to every image before all of this.
     """
 
+    front_end: FrontEnd = "beerlanet"
     stain: StainFrontEnd
     mix: MixConv
     light: bool
+    lstainnorm: Any
+    untrained_stain: tuple[StainFrontEnd]
+    normalizer: Any = None
+
+    @property
+    def has_stain(self) -> bool:
+        """Whether BeerLaNet is in front of the network."""
+        return self.front_end == "beerlanet"
+
+    @property
+    def fits_images(self) -> bool:
+        """Whether what layer 0 gets of a colour depends on the image that it is in."""
+        return self.front_end in ("beerlanet", "lstainnorm")
+
+    @property
+    def measuring_stain(self) -> StainFrontEnd:
+        """The BeerLaNet that stains are measured with: the network's own, or an untrained one."""
+        return self.stain if self.has_stain else self.untrained_stain[0]
+
+    def normalize(
+        self, pixels: npt.NDArray[Any], notes: list[str] | None = None
+    ) -> npt.NDArray[Any]:
+        """An image (H, W, 3 or 4) after the normalizer, if there is one; it may add to `notes`."""
+        if self.normalizer is None:
+            return pixels
+        done = self.normalizer.apply(pixels)
+        if notes is not None:
+            notes += [note for note in done.notes if note not in notes]
+        rgb: npt.NDArray[Any] = done.rgb
+        return rgb
 
     def apply_front_end(self, images: Tensor, weights: Tensor | None = None) -> Tensor:
         """What layer 0 gets (N, 3, H, W) for images (N, 3, H, W) in [0, 1]; padding stays grey.
 
         `weights` (N, H, W) say how much each pixel counts in the fit.
         """
+        if not self.has_stain:
+            statistics = None
+            if self.front_end == "lstainnorm":
+                statistics = self.lstainnorm.statistics(images, weights)
+            return self.apply_plain(images, statistics)
         readout = self._readout() if self.mixes_densities_alone else self.mix_densities
         with torch.autocast(images.device.type, enabled=False):
             mixed = self.stain.forward_readout(images.float(), weights, readout)
@@ -82,6 +131,26 @@ class StainMixing:
     def mixes_densities_alone(self) -> bool:
         """Whether `mix_inputs` are the densities as they are."""
         return True
+
+    def apply_plain(self, images: Tensor, statistics: Tensor | None = None) -> Tensor:
+        """What layer 0 gets (N, 3, H, W) by a front end that is not BeerLaNet.
+
+        `statistics` (N or 1, 3, 3, 2) are those that LStainNorm standardises images with.
+        """
+        if self.front_end == "lstainnorm":
+            normalised: Tensor = self.lstainnorm(images, statistics)
+            return normalised
+        if self.front_end == "grey":
+            luma = images.new_tensor(_GREY_WEIGHTS)[:, None, None]
+            return (images * luma).sum(1, keepdim=True).expand_as(images)
+        return images
+
+    def fit_front_end(self, images: Sequence[npt.NDArray[np.uint8]]) -> None:
+        """Start the front end from the colours of training images (H, W, 3) uint8."""
+        if self.has_stain:
+            self.fit_mix(images)
+        elif self.front_end == "lstainnorm":
+            self.lstainnorm.fit([palette_of(image.reshape(-1, 3)) for image in images])
 
     def mix_densities(self, X: Tensor, D: Tensor, w: Tensor) -> Tensor:
         """What layer 0 gets (3, u) of columns X (3, u) with densities D (r, u), weights w (u,)."""
@@ -168,7 +237,8 @@ class StainFit:
     """x₀ (3,), S (3, r) and the map from colours to densities that K learned steps found.
 
     `codes` (u,) are the colours that it was fitted to, ascending, and `known` (r, u) float64 their
-    densities, which need not be computed again.
+    densities, which need not be computed again. `statistics` (3, 3, 2) float64 are those of the
+    image that LStainNorm standardises it with; empty of other front ends.
     """
 
     background: npt.NDArray[np.float64]
@@ -177,11 +247,16 @@ class StainFit:
     domain: Domain = "log"
     codes: npt.NDArray[Any] = field(default_factory=lambda: np.empty(0, np.uint32), repr=False)
     known: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty((0, 0)), repr=False)
+    statistics: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty(0), repr=False)
 
     def mix_tiles(self, network: StainMixing, tiles: npt.NDArray[np.uint8]) -> Tensor:
         """What layer 0 gets, (N, 3, h, w) float32 on its device, of tiles (N, h, w, 3)."""
-        device = network.mix.weight.device
+        device = next(cast(nn.Module, network).parameters()).device
         with torch.no_grad():
+            if not network.has_stain:
+                images = torch.from_numpy(tiles).to(device).permute(0, 3, 1, 2).float() / 255
+                of_image = torch.tensor(self.statistics, dtype=torch.float32, device=device)
+                return network.apply_plain(images, of_image[None])
             if device.type == "cpu":
                 return torch.stack([self._mix_colours(network, tile) for tile in tiles])
             return self._mix_pixels(network, torch.from_numpy(tiles).to(device))
@@ -240,6 +315,16 @@ class StainFit:
         return X, D, rows
 
 
+def own_stain(network: StainMixing, kind: str) -> StainFrontEnd:
+    """The BeerLaNet of a network; a `ValueError` where another front end is before it."""
+    if not network.has_stain:
+        raise ValueError(
+            f'This {kind} has no stain front end (front_end is "{network.front_end}"); decompose '
+            "the image by itself."
+        )
+    return network.stain
+
+
 def decompose_settings(stain: BeerLaNet) -> dict[str, Any]:
     """How a front end decomposes stains, as arguments of `decompose`."""
     with torch.no_grad():
@@ -261,8 +346,11 @@ def fit_stain(network: StainMixing, pixels: npt.NDArray[np.uint8]) -> StainFit:
 
 
 def fit_palette(network: StainMixing, palette: Palette) -> StainFit:
-    """Fit the front end to the colours of an image and their counts."""
-    stain: Any = network.stain
+    """Fit the front end to the colours of an image and their counts.
+
+    Of a network without BeerLaNet its untrained one is fitted, which its statistics are of.
+    """
+    stain: Any = network.measuring_stain
     colours = palette.colours
     w = np.where((colours == PADDING_GREY).all(1), 0.0, palette.counts)
     columns = ArrayColumns(to_columns(colours, stain.domain), w, stain.reference_pixels)
@@ -273,7 +361,10 @@ def fit_palette(network: StainMixing, palette: Palette) -> StainFit:
     maps = [(M[0], N[0], b[0]) for M, N, b in done.maps]
     chain = MapChain(maps, done.scale[0])
     known = columns.D * chain.scale[:, None]
-    return StainFit(done.background[0], done.spectra[0], chain, stain.domain, palette.codes, known)
+    fit = StainFit(done.background[0], done.spectra[0], chain, stain.domain, palette.codes, known)
+    if network.front_end == "lstainnorm":
+        return replace(fit, statistics=network.lstainnorm.palette_statistics(palette))
+    return fit
 
 
 def fit_to_arrays(fit: StainFit) -> dict[str, npt.NDArray[Any]]:
@@ -281,6 +372,7 @@ def fit_to_arrays(fit: StainFit) -> dict[str, npt.NDArray[Any]]:
     arrays = {"background": fit.background, "spectra": fit.spectra, "scale": fit.densities.scale}
     for k, step in enumerate(fit.densities.maps):
         arrays |= {f"{name}{k}": np.asarray(part) for name, part in zip("MNb", step, strict=True)}
+    arrays |= {"statistics": fit.statistics} if fit.statistics.size else {}
     return {**arrays, "domain": np.array(fit.domain), "codes": fit.codes, "known": fit.known}
 
 
@@ -290,13 +382,22 @@ def fit_from_arrays(arrays: dict[str, npt.NDArray[Any]]) -> StainFit:
     maps = [(arrays[f"M{k}"], arrays[f"N{k}"], arrays[f"b{k}"]) for k in range(count)]
     chain = MapChain(maps, arrays["scale"])
     domain: Any = str(arrays["domain"])
-    known = arrays["codes"], arrays["known"]
+    known = arrays["codes"], arrays["known"], arrays.get("statistics", np.empty(0))
     return StainFit(arrays["background"], arrays["spectra"], chain, domain, *known)
 
 
 def weights_digest(network: nn.Module) -> str:
-    """SHA-256 of all weights of a network."""
+    """SHA-256 of all weights of a network, and of what else decides on its results."""
     digest = hashlib.sha256()
+    front_end = getattr(network, "front_end", "beerlanet")
+    if front_end != "beerlanet":
+        digest.update(front_end.encode())
+    normalizer = getattr(network, "normalizer", None)
+    if normalizer is not None:
+        arrays, settings = normalizer.state()
+        digest.update(json.dumps([normalizer.method, settings], sort_keys=True).encode())
+        for name in sorted(arrays):
+            digest.update(name.encode() + np.ascontiguousarray(arrays[name]).tobytes())
     for name, value in sorted(network.state_dict().items()):
         digest.update(name.encode())
         digest.update(value.detach().cpu().contiguous().numpy().tobytes())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:  # the command line needs no arrays to show its help
     import numpy.typing as npt
 
 Method = Literal["auto", "palette", "dense"]
+FrontEnd = Literal["beerlanet", "none", "grey", "lstainnorm"]
+"""What stands in front of a detector's or classifier's network: see `StainMixing`."""
+FRONT_ENDS: tuple[FrontEnd, ...] = get_args(FrontEnd)
 
 DEFAULT_COMPONENTS = 8
 """r where nothing else is given; more than an image has stains, as the solver drops the rest."""

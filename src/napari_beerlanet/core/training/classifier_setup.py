@@ -59,9 +59,15 @@ def train_in_process(
         if settings.model is None
         else load_classifier(settings.model, "cpu", backbone=own_backbone)
     )
-    sample = training_sample(dataset, settings)
+    normalizer = None if parent is None else parent.network.normalizer
+    if settings.normalizer is not None:
+        from napari_beerlanet.core.normalization.methods import load_normalizer
+
+        normalizer = load_normalizer(settings.normalizer)
+    sample = training_sample(dataset, settings, normalizer)
     with torch.random.fork_rng(devices=[]):
         network = build_network(settings, dataset, parent, own_backbone, sample, state is None)
+    network.normalizer = normalizer
     info = checkpoint_info(network, settings, dataset, parent, folder.path.name)
     if state is not None:
         _check_same_data(state, info, dataset, emit)
@@ -72,7 +78,7 @@ def train_in_process(
         dataset,
         settings,
         Augmentation(
-            settings.stain_jitter(),
+            settings.image_jitter(),
             settings.scale_jitter,
             settings.shift_jitter,
             settings.blur_jitter,
@@ -116,9 +122,9 @@ class ClassifierMonitor(TrainingMonitor):
         return Classifier(network, info, trainer.device)
 
 
-def training_sample(dataset: CropDataset, settings: Any) -> list[Pixels]:
+def training_sample(dataset: CropDataset, settings: Any, normalizer: Any = None) -> list[Pixels]:
     """A few training crops (size, size, 3), evenly over the set, as the network gets them."""
-    crops = TrainingCrops(dataset.splits["train"], settings.network_settings)
+    crops = TrainingCrops(dataset.splits["train"], settings.network_settings, normalizer=normalizer)
     count = min(len(crops), _SAMPLE_CROPS)
     chosen = np.unique(np.linspace(0, len(crops) - 1, count).round().astype(int))
     plain = [crops.plain(int(k)) for k in chosen]
@@ -145,8 +151,7 @@ def build_network(
     _check_outputs(network, len(names))
     if fresh and settings.weights is not None:
         _start_from_weights(network, settings, len(names))
-    if network.has_stain:
-        network.fit_mix(sample)
+    network.fit_front_end(sample)
     return network
 
 
@@ -240,7 +245,8 @@ def checkpoint_info(
 def _training_record(dataset: CropDataset, settings: Any) -> dict[str, Any]:
     """The training record; of paths it keeps the last two names, which say enough."""
     data = "/".join(dataset.path.resolve().parts[-2:])
-    files = {key: Path(getattr(settings, key) or "").name or None for key in ("model", "weights")}
+    paths = ("model", "weights", "normalizer")
+    files = {key: Path(getattr(settings, key) or "").name or None for key in paths}
     return {
         "data_hash": crop_dataset_hash(dataset),
         "data": data,

@@ -31,6 +31,7 @@ from napari_beerlanet.core.formats.class_folders import (
     unreviewed_notes,
 )
 from napari_beerlanet.core.formats.dataset import Dataset, check_dataset, read_dataset
+from napari_beerlanet.core.stains.front_end import FRONT_END_PREFIXES
 from napari_beerlanet.core.training.runs import Run
 from napari_beerlanet.core.training.settings import Scope, TrainSettings, choose_scope
 from napari_beerlanet.core.training.setup import (
@@ -241,7 +242,7 @@ def _seconds_per_image(
     if key not in _timings:
         trained = copy.deepcopy(network).to(device).float().train()
         head = f"model.{len(trained.model) - 1}."
-        prefix = {"all": "", "head": head, "stain": "stain."}[scope]
+        prefix = {"all": ("",), "head": (head,), "stain": FRONT_END_PREFIXES}[scope]
         for name, parameter in trained.named_parameters():
             parameter.requires_grad = name.startswith(prefix)
         images = torch.rand(count, 3, size, size, device=device)

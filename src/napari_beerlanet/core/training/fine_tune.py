@@ -23,17 +23,25 @@ from napari_beerlanet.core.checkpoints.info import to_json_types
 from napari_beerlanet.core.common.events import Event, EventCallback, loaded, run_process
 from napari_beerlanet.core.common.messages import error_message
 from napari_beerlanet.core.common.progress import Cancelled, Progress, Report
+from napari_beerlanet.core.stains.settings import FrontEnd
 from napari_beerlanet.core.training.runs import (
     MEMORY_ADVICE,
     RunFolder,
     TrainingDiverged,
     read_run,
 )
-from napari_beerlanet.core.training.settings import Length, RunSettings, Scope, TrainSettings
+from napari_beerlanet.core.training.settings import (
+    JitterKind,
+    Length,
+    RunSettings,
+    Scope,
+    TrainSettings,
+)
 
 # Loaded where needed: wrong settings are refused before torch and Ultralytics have loaded.
 if TYPE_CHECKING:
     from napari_beerlanet.core.detection.detector import Detector
+    from napari_beerlanet.core.normalization.normalizer import Normalizer
 
 
 _DEFAULTS = TrainSettings()
@@ -50,7 +58,7 @@ def fine_tune(
     learning_rate: float | None = _DEFAULTS.learning_rate,
     seed: int = _DEFAULTS.seed,
     device: str = _DEFAULTS.device,
-    jitter: bool | dict[str, Any] = _DEFAULTS.jitter,
+    jitter: bool | JitterKind | dict[str, Any] = _DEFAULTS.jitter,
     resume: bool = False,
     report: Report | None = None,
     progress: EventCallback | None = None,
@@ -62,6 +70,9 @@ def fine_tune(
     keep_statistics: bool | None = _DEFAULTS.keep_statistics,
     average: int | None = _DEFAULTS.average,
     share: float | None = _DEFAULTS.share,
+    front_end: FrontEnd | None = _DEFAULTS.front_end,
+    attention_pool: int | None = _DEFAULTS.attention_pool,
+    normalizer: Normalizer | str | os.PathLike[str] | None = _DEFAULTS.normalizer,
     **advanced: Any,
 ) -> Detector:
     """Train a model on a dataset and return it as it was after its best epoch.
@@ -69,8 +80,9 @@ def fine_tune(
     Parameters
     ----------
     model
-        A `Detector`, a checkpoint's path or name, or an Ultralytics `.pt` file, which gets an
-        untrained front end. For other classes the head is rebuilt, and what fits is kept.
+        A `Detector`, a checkpoint's path or name, an Ultralytics `.pt` file, which gets an
+        untrained front end, or the layout of a network as Ultralytics' `.yaml`, which starts at
+        random. For other classes the head is rebuilt, and what fits is kept.
     data
         A data.yaml with splits `train` and `val`, see `core.formats.dataset`.
     output
@@ -93,7 +105,8 @@ def fine_tune(
     device
         "auto", "cpu", "cuda:0", "mps"; "0,1" trains on two GPUs.
     jitter
-        Vary stains, strength and illumination (`StainJitter`; a dict has its settings).
+        "stain" or True: vary stains, strength and illumination (`StainJitter`; a dict has its
+        settings); "hed": `HedJitter`; "none" or False.
     resume
         Resume after the last finished epoch of the run in `output`, with the settings that it was
         started with; `model` and `data` may be None then.
@@ -103,6 +116,12 @@ def fine_tune(
         Micrometres per pixel of the training images, if all have the same.
     repeats, keep_statistics, average, share
         See `StainTrainer`; None is what the number of images asks for.
+    front_end, attention_pool
+        What stands before the network, see `StainMixing`, where the model is a plain YOLO or a
+        layout: "beerlanet", "none", "grey" or "lstainnorm". A trained model keeps its own.
+    normalizer
+        A fitted normalizer (or the path of a saved one) that every image goes through first, in
+        training and wherever the model is used: it is stored in the checkpoint.
     advanced
         Ultralytics' own training arguments, for instance `mosaic=0.5`.
 
@@ -113,6 +132,7 @@ def fine_tune(
         The folder's best.safetensors, of the best epoch before, stays.
     """
     start = model if is_model(model) else None
+    own, saved = normalizer_or_path(normalizer)
     settings = TrainSettings(
         model=None if model is None or start is not None else name_or_path(model),  # type: ignore[arg-type]
         data=None if data is None else os.path.abspath(data),
@@ -132,10 +152,59 @@ def fine_tune(
         keep_statistics=keep_statistics,
         average=average,
         share=share,
+        front_end=front_end,
+        attention_pool=attention_pool,
+        normalizer=saved,
     )
     with RunFolder(output) as folder:
-        trained: Detector = _DetectorRun(folder, report, progress).run(settings, start, resume)
+        run = _DetectorRun(folder, report, progress)
+        run.normalizer = own
+        trained: Detector = run.run(settings, start, resume)
         return trained
+
+
+def train_detector(
+    data: str | os.PathLike[str] | None,
+    output: str | os.PathLike[str],
+    weights: Detector | str | os.PathLike[str] | None = "yolov8n.yaml",
+    front_end: FrontEnd = "beerlanet",
+    normalizer: Normalizer | str | os.PathLike[str] | None = None,
+    jitter: bool | JitterKind | dict[str, Any] = "stain",
+    epochs: int | None = _DEFAULTS.epochs,
+    image_size: int | None = _DEFAULTS.image_size,
+    batch: int | Literal["auto"] = _DEFAULTS.batch,
+    seed: int = _DEFAULTS.seed,
+    device: str = _DEFAULTS.device,
+    report: Report | None = None,
+    *,
+    resume: bool = False,
+    progress: EventCallback | None = None,
+    **settings: Any,
+) -> Detector:
+    """Train a new detector on a dataset and return it as it was after its best epoch.
+
+    `weights` is what its network starts from: an Ultralytics `.pt` file, or the layout of a network
+    as `.yaml` (a file, or a name that Ultralytics knows), which starts at random. All else is as
+    for `fine_tune`, the folder of the run and how it resumes too: a run that was killed ends with
+    the weights of one that was not.
+    """
+    return fine_tune(
+        weights,
+        data,
+        output,
+        epochs=epochs,
+        image_size=image_size,
+        batch=batch,
+        seed=seed,
+        device=device,
+        jitter=jitter,
+        resume=resume,
+        report=report,
+        progress=progress,
+        front_end=front_end,
+        normalizer=normalizer,
+        **settings,
+    )
 
 
 class TrainingRun:
@@ -143,6 +212,8 @@ class TrainingRun:
 
     settings_type: type[RunSettings]
     task = "detect"
+    normalizer: Normalizer | None = None
+    """Where it is no file yet."""
 
     def __init__(
         self, folder: RunFolder, report: Report | None, progress: EventCallback | None
@@ -203,7 +274,12 @@ class TrainingRun:
                 from napari_beerlanet.core.checkpoints.checkpoint import save_checkpoint
 
                 save_checkpoint(start, self.folder.start)
-                settings = requested.replace(model=str(self.folder.start))
+                settings = settings.replace(model=str(self.folder.start))
+            if self.normalizer is not None:
+                from napari_beerlanet.core.normalization.methods import save_normalizer
+
+                save_normalizer(self.normalizer, self.folder.normalizer)
+                settings = settings.replace(normalizer=str(self.folder.normalizer))
         self.folder.write_run(
             settings=settings.model_dump(), state="running", message="", process=os.getpid()
         )
@@ -284,6 +360,13 @@ class _DetectorRun(TrainingRun):
 def is_model(model: object) -> bool:
     """Whether it is a model itself, and no name or path of one; told without loading torch."""
     return hasattr(model, "network") and hasattr(model, "info")
+
+
+def normalizer_or_path(normalizer: Any) -> tuple[Normalizer | None, str | None]:
+    """A normalizer that is no file, or the absolute path of one that is."""
+    if normalizer is None or hasattr(normalizer, "state"):
+        return normalizer, None
+    return None, os.path.abspath(normalizer)
 
 
 def name_or_path(model: str | os.PathLike[str]) -> str:

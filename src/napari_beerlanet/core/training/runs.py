@@ -109,6 +109,11 @@ class RunFolder:
         return self.path / "start.safetensors"
 
     @property
+    def normalizer(self) -> Path:
+        """The normalizer of the run, if it was no file."""
+        return self.path / "normalizer.safetensors"
+
+    @property
     def best(self) -> Path:
         """Checkpoint of the best epoch."""
         return self.path / "best.safetensors"

@@ -9,20 +9,24 @@ from __future__ import annotations
 import json
 import shlex
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, field_validator
 
 from napari_beerlanet.core.common.device import pick_device
 from napari_beerlanet.core.common.settings import Settings
+from napari_beerlanet.core.stains.settings import FrontEnd
 
 if TYPE_CHECKING:
-    from napari_beerlanet.core.training.trainer.data import StainJitter
+    from napari_beerlanet.core.training.trainer.data import ImageJitter
 
 Scope = Literal["all", "head", "stain"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 Length = Literal["quick", "normal", "thorough"]
 LENGTHS: tuple[Length, ...] = get_args(Length)
+JitterKind = Literal["stain", "hed", "none"]
+JITTERS: tuple[JitterKind, ...] = get_args(JitterKind)
 
 DEFAULT_IMAGE_SIZE = 640
 """Longer side of training images for a model that has none of its own."""
@@ -47,8 +51,15 @@ class RunSettings(Settings):
 
     seed: int = Field(0, ge=0, description="Random seed: same seed and data, same model.")
     device: str = Field("auto", description="auto, cpu, cuda:0 or mps; 0,1 trains on two GPUs.")
-    jitter: bool | dict[str, Any] = Field(
-        True, description="Vary stains and illumination of the training images."
+    jitter: bool | JitterKind | dict[str, Any] = Field(
+        True,
+        description="How colours of the training images vary: by stain and light (stain), by "
+        "scaled and shifted haematoxylin, eosin and DAB (hed), or not (none).",
+    )
+    normalizer: str | None = Field(
+        None,
+        description="A saved normalizer, applied to every image before the network sees it; the "
+        "model keeps it.",
     )
 
     @field_validator("device", mode="before")
@@ -58,9 +69,11 @@ class RunSettings(Settings):
 
     @field_validator("jitter")
     @classmethod
-    def _check_jitter(cls, jitter: bool | dict[str, Any]) -> bool | dict[str, Any]:
+    def _check_jitter(
+        cls, jitter: bool | JitterKind | dict[str, Any]
+    ) -> bool | JitterKind | dict[str, Any]:
         if isinstance(jitter, dict):
-            _make_jitter(jitter)
+            _make_jitter(dict(jitter))
         return jitter
 
     def differences(self, resumed: Settings) -> list[str]:
@@ -81,12 +94,23 @@ class RunSettings(Settings):
             raise ValueError(f'Several devices must be GPUs such as "0,1", not {self.device!r}.')
         return devices
 
-    def stain_jitter(self) -> StainJitter | None:
-        """The stain augmentation that is asked for."""
-        if not self.jitter:
+    @property
+    def jitter_kind(self) -> JitterKind:
+        """How colours vary; true is "stain", false "none", settings are of "stain" unless named."""
+        if isinstance(self.jitter, dict):
+            return str(self.jitter.get("kind", "stain"))  # type: ignore[return-value]
+        if isinstance(self.jitter, bool):
+            return "stain" if self.jitter else "none"
+        return self.jitter
+
+    def image_jitter(self) -> ImageJitter | None:
+        """The augmentation of colours that is asked for."""
+        kind = self.jitter_kind
+        if kind == "none":
             return None
         chosen = self.jitter if isinstance(self.jitter, dict) else {}
-        return _make_jitter({**self.default_jitter, **chosen})
+        defaults = self.default_jitter if kind == "stain" else {}
+        return _make_jitter({**defaults, **chosen, "kind": kind})
 
 
 class TrainSettings(RunSettings):
@@ -123,6 +147,18 @@ class TrainSettings(RunSettings):
         None,
         gt=0,
         description="Learning rate; by default one that is gentle to a pretrained model.",
+    )
+    front_end: FrontEnd | None = Field(
+        None,
+        description="What the network sees: mixed stain densities (beerlanet), the image itself "
+        "(none), grey, or the image as lstainnorm learns to normalise it; by default what the "
+        "model has, beerlanet in front of a plain YOLO.",
+    )
+    attention_pool: int | None = Field(
+        None,
+        ge=1,
+        le=256,
+        description="Pixels along the side of a block that LStainNorm's attention sees as one.",
     )
     pixel_size: float | None = Field(
         None, gt=0, description="Pixel size of the training images in µm, if all have the same."
@@ -222,6 +258,9 @@ class TrainSettings(RunSettings):
         words += ["--seed", str(self.seed)]
         words += ["--imgsz", str(self.image_size)] if self.image_size else []
         words += ["--lr", str(self.learning_rate)] if self.learning_rate else []
+        words += ["--front-end", self.front_end] if self.front_end else []
+        words += ["--normalizer", Path(self.normalizer).name] if self.normalizer else []
+        words += ["--jitter", self.jitter_kind] if self.jitter_kind != "stain" else []
         ours = {key: getattr(self, key) for key in _SMALL_DATASET_SETTINGS}
         further = {key: value for key, value in ours.items() if value is not None} | self.advanced
         words += [f"--set={key}={json.dumps(value)}" for key, value in further.items()]
@@ -249,7 +288,7 @@ class TrainSettings(RunSettings):
         if self.learning_rate is not None:
             ours |= {"optimizer": "AdamW", "lr0": self.learning_rate, "momentum": 0.9}
             ours |= {"warmup_bias_lr": 0.0}
-        if not self.jitter:
+        if self.jitter_kind == "none":
             ours |= {"hsv_h": 0.0, "hsv_s": 0.0, "hsv_v": 0.0}
         amp = ours["amp"] if self.advanced.get("amp", True) else False
         return ours | self.advanced | self._epoch_args() | {"amp": amp}
@@ -264,11 +303,15 @@ class TrainSettings(RunSettings):
         }
 
 
-def _make_jitter(settings: dict[str, Any]) -> StainJitter:
-    from napari_beerlanet.core.training.trainer.data import StainJitter
+def _make_jitter(settings: dict[str, Any]) -> ImageJitter:
+    from napari_beerlanet.core.training.trainer.data import HedJitter, StainJitter
 
+    kinds: dict[str, type[ImageJitter]] = {"stain": StainJitter, "hed": HedJitter}
+    kind = settings.pop("kind", "stain")
+    if kind not in kinds:
+        raise ValueError(f'kind of jitter must be "stain" or "hed", not {kind!r}.')
     try:
-        return StainJitter(**settings)
+        return kinds[kind](**settings)
     except TypeError as error:
         raise ValueError(f"jitter has no such setting: {error}.") from error
 

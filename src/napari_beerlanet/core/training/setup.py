@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,19 +14,21 @@ from typing import Any
 
 import numpy as np
 import torch
+import yaml
 
 from napari_beerlanet.core.boxes.annotations import MIN_CLASS_BOXES
 from napari_beerlanet.core.boxes.classes import assign_colours
 from napari_beerlanet.core.boxes.geometry import cxcywh_to_xyxy
 from napari_beerlanet.core.checkpoints.checkpoint import checkpoint_hash, load_detector
 from napari_beerlanet.core.checkpoints.info import still_unknown
+from napari_beerlanet.core.checkpoints.layout import check_layout
 from napari_beerlanet.core.checkpoints.serialize import describe_network
 from napari_beerlanet.core.common.events import EventCallback
-from napari_beerlanet.core.common.messages import one_line
+from napari_beerlanet.core.common.messages import error_detail, one_line
 from napari_beerlanet.core.common.progress import Report, subprogress
 from napari_beerlanet.core.common.storage import DataError, FileError
 from napari_beerlanet.core.detection.detector import Detector
-from napari_beerlanet.core.detection.network import StainDetectionModel
+from napari_beerlanet.core.detection.network import DEFAULT_ATTENTION_POOL, StainDetectionModel
 from napari_beerlanet.core.detection.scale_search import pool_sizes
 from napari_beerlanet.core.detection.stain_statistics import AnnotatedSample
 from napari_beerlanet.core.detection.ultralytics_api import cv2
@@ -37,6 +40,7 @@ from napari_beerlanet.core.formats.dataset import (
     read_dataset,
 )
 from napari_beerlanet.core.project.files import PROJECT_FILE, read_manifest
+from napari_beerlanet.core.stains.settings import FrontEnd
 from napari_beerlanet.core.training.monitor import (
     TrainingMonitor,
     package_versions,
@@ -80,10 +84,10 @@ def prepare_training(
     assert settings.data is not None
     dataset = read_dataset(settings.data)
     notes = [*few_boxes_notes(dataset), *check_dataset(dataset, ("train", "val"), report)]
-    parent = load_detector(settings.model, device="cpu")
+    parent = load_parent(settings)
     settings = resolve_defaults_for(settings, parent, dataset)
     size = training_image_size(settings, parent)
-    sample = training_sample(dataset, size)
+    sample = training_sample(dataset, size, normalizer=parent.network.normalizer)
     network = build_network(parent, dataset.names, size, settings, sample)
     info = checkpoint_info(parent, network, dataset, settings, size, folder.path.name)
     new = [name for name in dataset.names if name not in parent.classes]
@@ -150,7 +154,7 @@ class TrainingSetup:
         try:
             return StainTrainer(
                 self.settings.overrides(self.info["image_size"], str(self.folder.path)),
-                jitter=self.settings.stain_jitter(),
+                jitter=self.settings.image_jitter(),
                 scope=self.settings.scope,
                 dataset=self.dataset,
                 repeats=self.settings.repeats or 1,
@@ -168,12 +172,51 @@ class TrainingSetup:
             raise ValueError(one_line(error)) from error
 
 
+def load_parent(settings: TrainSettings) -> Detector:
+    """The model to start from, with the normalizer that the settings name."""
+    assert settings.model is not None
+    path = Path(settings.model)
+    if path.suffix.lower() in (".yaml", ".yml"):
+        parent = untrained_detector(path, settings.seed)
+    else:
+        parent = load_detector(settings.model, device="cpu")
+    if settings.normalizer is not None:
+        from napari_beerlanet.core.normalization.methods import load_normalizer
+
+        parent.network.normalizer = load_normalizer(settings.normalizer)
+    return parent
+
+
+def untrained_detector(path: Path, seed: int) -> Detector:
+    """A network with random weights by its layout: a file, or a name that Ultralytics knows."""
+    layout: Any = str(path)
+    if path.is_file():
+        try:
+            layout = yaml.safe_load(path.read_text(encoding="utf-8"))
+            scale = re.search(r"yolo[^\d]*\d+([nslmx])", path.stem)  # as Ultralytics names them
+            if scale and isinstance(layout, dict):
+                layout = {"scale": scale[1], **layout}
+            layout = check_layout(layout)
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            raise FileError(f"{path}: no layout of a network ({error_detail(error)}).") from error
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            network = StainDetectionModel(layout)
+        except FileNotFoundError as error:
+            raise FileError(f"{path}: there is no such layout of a network.") from error
+    classes = [str(k) for k in range(network.yaml["nc"])]
+    note = "The network and its front end are untrained: it starts at random."
+    info = describe_network(network, path.stem, classes, DEFAULT_IMAGE_SIZE, notes=[note])
+    return Detector(network, info)
+
+
 def resolve_defaults(settings: TrainSettings) -> TrainSettings:
     """Settings with the defaults that model and data decide filled in."""
     if settings.is_resolved or settings.model is None or settings.data is None:
         return settings
     dataset = read_dataset(settings.data)
-    return resolve_defaults_for(settings, load_detector(settings.model, device="cpu"), dataset)
+    return resolve_defaults_for(settings, load_parent(settings), dataset)
 
 
 def resolve_defaults_for(
@@ -220,8 +263,9 @@ def few_boxes_notes(dataset: Dataset) -> list[str]:
 
 
 def is_untrained(detector: Detector) -> bool:
-    """Whether the front end has never been trained: the file was a plain YOLO."""
-    return any("front end is untrained" in note for note in detector.info.get("notes", ()))
+    """Whether the front end has never been trained: the file was a plain YOLO, or a layout."""
+    notes = detector.info.get("notes", ())
+    return any("front end is untrained" in n or "front end are untrained" in n for n in notes)
 
 
 def training_image_size(settings: TrainSettings, parent: Detector) -> int:
@@ -240,7 +284,8 @@ def build_network(
     """A copy of the parent's network, for other classes with a new head and what fits of it."""
     network: StainDetectionModel
     source = copy.deepcopy(parent.network)
-    if parent.classes == names:
+    front_end = _front_end(parent, settings)
+    if parent.classes == names and front_end == source.front_end:
         network = source
     elif settings.scope == "stain":
         raise DataError(
@@ -248,19 +293,44 @@ def build_network(
             f'data has {", ".join(names)}; use scope="head" or "all".'
         )
     else:
-        network = _rebuild_head(source, parent.classes, names, settings.seed)
+        network = _rebuild(source, parent.classes, names, settings, front_end)
     network.names = dict(enumerate(names))
     if is_untrained(parent):
-        network.stain.reference_pixels = float(image_size**2)
-        network.fit_mix([one.pixels for one in sample])
+        network.measuring_stain.reference_pixels = float(image_size**2)
+        network.fit_front_end([one.pixels for one in sample])
     return network
 
 
-def _rebuild_head(
-    source: StainDetectionModel, before: list[str], names: list[str], seed: int
+def _front_end(parent: Detector, settings: TrainSettings) -> FrontEnd:
+    """What stands before the network; a `ValueError` where that does not go with the settings."""
+    own = parent.network.front_end
+    wanted = settings.front_end or own
+    if wanted != own and not is_untrained(parent):
+        raise ValueError(
+            f"front_end is {own!r} in the model that training starts from, and stays so; leave out "
+            f"front_end={wanted!r}, or start from a plain YOLO."
+        )
+    if settings.scope == "stain" and wanted in ("none", "grey"):
+        raise ValueError(
+            f'scope="stain" trains the front end alone, and front_end={wanted!r} has nothing to '
+            'train; use scope="head" or "all".'
+        )
+    return wanted
+
+
+def _rebuild(
+    source: StainDetectionModel,
+    before: list[str],
+    names: list[str],
+    settings: TrainSettings,
+    front_end: FrontEnd,
 ) -> StainDetectionModel:
-    stain: Any = source.stain
-    torch.manual_seed(seed)
+    """A network for other classes or with another front end, with what fits of `source`."""
+    stain: Any = source.measuring_stain
+    pool = settings.attention_pool or (
+        source.lstainnorm.pool if source.front_end == "lstainnorm" else DEFAULT_ATTENTION_POOL
+    )
+    torch.manual_seed(settings.seed)
     network: StainDetectionModel = StainDetectionModel(
         copy.deepcopy(source.yaml),
         nc=len(names),
@@ -270,24 +340,31 @@ def _rebuild_head(
         iterations=stain.iterations,
         domain=stain.domain,
         unit_spectra=stain.unit_spectra,
+        front_end=front_end,
+        attention_pool=pool,
     )
-    network.stain.reference_pixels, network.stain.padding = stain.reference_pixels, stain.padding
+    network.measuring_stain.reference_pixels = stain.reference_pixels
+    network.measuring_stain.padding = stain.padding
+    network.normalizer = source.normalizer
     source.names, network.names = dict(enumerate(before)), dict(enumerate(names))
     network.load(source, verbose=False)  # rows of classes that both have go by their names
     return network
 
 
 def training_sample(
-    dataset: Dataset, image_size: int, max_images: int = _SAMPLE_IMAGES
+    dataset: Dataset, image_size: int, max_images: int = _SAMPLE_IMAGES, normalizer: Any = None
 ) -> list[AnnotatedSample]:
-    """At most so many training images, RGB, none larger than `image_size`, evenly over the set."""
+    """At most so many training images, RGB, none larger than `image_size`, evenly over the set.
+
+    As the network gets them: normalised, if there is a `normalizer`.
+    """
     items = dataset.splits["train"]
     chosen = np.unique(np.linspace(0, len(items) - 1, min(max_images, len(items))).round())
-    return [_read_sample(items[int(k)], image_size) for k in chosen]
+    return [_read_sample(items[int(k)], image_size, normalizer) for k in chosen]
 
 
-def _read_sample(item: LabelledImage, image_size: int) -> AnnotatedSample:
-    image = read_bgr(item.image)[..., ::-1]
+def _read_sample(item: LabelledImage, image_size: int, normalizer: Any) -> AnnotatedSample:
+    image = read_bgr(item.image, normalizer)[..., ::-1]
     scale = image_size / max(image.shape[:2])
     if scale < 1:
         size = [max(round(side * scale), 1) for side in image.shape[1::-1]]
@@ -341,16 +418,18 @@ def _training_record(dataset: Dataset, settings: TrainSettings) -> dict[str, Any
     """The training record; of paths it keeps the last two names, which say enough."""
     data = "/".join(dataset.path.resolve().parts[-2:])
     start = Path(str(settings.model))
+    random_start = start.suffix.lower() in (".yaml", ".yml")
+    of_normalizer = {"normalizer": Path(settings.normalizer or "").name or None}
     return {
         "data_hash": dataset_hash(dataset),
         "data": data,
         "images": {split: len(dataset.splits[split]) for split in ("train", "val")},
         "boxes": {split: class_counts(dataset, split) for split in ("train", "val")},
-        "settings": {**settings.model_dump(), "data": data, "model": start.name},
+        "settings": {**settings.model_dump(), "data": data, "model": start.name, **of_normalizer},
         "seed": settings.seed,
         "scope": settings.scope,
         "versions": package_versions(),
-        "parent": checkpoint_hash(str(settings.model)),
+        "parent": None if random_start else checkpoint_hash(str(settings.model)),
         "command": settings.command(data, start.name),
     }
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from napari_beerlanet.core.boxes.annotations import MIN_CLASS_BOXES
-from napari_beerlanet.core.classification.settings import ClassifierSettings, FrontEnd
+from napari_beerlanet.core.classification.settings import ClassifierSettings
 from napari_beerlanet.core.common.events import EventCallback, run_process
 from napari_beerlanet.core.common.progress import Report, subprogress
 from napari_beerlanet.core.common.storage import DataError
@@ -30,20 +30,23 @@ from napari_beerlanet.core.formats.class_folders import (
     with_classes,
     with_validation,
 )
+from napari_beerlanet.core.stains.settings import FrontEnd
 from napari_beerlanet.core.training.fine_tune import (
     TrainingRun,
     is_model,
     name_or_path,
+    normalizer_or_path,
     run_config,
 )
 from napari_beerlanet.core.training.runs import RunFolder
-from napari_beerlanet.core.training.settings import RunSettings
+from napari_beerlanet.core.training.settings import JitterKind, RunSettings
 
 # Loaded where needed: wrong settings are refused before torch has loaded.
 if TYPE_CHECKING:
     from torch import nn
 
     from napari_beerlanet.core.classification.classifier import Classifier
+    from napari_beerlanet.core.normalization.normalizer import Normalizer
 
 DEFAULT_BACKBONE = "resnet18"
 _OWN = "own"  # as `OWN_BACKBONE`, known without torch
@@ -195,6 +198,8 @@ class ClassifierTrainSettings(ClassifierSettings, RunSettings):
         words += ["--weights", Path(self.weights).name] if self.weights else []
         words += ["--epochs", str(self.epochs), "--batch", str(self.batch)]
         words += ["--lr", str(self.learning_rate), "--seed", str(self.seed)]
+        words += ["--normalizer", Path(self.normalizer).name] if self.normalizer else []
+        words += ["--jitter", self.jitter_kind] if self.jitter_kind != "stain" else []
         return shlex.join(words)
 
 
@@ -215,7 +220,8 @@ def train_classifier(
     learning_rate: float | None = _DEFAULTS.learning_rate,
     seed: int = _DEFAULTS.seed,
     device: str = _DEFAULTS.device,
-    jitter: bool | dict[str, Any] = _DEFAULTS.jitter,
+    jitter: bool | JitterKind | dict[str, Any] = _DEFAULTS.jitter,
+    normalizer: Normalizer | str | os.PathLike[str] | None = _DEFAULTS.normalizer,
     resume: bool = False,
     progress: EventCallback | None = None,
     **settings: Any,
@@ -234,7 +240,7 @@ def train_classifier(
         The name of a classification network of torchvision, or a module from (N, 3, H, W) to
         logits, which is trained in place.
     front_end
-        "beerlanet"; "none": the backbone sees crops as they are; "grey".
+        "beerlanet"; "none": the backbone sees crops as they are; "grey"; "lstainnorm".
     epochs, batch, learning_rate
         None: as in the paper (20 epochs of 128 crops a step, Adam at 1e-4; of fewer than 400 crops
         16 a step and at least 150 steps); where the backbone
@@ -247,7 +253,11 @@ def train_classifier(
         A file (.pt, .pth, .safetensors) with weights of the backbone, in torchvision's format;
         nothing in it is executed. Without one the backbone starts at random.
     jitter
-        Vary stains, strength, illumination and focus (`StainJitter`; a dict has its settings).
+        "stain" or True: vary stains, strength, illumination and focus (`StainJitter`; a dict has
+        its settings); "hed": `HedJitter`; "none" or False.
+    normalizer
+        A fitted normalizer (or the path of a saved one) that every image goes through before crops
+        are cut, in training and wherever the model is used: it is stored in the checkpoint.
     resume
         Resume after the last finished epoch of the run in `output`, with the settings that it was
         started with; `data` may be None then. A backbone of your own has to be given again.
@@ -260,6 +270,7 @@ def train_classifier(
     if settings.get("detector") is not None:
         settings["detector"] = name_or_path(settings["detector"])
     own = None if isinstance(backbone, str) else backbone
+    own_normalizer, saved = normalizer_or_path(normalizer)
     chosen = ClassifierTrainSettings(
         data=None if data is None else os.path.abspath(data),
         model=None if model is None or start is not None else name_or_path(model),  # type: ignore[arg-type]
@@ -272,11 +283,12 @@ def train_classifier(
         seed=seed,
         device=device,
         jitter=jitter,
+        normalizer=saved,
         **settings,
     )
     with RunFolder(output) as folder:
         run = _ClassifierRun(folder, report, progress)
-        run.own_backbone = own
+        run.own_backbone, run.normalizer = own, own_normalizer
         trained: Classifier = run.run(chosen, start, resume)
         return trained
 

@@ -103,10 +103,14 @@ def run_job(job: DetectJob, report: Report) -> DetectResult:
     )
     if job.refine is not None:
         detections = job.refine(detections, model.info)
-    stains = learned_stains(model, job, subprogress(report, end, 0.98)) if job.show_stains else None
+    stains = None
+    if job.show_stains and model.network.has_stain:
+        stains = learned_stains(model, job, subprogress(report, end, 0.98))
     report_progress(report, 98, 100, "preparing the layer")
     fast_shapes_supported()  # compiles what drawing needs here, not while the window waits
     warnings = detection_warnings(model.info, detections, settings.pixel_size_yx)
+    if job.show_stains and stains is None:
+        warnings.append("The model has no stain channels to show: BeerLaNet is no part of it.")
     detections = replace(
         detections,
         report=detections.report | {"warnings": warnings, "limits": limits_text(model.info)},

@@ -287,7 +287,8 @@ def search_slide(job: DetectJob, feed: SearchFeed, report: Report) -> DetectResu
         report=detections.report | {"warnings": warnings, "limits": limits_text(model.info)},
     )
     detections = merge_before(job, model, detections)
-    stains = learned_stains(model, job, subprogress(report, 0.97, 1.0)) if job.show_stains else None
+    show = job.show_stains and model.network.has_stain
+    stains = learned_stains(model, job, subprogress(report, 0.97, 1.0)) if show else None
     return DetectResult(job, model, detections, warnings, time.monotonic() - start, stains)
 
 

@@ -75,7 +75,12 @@ _BACKBONES = (
     "convnext_tiny",
     "shufflenet_v2_x0_5",
 )
-_FRONT_ENDS = {"beerlanet": "BeerLaNet", "none": "None", "grey": "Grey"}
+_FRONT_ENDS = {
+    "beerlanet": "BeerLaNet",
+    "none": "None",
+    "grey": "Grey",
+    "lstainnorm": "LStainNorm",
+}
 _CLASSIFIER_LABELS = {
     "backbone": "Backbone",
     "front_end": "Front end",

@@ -1,13 +1,17 @@
-"""Stain jitter: other stains and lights, the same cells; padding stays what it is."""
+"""Stain and HED jitter: other stains and lights, the same cells; padding stays what it is."""
 
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from skimage.color import combine_stains, hed_from_rgb, rgb_from_hed
 
-from napari_beerlanet.core.training.trainer.data import StainJitter
+from napari_beerlanet.core.training.settings import TrainSettings
+from napari_beerlanet.core.training.train_classifier import ClassifierTrainSettings
+from napari_beerlanet.core.training.trainer.data import HedJitter, StainJitter
 from napari_beerlanet.samples import blood_smear
 from pictures import ODD
 
@@ -108,3 +112,55 @@ def test_padding_stays_whatever_happens(seed):
 def test_nothing_but_padding():
     image = np.full((8, 8, 3), 114, np.uint8)
     assert (changed(image) == image).all()
+
+
+# --- HED jitter ----------------------------------------------------------------------------------
+
+
+def hed_changed(image, a, b):
+    """An image (H, W, 3) RGB whose haematoxylin, eosin and DAB are a ⊙ D + b."""
+    jitter = HedJitter(share=1.0)
+    numbers = iter([*(value - 1 for value in a), *b])
+    jitter.source = SimpleNamespace(random=lambda: 0.0, uniform=lambda low, high: next(numbers))
+    return jitter({"img": image[..., ::-1].copy()})["img"][..., ::-1]
+
+
+def test_hed_is_that_of_scikit_image(image):
+    a, b = (1.15, 0.9, 1.1), (0.02, 0.04, 0.01)
+    unit = -np.log(1e-6)  # of its optical densities
+    D = -np.log(np.maximum(image, 1) / 255) @ hed_from_rgb
+    expected = combine_stains((D * a + b) / unit, rgb_from_hed)
+    got = hed_changed(image, a, b)
+    np.testing.assert_allclose(got, 255 * expected, atol=0.51)
+    assert np.abs(got.astype(int) - image).max() > 5
+
+
+def test_hed_of_no_scale_and_shift_changes_nothing(image):
+    assert (HedJitter(scale=0, shift=0, share=1.0).apply(image) == np.maximum(image, 1)).all()
+
+
+def test_hed_keeps_padding_and_stays_within_its_bounds(image):
+    image[:10] = 114
+    random.seed(1)
+    first = HedJitter(share=1.0).apply(image)
+    assert (first[:10] == 114).all()
+    assert (first[10:] != image[10:]).any()
+    random.seed(1)
+    assert (HedJitter(share=1.0).apply(image) == first).all()
+    assert (HedJitter(share=0.0).apply(image) == image).all()
+
+
+def test_one_setting_chooses_the_jitter():
+    for settings in (TrainSettings, ClassifierTrainSettings):
+        assert isinstance(settings().image_jitter(), StainJitter)
+        assert settings(jitter="stain").image_jitter() == settings(jitter=True).image_jitter()
+        assert settings(jitter="hed").image_jitter() == HedJitter()
+        assert settings(jitter={"kind": "hed", "scale": 0.5}).image_jitter() == HedJitter(scale=0.5)
+        assert settings(jitter="none").image_jitter() is None
+        assert settings(jitter=False).image_jitter() is None
+        with pytest.raises(ValueError, match="jitter must be"):
+            settings(jitter="much")
+        with pytest.raises(ValueError, match="kind of jitter"):
+            settings(jitter={"kind": "much"})
+    assert TrainSettings(jitter="none").overrides(64, "x")["hsv_h"] == 0
+    assert "hsv_h" not in TrainSettings(jitter="hed").overrides(64, "x")

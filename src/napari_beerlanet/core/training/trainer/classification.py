@@ -35,7 +35,7 @@ from napari_beerlanet.core.evaluation.classification import classification_metri
 from napari_beerlanet.core.formats.class_folders import CropDataset, LabelledCrop
 from napari_beerlanet.core.images.files import read_image
 from napari_beerlanet.core.images.rgb import PADDING_GREY
-from napari_beerlanet.core.training.trainer.data import StainJitter
+from napari_beerlanet.core.training.trainer.data import ImageJitter
 
 _CONTEXT = 1.9  # sides of a crop that are kept around a box, so that crops may move and turn
 _OVERSAMPLING = 1.25  # pixels that are kept for each of the crop's
@@ -48,14 +48,14 @@ _TIE = 1e-3  # of the validation loss, in the choice among epochs of equal balan
 
 
 class Augmentation(NamedTuple):
-    """How training crops vary: stain `jitter`, ln of the `scale`, and as parts of the crop's side
-    its `shift` and the largest `blur` (a standard deviation).
+    """How training crops vary: `jitter` of colours, ln of the `scale`, and as parts of the crop's
+    side its `shift` and the largest `blur` (a standard deviation).
 
     `border` is the part of the cells that a border of the image cuts, `turn` whether they are
     turned by any angle; crops that are files of their own have neither.
     """
 
-    jitter: StainJitter | None = None
+    jitter: ImageJitter | None = None
     scale: float = 0.0
     shift: float = 0.0
     blur: float = 0.0
@@ -78,9 +78,14 @@ class TrainingCrops:
     """The crops of a split as a network gets them, augmented or as they are."""
 
     def __init__(
-        self, items: Sequence[LabelledCrop], settings: ClassifierSettings, seed: int = 0
+        self,
+        items: Sequence[LabelledCrop],
+        settings: ClassifierSettings,
+        seed: int = 0,
+        normalizer: Any = None,
     ) -> None:
         self.items, self.settings, self.seed = items, settings, seed
+        self.normalizer = normalizer
         self.labels = np.array([item.label for item in items], np.int64)
         self._patches: dict[int, _Patch] = {}
         self._kept_bytes = 0
@@ -89,8 +94,8 @@ class TrainingCrops:
         return len(self.items)
 
     def plain(self, k: int) -> Pixels:
-        """Crop k (size, size, 3) as `classify` cuts it, before any denoising."""
-        pixels = to_rgb8(read_image(self.items[k].image).pixels)
+        """Crop k (size, size, 3) as `classify` cuts it, normalised, before any denoising."""
+        pixels = self._read(self.items[k])
         x, y, side = self._square(pixels, self.items[k])
         return cut_square(pixels, x, y, side, self.settings.input_size)
 
@@ -121,6 +126,11 @@ class TrainingCrops:
             image = np.concatenate([denoise_crop(np.ascontiguousarray(image[:size])), image[size:]])
         return np.ascontiguousarray(image)
 
+    def _read(self, item: LabelledCrop) -> Pixels:
+        """An item's image (H, W, 3), normalised."""
+        pixels = read_image(item.image).pixels
+        return to_rgb8(pixels if self.normalizer is None else self.normalizer.apply(pixels).rgb)
+
     def _square(self, pixels: Pixels, item: LabelledCrop) -> tuple[float, float, float]:
         """Centre and side of an item's crop in its image."""
         height, width = pixels.shape[:2]
@@ -134,7 +144,7 @@ class TrainingCrops:
         if k in self._patches:
             return self._patches[k]
         item = self.items[k]
-        pixels = to_rgb8(read_image(item.image).pixels)
+        pixels = self._read(item)
         x, y, side = self._square(pixels, item)
         context = 1.0 if item.cxcywh is None else _CONTEXT
         wanted = math.ceil(_OVERSAMPLING * context * self.settings.input_size)
@@ -153,7 +163,7 @@ class TrainingCrops:
 
     def _sample(self, pixels: Pixels, k: int) -> Pixels | None:
         """(m, 3) pixels of an image, at random, the same each time."""
-        if self.settings.fit != "image" or self.settings.front_end != "beerlanet":
+        if self.settings.fit != "image" or self.settings.front_end in ("none", "grey"):
             return None
         size = self.settings.input_size
         count = max(round(_SAMPLE_ROWS * size), 1) * size
@@ -303,8 +313,9 @@ class ClassifierTrainer:
         self.dataset, self.settings = dataset, settings
         self.augmentation, self.device, self.callback = augmentation, device, callback
         self.parent = None if parent is None else {k: v.clone() for k, v in parent.items()}
-        self.data = TrainingCrops(dataset.splits["train"], network.settings, settings.seed)
-        self.validation = TrainingCrops(dataset.splits["val"], network.settings)
+        shown = network.settings, settings.seed, network.normalizer
+        self.data = TrainingCrops(dataset.splits["train"], *shown)
+        self.validation = TrainingCrops(dataset.splits["val"], *shown)
         self._plain_validation: list[Pixels] = []
         self.optimizer = torch.optim.AdamW(
             parameter_groups(self.network, settings), lr=settings.learning_rate
@@ -445,14 +456,14 @@ class ClassifierTrainer:
         self.averaged = self._averaged_network()
         info = {"classes": self.dataset.names, "temperature": 1.0}
         model = Classifier(self.averaged, info, self.device)
-        if self.network.settings.fit == "image" and self.network.has_stain:
+        if self.network.settings.fit == "image" and self.network.fits_images:
             scores = classify_items(model, self.validation.items).scores
         else:
             if not self._plain_validation:
                 self._plain_validation = run_parallel(
                     [lambda k=k: self.validation.plain(k) for k in range(len(self.validation))]  # type: ignore[misc]
                 )
-            scores = model.classify(self._plain_validation).scores
+            scores = model.score_crops(model.prepare_crops(self._plain_validation))
         true = self.validation.labels
         self.temperature = fit_temperature(scores, true)
         metrics = classification_metrics(true, scores, self.dataset.names)

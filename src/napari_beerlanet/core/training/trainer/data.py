@@ -4,7 +4,8 @@
 three known dyes, D is S⁻¹ (x₀ − ln I), and the same cells under other dyes S', other strengths a
 and another background x₀' are I' = exp(x₀' − S' (a ⊙ D)). That is one 3 × 3 matrix on optical
 densities, and boxes stay where they are. What a camera makes of the light follows: stray light,
-and a 3 × 3 matrix on intensities.
+and a 3 × 3 matrix on intensities. `HedJitter` is the usual augmentation of histology, to compare
+with.
 """
 
 from __future__ import annotations
@@ -29,11 +30,81 @@ from napari_beerlanet.core.stains.solver.spectra import default_spectra
 _SAMPLE_STRIDE = 7  # every seventh pixel shows the background
 _LOG_TABLE = np.log(np.maximum(np.arange(256), 1) / 255).astype(np.float32)
 _YIQ = np.array([[0.299, 0.587, 0.114], [0.596, -0.274, -0.322], [0.211, -0.523, 0.312]])  # of RGB
+_HED = np.array([[0.65, 0.70, 0.29], [0.07, 0.99, 0.11], [0.27, 0.57, 0.78]])
+"""Optical densities in RGB of haematoxylin, eosin and DAB, as scikit-image's `rgb_from_hed`."""
+
+
+class ImageJitter:
+    """An Ultralytics transform: labels["img"] (H, W, 3) uint8 BGR to the same in other colours.
+
+    `share` is how many images are changed at all; `source` is a `random.Random`, or None for
+    Python's own random numbers.
+    """
+
+    share: float
+    source: random.Random | None
+
+    def __call__(self, labels: dict[str, Any]) -> dict[str, Any]:
+        """Change labels["img"]; padding keeps its grey."""
+        labels["img"] = self.apply(labels["img"])
+        return labels
+
+    def apply(self, image: npt.NDArray[np.uint8], height: int | None = None) -> Any:
+        """An image (H, W, 3) uint8 BGR in other colours; padding keeps its grey.
+
+        Only its first `height` rows are blurred or sharpened, where the rest is no part of them.
+        """
+        if self._random.random() >= self.share:
+            return image
+        blank = (image == PADDING_GREY).all(2)
+        changed = self._change(image, blank, height)
+        changed[blank] = PADDING_GREY
+        return changed
+
+    def _change(
+        self, image: npt.NDArray[np.uint8], blank: npt.NDArray[np.bool_], height: int | None
+    ) -> npt.NDArray[np.uint8]:
+        """A changed copy of the image; `blank` (H, W) is padding."""
+        raise NotImplementedError
+
+    @property
+    def _random(self) -> Any:
+        return self.source or random
 
 
 @dataclass
-class StainJitter:
-    """An Ultralytics transform: labels["img"] (H, W, 3) uint8 BGR to the same under another stain.
+class HedJitter(ImageJitter):
+    """Haematoxylin, eosin and DAB of each image scaled and shifted at random.
+
+    D = −ln(I) R⁻¹, R the densities of the three dyes in RGB, becomes α ⊙ D + β.
+
+    Parameters
+    ----------
+    scale
+        α is uniform in 1 ± scale, for each dye by itself.
+    shift
+        β is uniform in ± shift, in units of optical density (natural logarithm).
+    """
+
+    scale: float = 0.2
+    shift: float = 0.05
+    share: float = 0.9
+    source: random.Random | None = field(default=None, init=False, repr=False, compare=False)
+
+    def _change(
+        self, image: npt.NDArray[np.uint8], blank: npt.NDArray[np.bool_], height: int | None
+    ) -> npt.NDArray[np.uint8]:
+        a = [1 + self._random.uniform(-self.scale, self.scale) for _ in range(3)]
+        b = [self._random.uniform(-self.shift, self.shift) for _ in range(3)]
+        S = _HED.T[::-1]  # channels (BGR) × dyes
+        affine = np.column_stack([(S * a) @ np.linalg.inv(S), -S @ b]).astype(np.float32)
+        lit = np.exp(np.asarray(cv2.transform(_LOG_TABLE[image], affine)))
+        return np.asarray(np.rint(np.clip(lit * 255, 0, 255)), dtype=np.uint8)
+
+
+@dataclass
+class StainJitter(ImageJitter):
+    """An image under another stain, light and camera.
 
     Parameters
     ----------
@@ -53,10 +124,6 @@ class StainJitter:
         (lowest, highest) factor of the camera's saturation.
     hue
         Standard deviation of a turn of the camera's hues about grey, in radians.
-    share
-        How many images are changed at all.
-
-    `source` is a `random.Random`, or None for Python's own random numbers.
     """
 
     dyes: float = 0.12
@@ -70,27 +137,12 @@ class StainJitter:
     share: float = 0.9
     source: random.Random | None = field(default=None, init=False, repr=False, compare=False)
 
-    def __call__(self, labels: dict[str, Any]) -> dict[str, Any]:
-        """Change labels["img"]; padding keeps its grey."""
-        labels["img"] = self.apply(labels["img"])
-        return labels
-
-    def apply(self, image: npt.NDArray[np.uint8], height: int | None = None) -> Any:
-        """An image (H, W, 3) uint8 BGR under another stain; padding keeps its grey.
-
-        Only its first `height` rows are blurred or sharpened, where the rest is no part of them.
-        """
-        if self._random.random() >= self.share:
-            return image
-        blank = (image == PADDING_GREY).all(2)
+    def _change(
+        self, image: npt.NDArray[np.uint8], blank: npt.NDArray[np.bool_], height: int | None
+    ) -> npt.NDArray[np.uint8]:
         changed = self._restain(image, blank)
         changed[:height] = self._refocus(changed[:height])
-        changed[blank] = PADDING_GREY
         return changed
-
-    @property
-    def _random(self) -> Any:
-        return self.source or random
 
     def _restain(
         self, image: npt.NDArray[np.uint8], blank: npt.NDArray[np.bool_]
@@ -147,9 +199,10 @@ LoadedImage = tuple[npt.NDArray[np.uint8], tuple[int, int], tuple[int, int]]
 
 
 class StainDataset(YOLODataset):  # type: ignore[misc]
-    """Batches of `LabelledImage`s (`img_path`) with stain jitter in place of hue and saturation.
+    """Batches of `LabelledImage`s (`img_path`) with a jitter in place of hue and saturation.
 
-    Images are read as `detect` reads them, and nothing is written beside them.
+    Images are read, and normalised by the `normalizer` if there is one, as `detect` does it;
+    nothing is written beside them.
     """
 
     def __init__(
@@ -157,10 +210,11 @@ class StainDataset(YOLODataset):  # type: ignore[misc]
         *,
         img_path: Sequence[LabelledImage],
         facts: Mapping[Path, ImageInspection],
-        jitter: StainJitter | None = None,
+        jitter: ImageJitter | None = None,
+        normalizer: Any = None,
         **settings: Any,
     ) -> None:
-        self.facts, self.jitter = facts, jitter
+        self.facts, self.jitter, self.normalizer = facts, jitter, normalizer
         super().__init__(img_path=img_path, task="detect", **settings)
 
     def get_img_files(self, img_path: Sequence[LabelledImage]) -> list[str]:
@@ -187,7 +241,7 @@ class StainDataset(YOLODataset):  # type: ignore[misc]
         """Image i (h, w, 3) BGR, its longer side resized to `imgsz`; (H, W) before; (h, w)."""
         if self.ims[i] is not None:
             return self.ims[i], self.im_hw0[i], self.im_hw[i]
-        image = read_bgr(self.im_files[i])
+        image = read_bgr(self.im_files[i], self.normalizer)
         height, width = image.shape[:2]
         ratio = self.imgsz / max(height, width)
         if ratio != 1:
@@ -226,7 +280,9 @@ class StainDataset(YOLODataset):  # type: ignore[misc]
         return transforms
 
 
-def read_bgr(path: str | Path) -> npt.NDArray[np.uint8]:
-    """An image file as (H, W, 3) uint8 BGR; what alpha hides becomes padding."""
+def read_bgr(path: str | Path, normalizer: Any = None) -> npt.NDArray[np.uint8]:
+    """An image file as (H, W, 3) uint8 BGR, normalised; what alpha hides becomes padding."""
     pixels = to_uint8(read_image(path).pixels)
+    if normalizer is not None:
+        pixels = normalizer.apply(pixels).rgb
     return np.ascontiguousarray(fill_transparent(pixels)[..., ::-1])

@@ -27,7 +27,8 @@ from napari_beerlanet.core.detection.ultralytics_api import (
     v8DetectionLoss,
 )
 from napari_beerlanet.core.formats.dataset import Dataset, inspect_images, read_dataset
-from napari_beerlanet.core.training.trainer.data import StainDataset, StainJitter
+from napari_beerlanet.core.stains.front_end import FRONT_END_PREFIXES
+from napari_beerlanet.core.training.trainer.data import ImageJitter, StainDataset
 from napari_beerlanet.core.training.trainer.deterministic import (
     DeterministicTrainer,
     TrainingCallback,
@@ -97,7 +98,7 @@ class StainTrainer(DeterministicTrainer):
         self,
         overrides: dict[str, Any],
         *,
-        jitter: StainJitter | None = None,
+        jitter: ImageJitter | None = None,
         front_end: dict[str, Any] | None = None,
         scope: str = "all",
         dataset: Dataset | None = None,
@@ -136,6 +137,7 @@ class StainTrainer(DeterministicTrainer):
             img_path=list(img_path) * (self.repeats * self.validate_every if train else 1),
             facts=self.dataset.inspections,
             jitter=self.jitter if train else None,
+            normalizer=getattr(unwrap_model(self.model), "normalizer", None),
             imgsz=self.args.imgsz,
             batch_size=batch,
             augment=train,
@@ -165,7 +167,7 @@ class StainTrainer(DeterministicTrainer):
     def is_trainable(self, name: str) -> bool:
         """Whether a parameter or module of that name changes."""
         head = f"model.{len(unwrap_model(self.model).model) - 1}."
-        prefixes = {"all": ("",), "head": (head,), "stain": ("stain.", "mix.")}
+        prefixes = {"all": ("",), "head": (head,), "stain": FRONT_END_PREFIXES}
         return name.startswith(prefixes[self.scope])
 
     def _setup_train(self) -> None:
@@ -249,7 +251,7 @@ class StainTrainer(DeterministicTrainer):
             optimize_without_compiler()
         optimizer = super().build_optimizer(model, *args, **kwargs)
         named = unwrap_model(model).named_parameters()
-        ours = [p for name, p in named if name.startswith(("stain.", "mix."))]
+        ours = [p for name, p in named if name.startswith(FRONT_END_PREFIXES)]
         our_ids = {id(p) for p in ours}
         for group in optimizer.param_groups:
             group["params"] = [p for p in group["params"] if id(p) not in our_ids]
