@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from napari_beerlanet.core.classification.slide_classifier import classify_slide
     from napari_beerlanet.core.detection.detector import Detector
     from napari_beerlanet.core.detection.slide_detector import detect_slide
+    from napari_beerlanet.core.evaluation.batch_statistics import adapt_batch_statistics
     from napari_beerlanet.core.evaluation.dataset import evaluate
     from napari_beerlanet.core.images.slide import open_slide
     from napari_beerlanet.core.normalization.methods import normalize
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from napari_beerlanet.core.stains.palette import Palette
     from napari_beerlanet.core.stains.presets import StainPreset, load_preset
     from napari_beerlanet.core.stains.slide import decompose_slide
-    from napari_beerlanet.core.training.fine_tune import fine_tune
+    from napari_beerlanet.core.training.fine_tune import fine_tune, train_detector
     from napari_beerlanet.core.training.train_classifier import train_classifier
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "Palette",
     "StainPreset",
     "__version__",
+    "adapt_batch_statistics",
     "classify_slide",
     "count_malaria",
     "decompose",
@@ -56,6 +58,7 @@ __all__ = [
     "run_study",
     "save_checkpoint",
     "train_classifier",
+    "train_detector",
 ]
 
 _HOME = {
@@ -67,6 +70,7 @@ _HOME = {
     "Detector": "core.detection.detector",
     "Palette": "core.stains.palette",
     "StainPreset": "core.stains.presets",
+    "adapt_batch_statistics": "core.evaluation.batch_statistics",
     "classify_slide": "core.classification.slide_classifier",
     "count_malaria": "core.batch.malaria",
     "decompose": "core.stains.decompose",
@@ -81,6 +85,7 @@ _HOME = {
     "run_study": "core.batch.study",
     "save_checkpoint": "core.checkpoints.checkpoint",
     "train_classifier": "core.training.train_classifier",
+    "train_detector": "core.training.fine_tune",
 }
 
 

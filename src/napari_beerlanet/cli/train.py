@@ -34,7 +34,7 @@ DESCRIPTION = (
 
 def add_options(command: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    from napari_beerlanet.core.training.settings import TrainSettings
+    from napari_beerlanet.core.training.settings import JITTERS, TrainSettings
     from napari_beerlanet.core.training.train_classifier import ClassifierTrainSettings
 
     add = command.add_argument
@@ -43,8 +43,19 @@ def add_options(command: argparse.ArgumentParser) -> None:
     add_setting(command, TrainSettings, "model", default=None, metavar="MODEL")
     add("--out", required=True, type=Path, metavar="DIR", help="folder of the run")
     add_setting(command, TrainSettings, "scope")
+    colours = command.add_argument_group("what the network sees")
+    add_setting(colours, TrainSettings, "front_end")
+    add_setting(colours, TrainSettings, "attention_pool", metavar="PIXELS")
+    add_setting(colours, TrainSettings, "normalizer", metavar="FILE")
+    colours.add_argument(
+        "--jitter",
+        choices=JITTERS,
+        default=argparse.SUPPRESS,
+        help="how colours of the training images vary: by stain and light (stain, the default), by "
+        "haematoxylin, eosin and DAB (hed), or not (none)",
+    )
     classifier = command.add_argument_group("classifiers (--task classify)")
-    for name in ("backbone", "front_end", "weights", "input_size", "fill", "fit", "views"):
+    for name in ("backbone", "weights", "input_size", "fill", "fit", "views"):
         add_setting(classifier, ClassifierTrainSettings, name)
     for name in ("normalize", "beside_rgb", "denoise"):
         add_setting(classifier, ClassifierTrainSettings, name)
