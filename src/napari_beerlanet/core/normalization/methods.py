@@ -109,6 +109,20 @@ _ALL = (
         "densities are shown with the template's spectra and background.",
         ("beerlanet", "BeerLaNetNormalizer"),
     ),
+    NormalizationMethod(
+        "staingan",
+        "StainGAN",
+        "What a CycleGAN has learned from the images of two laboratories, distilled into three 1×1 "
+        "convolutions.",
+        ("staingan", "StainGanNormalizer"),
+    ),
+    NormalizationMethod(
+        "staingan-generator",
+        "StainGAN's generator",
+        "The CycleGAN's generator itself, or a generator of your own, in tiles.",
+        ("staingan", "GeneratorNormalizer"),
+        colour_only=False,
+    ),
 )
 METHODS: dict[str, NormalizationMethod] = {method.name: method for method in _ALL}
 
