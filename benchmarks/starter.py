@@ -59,10 +59,10 @@ def main():
         nb.save_checkpoint(model, out / "blood-cells.safetensors")
         return
     other = write_other_lab(options.shared, out / "other-lab")
-    nb.fine_tune(
-        options.shared / "weights" / "yolov8n.pt",
+    nb.train_detector(
         bccd,
         output=out / "run",
+        weights=options.shared / "weights" / "yolov8n.pt",
         epochs=options.epochs,
         image_size=options.size,
         seed=options.seed,

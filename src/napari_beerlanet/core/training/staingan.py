@@ -14,6 +14,7 @@ generator.safetensors, run.json and state.pt.
 from __future__ import annotations
 
 import copy
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -48,7 +49,7 @@ from napari_beerlanet.core.normalization.staingan import (
     StainGenerator,
     colour_network,
 )
-from napari_beerlanet.core.training.runs import RunFolder
+from napari_beerlanet.core.training.runs import RunFolder, TrainingDiverged
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -157,8 +158,7 @@ def train_staingan(
             _train(run, folder, subprogress(report, 0.0, _GAN_FRACTION))
         except BaseException as error:
             stopped = isinstance(error, (Cancelled, KeyboardInterrupt))
-            folder.write_state(run.state_dict())
-            folder.write_run(state="cancelled" if stopped else "failed", epoch=run.step)
+            folder.write_run(state="cancelled" if stopped else "failed")
             raise
         normalizer, losses = distill(run, subprogress(report, _GAN_FRACTION, 1.0))
         save_normalizer(GeneratorNormalizer(copy.deepcopy(run.a_to_b)), folder.path / _GENERATOR)
@@ -178,12 +178,22 @@ def _train(run: StainGanTrainer, folder: RunFolder, report: Report | None) -> No
     steps, first, started = run.settings.steps, run.step, time.monotonic()
     while run.step < steps:
         losses = run.train_step()
+        if not all(map(math.isfinite, losses.values())):
+            raise TrainingDiverged(
+                f"StainGAN diverged in step {run.step} of {steps}: its loss is no finite number; "
+                "use a lower learning rate, or another seed."
+            )
         if run.step % run.settings.save_every == 0 or run.step == steps:
             folder.write_state(run.state_dict())
             folder.write_run(epoch=run.step, losses=losses)
         left = eta_seconds(time.monotonic() - started, (run.step - first) / max(steps - first, 1))
         eta = f", {format_duration(left)} left" if left is not None else ""
-        report_progress(report, run.step, steps, f"step {run.step} of {steps}{eta}")
+        try:
+            report_progress(report, run.step, steps, f"step {run.step} of {steps}{eta}")
+        except Cancelled:
+            folder.write_state(run.state_dict())
+            folder.write_run(epoch=run.step, losses=losses)
+            raise
 
 
 class StainGanTrainer:
