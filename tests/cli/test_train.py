@@ -9,12 +9,14 @@ import sys
 
 import pytest
 import torch
+import yaml
 
 from napari_beerlanet.cli import main, train
 from napari_beerlanet.core.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from napari_beerlanet.core.checkpoints.serialize import describe_network
 from napari_beerlanet.core.detection.detector import Detector
 from napari_beerlanet.core.detection.network import StainDetectionModel
+from napari_beerlanet.core.normalization.methods import fitted_normalizer, save_normalizer
 from tinydata import MODEL, NAMES, write_smears
 
 
@@ -75,6 +77,26 @@ def test_words_for_people(quick, tmp_path, capfd):
     assert record["settings"]["advanced"]["mosaic"] == 0.5
     assert (record["scope"], record["settings"]["jitter"]) == ("stain", False)
     assert "--set=mosaic=0.5" in record["command"]
+
+
+def test_front_end_normalizer_and_jitter(data, model, tmp_path, capfd):
+    layout, normalizer = tmp_path / "tiny.yaml", tmp_path / "reinhard.safetensors"
+    layout.write_text(yaml.safe_dump(MODEL))
+    template = next((data.parent / "images" / "train").iterdir())
+    save_normalizer(fitted_normalizer("reinhard", template), normalizer)
+    shared = [f"--data={data}", "--epochs=1", "--batch=2", "--imgsz=64", "--device=cpu", "--quiet"]
+    chosen = [f"--model={layout}", f"--normalizer={normalizer}", "--front-end=grey", "--jitter=hed"]
+    assert run(*shared, *chosen, f"--out={tmp_path / 'run'}") == 0
+    made = load_checkpoint(tmp_path / "run" / "best.safetensors", "cpu")
+    assert (made.network.front_end, made.network.normalizer.method) == ("grey", "reinhard")
+    command = made.info["training"]["command"]
+    assert "--front-end grey --normalizer reinhard.safetensors --jitter hed" in command
+    capfd.readouterr()
+    trained = [f"--model={model}", "--front-end=none", f"--out={tmp_path / 'other'}"]
+    assert run(*shared, *trained) == 1
+    said = capfd.readouterr().err
+    assert "front_end is 'beerlanet' in the model that training starts from" in said
+    assert said.count("\n") == 1
 
 
 def test_quiet(quick, capfd):
