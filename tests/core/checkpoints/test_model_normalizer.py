@@ -6,7 +6,6 @@ import dask.array as da
 import numpy as np
 import pytest
 import torch
-from napari_beerlanet.core.normalization.methods import make_normalizer, save_normalizer
 from PIL import Image
 
 from discs import SIZES
@@ -21,6 +20,7 @@ from napari_beerlanet.core.classification.slide_classifier import classify_slide
 from napari_beerlanet.core.detection.detector import Detector
 from napari_beerlanet.core.detection.network import StainDetectionModel
 from napari_beerlanet.core.detection.slide_detector import SlideDetection, detect_slide
+from napari_beerlanet.core.normalization.methods import make_normalizer, save_normalizer
 from napari_beerlanet.core.stains.front_end import weights_digest
 from napari_beerlanet.core.training.fine_tune import train_detector
 from napari_beerlanet.core.training.train_classifier import train_classifier

@@ -11,13 +11,13 @@ import textwrap
 import numpy as np
 import pytest
 import torch
-from napari_beerlanet.core.normalization.methods import load_normalizer, save_normalizer
-from napari_beerlanet.core.normalization.normalizer import NormalizerError
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from napari_beerlanet.core.common.progress import Cancelled
 from napari_beerlanet.core.common.storage import DataError, FileError
+from napari_beerlanet.core.normalization.methods import load_normalizer, save_normalizer
+from napari_beerlanet.core.normalization.normalizer import NormalizerError
 from napari_beerlanet.core.normalization.staingan import (
     GeneratorNormalizer,
     StainGanNormalizer,
