@@ -31,7 +31,9 @@ HEAVY = {"torch", "numba"}
 # Normalization has seven: what all normalizers share, torchstain's, Vahadane, BeerLaNet, slides,
 # the list of methods with its files, and the command.
 # Two are the panel Compare normalizations: widget, job.
-MAX_MODULES, MAX_IN_A_FOLDER = 253, 13
+# Four make normalizers a part of networks: LStainNorm, StainGAN's networks and its training, batch
+# statistics of other images.
+MAX_MODULES, MAX_IN_A_FOLDER = 257, 13
 
 
 def loaded_after(code: str) -> set[str]:

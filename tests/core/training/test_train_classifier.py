@@ -259,7 +259,7 @@ def test_few_crops_are_gentle_to_a_parent():
 def test_fine_tuning_keeps_what_the_parent_is(whole, data, tmp_path):
     folder, parent = whole
     clf = train_classifier(data, tmp_path, model=folder / "best.safetensors", epochs=1, batch=6)
-    for key in ("backbone", *ClassifierSettings.model_fields):
+    for key in ("backbone", *ClassifierSettings().record()):
         assert clf.info[key] == parent.info[key], key
     before, after = weights(folder / "best.safetensors"), weights(tmp_path / "last.safetensors")
     changed = {name for name in after if not torch.equal(before[name], after[name])}

@@ -109,6 +109,8 @@ _ALL = (
         "densities are shown with the template's spectra and background.",
         ("beerlanet", "BeerLaNetNormalizer"),
     ),
+)
+_TRAINED = (
     NormalizationMethod(
         "staingan",
         "StainGAN",
@@ -125,13 +127,18 @@ _ALL = (
     ),
 )
 METHODS: dict[str, NormalizationMethod] = {method.name: method for method in _ALL}
+"""Those that are fitted on templates, or need nothing."""
+TRAINED_METHODS: dict[str, NormalizationMethod] = {method.name: method for method in _TRAINED}
+"""Those that are trained on the images of two laboratories, see `core.training.staingan`; their
+reference is the file of a trained one."""
 
 
 def find_method(name: str) -> NormalizationMethod:
     """The method of a name; a `NormalizerError` lists those that there are."""
-    if name not in METHODS:
-        raise NormalizerError(f"No normalization method {name!r}; there are {', '.join(METHODS)}.")
-    return METHODS[name]
+    known = METHODS | TRAINED_METHODS
+    if name not in known:
+        raise NormalizerError(f"No normalization method {name!r}; there are {', '.join(known)}.")
+    return known[name]
 
 
 def make_normalizer(method: str, **settings: Any) -> Normalizer:

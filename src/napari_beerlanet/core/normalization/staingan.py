@@ -157,7 +157,7 @@ class StainGanNormalizer(ColourNormalizer):
 
     def state(self) -> State:
         """Weights and biases, float32 as they were learned."""
-        arrays = {}
+        arrays: dict[str, npt.NDArray[Any]] = {}
         for number, (weight, bias) in enumerate(self._layers or []):
             arrays |= {f"weight{number}": weight.astype(np.float32)}
             arrays |= {f"bias{number}": bias.astype(np.float32)}

@@ -210,10 +210,12 @@ class StainGanTrainer:
             for network in self._networks.values():
                 network.apply(_initialise)
                 network.to(self.device)
-        rate = {"lr": settings.learning_rate, "betas": (0.5, 0.999)}
         generators = [*self.a_to_b.parameters(), *self.b_to_a.parameters()]
         judges = [*self.judge_a.parameters(), *self.judge_b.parameters()]
-        self.optimizers = [torch.optim.Adam(part, **rate) for part in (generators, judges)]
+        self.optimizers = [
+            torch.optim.Adam(part, lr=settings.learning_rate, betas=(0.5, 0.999))
+            for part in (generators, judges)
+        ]
         self.pools: dict[str, list[Tensor]] = {"a": [], "b": []}
         self.step = 0
 
