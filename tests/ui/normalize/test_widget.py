@@ -132,6 +132,17 @@ def test_in_the_grid_at_one_click_and_back(opened, compare):
     assert boxes.visible
 
 
+def test_another_image_ends_the_grid(opened, compare):
+    viewer, panel, _source, reference = opened()
+    compare(panel)
+    assert viewer.canvas.grid.enabled
+    viewer.layers.selection.active = reference
+    assert not viewer.canvas.grid.enabled
+    assert not panel.side_by_side.isChecked()
+    assert visible(viewer) == {"reference"}
+    assert not panel.result.isVisibleTo(panel), "it was about the other image"
+
+
 def test_versions_are_looked_at_in_turn_at_the_same_place(opened, compare):
     viewer, panel, _source, _ = opened()
     panel.side_by_side.setChecked(False)

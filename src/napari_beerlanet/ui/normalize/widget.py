@@ -96,6 +96,7 @@ _LINKED = (
 """What layers of one image share: place and contrast, not the visibility, as one looks at them in
 turn."""
 _ORIGINAL = "Original"
+_SEVERAL = "macenko-multi"  # with one reference it is Macenko
 OFFERED_METHODS = [method for method in METHODS.values() if method.name != "none"]
 """The image itself is shown anyway."""
 _NAME_COLUMN, _CELLS_COLUMN, _FIRST_ROW = 0, 2, 2
@@ -263,6 +264,7 @@ class CompareWidget(Panel):
     def _image_chosen(self) -> None:
         source = self.source
         if self.grid.images and self.image.layer not in self.grid.images:
+            self._uncheck_side_by_side()
             self._leave_grid()
         self.empty.setVisible(source is None)
         self.section.setVisible(source is not None)
@@ -407,9 +409,12 @@ class CompareWidget(Panel):
     def _grid_changed(self, event: Any = None) -> None:
         """The user has left the grid by napari's own button."""
         if not self.viewer.canvas.grid.enabled and self.grid.images:
-            with signals_blocked(self.side_by_side):
-                self.side_by_side.setChecked(False)
+            self._uncheck_side_by_side()
             self._leave_grid()
+
+    def _uncheck_side_by_side(self) -> None:
+        with signals_blocked(self.side_by_side):
+            self.side_by_side.setChecked(False)
 
     def find_cells(self) -> None:
         """Find cells in the chosen version; boxes and counts are those of that layer."""
@@ -597,7 +602,7 @@ class MethodChoice(QWidget):
         for place, method in enumerate(OFFERED_METHODS):
             box = QCheckBox(method.label)
             box.setToolTip(f"{method.description} ({method.licence})")
-            box.setChecked(method.needs_template)
+            box.setChecked(method.needs_template and method.name != _SEVERAL)
             box.toggled.connect(lambda *_: self.changed.emit())
             layout.addWidget(box, *divmod(place, _METHOD_COLUMNS))
             self.boxes[method.name] = box
