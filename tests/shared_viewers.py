@@ -114,6 +114,17 @@ class SharedViewers:
         return shared
 
 
+def reset_settings(settings: EventedModel | None = None) -> None:
+    """As `get_settings().reset()`, which sets and tells also what is the default already."""
+    model = get_settings() if settings is None else settings
+    for name, default in model._defaults.items():
+        value = getattr(model, name)
+        if isinstance(value, EventedModel):
+            reset_settings(value)
+        elif value != default and not type(model).model_fields[name].frozen:
+            setattr(model, name, default)
+
+
 def _clear(shared: "_SharedViewer") -> list[str]:
     """Clear a viewer; what is wrong with it afterwards, exceptions among it."""
     with capture_exceptions() as raised:  # those that Qt would print
@@ -210,7 +221,7 @@ class _SharedViewer:
         for part, names in zip(self._parts, self._attributes, strict=True):
             for name in set(vars(part)) - names:
                 delattr(part, name)
-        get_settings().reset()
+        reset_settings()
         problems += _wait_for_threads()
         _process_events()
         _delete_pending()

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from napari.settings import get_settings
 from npe2 import PluginManifest
 from qtpy.QtCore import Qt, QTimer
 from qtpy.QtTest import QTest
@@ -155,7 +154,9 @@ def shared_viewer(request, qtbot, _shared_viewers) -> Iterator[Callable[..., Any
     Each is as new, and the test that leaves something in it fails: see `shared_viewers.py`. A test
     of how viewers are made and closed has `make_napari_viewer`.
     """
-    get_settings().reset()
+    from shared_viewers import reset_settings
+
+    reset_settings()
 
     def take(show: bool = False) -> Any:
         viewer = _shared_viewers.take(show)

@@ -97,7 +97,7 @@ def test_the_loop(make_napari_viewer, qtbot, until, tmp_path):
     _, train = viewer.window.add_plugin_dock_widget(PLUGIN, "Fine-tune", tabify=True)
     until(lambda: train.project_choice.project is not None and train.start_button.isEnabled())
     train.form.length.value = "quick"
-    train.form.batch.value = 4
+    train.form.batch.value = 2
     evaluate_run = train.comparison.evaluate_run
     train.comparison.evaluate_run = lambda folder: evaluate_run(folder, reference_images=1)
     train.start()
