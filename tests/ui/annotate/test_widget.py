@@ -105,8 +105,8 @@ def test_without_classes_a_name_is_asked_for(shared_viewer, smear):
     assert panel.store.classes.names == ["RBC", "WBC"]
 
 
-def test_without_an_image_the_sample_is_offered(make_napari_viewer):
-    panel = docked(make_napari_viewer())
+def test_without_an_image_the_sample_is_offered(shared_viewer):
+    panel = docked(shared_viewer())
     assert not panel.image_section.isEnabled()
     panel.annotation_actions.start()
     assert "no image" in panel.message.text()
@@ -523,9 +523,9 @@ def test_copies_that_nobody_has_reviewed_are_asked_about(drawing, until, tmp_pat
 
 
 def test_the_window_answers_while_an_image_is_added(
-    make_napari_viewer, until, tmp_path, stalls, record_property
+    shared_viewer, until, tmp_path, stalls, record_property
 ):
-    viewer = make_napari_viewer()
+    viewer = shared_viewer()
     viewer.add_image(blood_smear((1600, 1600), cell_diameter=60).image, name="field")
     panel = docked(viewer)
     panel.store.classes.add(["RBC"])

@@ -160,11 +160,11 @@ def test_only_models_are_read():
 
 
 @pytest.mark.window
-def test_a_model_opened_in_the_viewer_goes_to_the_panel(make_napari_viewer, tmp_path, until, smear):
+def test_a_model_opened_in_the_viewer_goes_to_the_panel(shared_viewer, tmp_path, until, smear):
     model = nb.load_checkpoint("blood-cells", device="cpu")
     path = tmp_path / "dropped.safetensors"
     nb.save_checkpoint(model, path)
-    viewer = make_napari_viewer()
+    viewer = shared_viewer()
     viewer.add_image(smear, name="smear")
     assert viewer.open(str(path), plugin="napari-beerlanet") == []
     until(lambda: get_session(viewer).model_key == str(path))

@@ -25,8 +25,8 @@ def texts(panel, name):
     return [panel.table.model().index(k, column).data(Qt.ItemDataRole.DisplayRole) for k in rows]
 
 
-def test_without_detections_it_says_what_to_do(make_napari_viewer):
-    viewer = make_napari_viewer()
+def test_without_detections_it_says_what_to_do(shared_viewer):
+    viewer = shared_viewer()
     panel = ReviewWidget(viewer)
     viewer.window.add_dock_widget(panel)
     assert "Detect cells first" in panel.empty.text()

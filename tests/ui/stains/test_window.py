@@ -154,8 +154,8 @@ def test_the_theme_is_followed(docked, smear):
     assert light.lightness() > dark.lightness()
 
 
-def test_presets_are_shared_by_the_images_of_a_project(make_napari_viewer, tmp_path):
-    viewer = make_napari_viewer()
+def test_presets_are_shared_by_the_images_of_a_project(shared_viewer, tmp_path):
+    viewer = shared_viewer()
     mine = StainPreset("mine", (NamedSpectrum("nuclei", (0.6, 0.7, 0.3)),))
     stain_library(viewer).save(mine)
     with Project.create(tmp_path / "project", ["RBC"]) as project:

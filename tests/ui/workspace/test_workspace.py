@@ -507,8 +507,8 @@ def test_messages_are_about_the_image_that_is_shown(viewer):
     assert comparison.toggles.isVisibleTo(comparison)
 
 
-def test_a_result_is_scrolled_to_where_it_would_be_below_the_window(make_napari_viewer, until):
-    viewer = make_napari_viewer(show=True)
+def test_a_result_is_scrolled_to_where_it_would_be_below_the_window(shared_viewer, until):
+    viewer = shared_viewer(show=True)
     viewer.window.resize(1000, 480)
     viewer.add_image(RGB)
     workspace = open_workspace(viewer, ANNOTATE)
@@ -605,9 +605,9 @@ def turn_wheel(widget):
 
 
 def test_the_wheel_scrolls_a_tab_and_changes_no_setting_on_the_way(
-    make_napari_viewer, until, monkeypatch
+    shared_viewer, until, monkeypatch
 ):
-    viewer = make_napari_viewer(show=True)
+    viewer = shared_viewer(show=True)
     viewer.add_image(RGB)
     workspace = open_workspace(viewer, BATCH)
     panel = workspace.open_tab(BATCH)
