@@ -2,6 +2,7 @@
 
     xvfb-run -a -s "-screen 0 1920x1200x24" python benchmarks/walk.py --out DIR [--size 1280x720]
         [--theme dark|light] [--images FILE ...] [--shared DIR] [--fields 5] [--no-training]
+        [--length quick|normal|thorough] [--no-measure]
 
 From an empty napari through the button *Next* to a model that was trained and kept, on a smear of
 the packaged sample and on fields of another laboratory. There, the annotations are true ones: on
@@ -10,7 +11,8 @@ by *Import boxes*. The kept model and the one before are then compared on fields
 laboratories that nobody has annotated here. Without these data, or with `--images`, detections are
 copied.
 
-Every step is a real mouse click or drag; what is asked in a file dialog is answered here. Saves a
+Every step is a real mouse click or drag, tabs included; what is asked in a file dialog is answered
+here, and files are opened without a dialog. Saves a
 picture of the window after each step and prints a table, with what the GUI thread was doing in the
 longest stall of each step (where the innermost function of ours, or of napari's, is named).
 """
@@ -28,6 +30,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -135,6 +138,21 @@ class Walk:
         self.clicks += 1
         QTest.mouseClick(button, Qt.MouseButton.LeftButton)
 
+    def click_tab(self, workspace: Any, tab: Any) -> Any:
+        """Click a tab with the mouse, if it is not in front; returns its panel."""
+        from qtpy.QtCore import Qt
+        from qtpy.QtTest import QTest
+
+        from napari_beerlanet.ui.workspace.workspace import TABS
+
+        if workspace.current_tab is not tab:
+            self.clicks += 1
+            bar = workspace.tabs.tabBar()
+            place = bar.tabRect(TABS.index(tab)).center()
+            QTest.mouseClick(bar, Qt.MouseButton.LeftButton, pos=place)
+        self.wait(lambda: workspace.panel(tab) is not None, tab.label)
+        return workspace.panel(tab)
+
     def draw_box(self, box: list[float]) -> None:
         """Draw x1, y1, x2, y2 in image pixels on the canvas, with the mouse."""
         from qtpy.QtCore import QPoint, Qt
@@ -186,12 +204,15 @@ class Walk:
         return "\n".join([*lines, f"{'all':24}{total[0]:8d}{total[1]:10.1f}{1000 * worst:20.0f}"])
 
 
-def loop(walk: Walk, images: list[Path], lab: Path | None, fields: int, training: bool) -> None:
-    """The steps."""
+def loop(
+    walk: Walk, images: list[Path], lab: Path | None, fields: int, length: str, measure: bool
+) -> None:
+    """The steps; without a `length`, nothing is trained."""
     from qtpy.QtWidgets import QFileDialog
 
     from napari_beerlanet.samples import blood_smear
     from napari_beerlanet.ui.common.session import get_project_store, get_session
+    from napari_beerlanet.ui.viewer.layers import is_made_from, role_of
     from napari_beerlanet.ui.workspace.footer import Step
     from napari_beerlanet.ui.workspace.workspace import (
         ANNOTATE,
@@ -215,7 +236,7 @@ def loop(walk: Walk, images: list[Path], lab: Path | None, fields: int, training
     viewer.open_sample("napari-beerlanet", "bccd")
     shown(Step.FIND)
     walk.picture("opened")
-    stains = workspace.open_tab(STAINS)
+    stains = walk.click_tab(workspace, STAINS)
     walk.click(stains.run_button)
     walk.wait(lambda: stains.live.idle and stains.fitted is not None, "the stains")
     walk.picture("stains")
@@ -232,10 +253,10 @@ def loop(walk: Walk, images: list[Path], lab: Path | None, fields: int, training
         """With the laboratory's own boxes, some of them drawn by hand."""
         viewer.open(image)
         shown(Step.FIND)
-        workspace.open_tab(ANNOTATE)
-        panel = workspace.panel(ANNOTATE)
-        walk.click(panel.annotate)
-        walk.wait(lambda: panel.annotation_actions.annotated is not None, "the annotations")
+        panel = walk.click_tab(workspace, ANNOTATE)
+        if drawn:
+            walk.click(panel.annotate)
+            walk.wait(lambda: panel.annotation_actions.annotated is not None, "the annotations")
         height, width = workspace.image.layer.data.shape[:2]
         for label, x, y, w, h in _read_yolo(labels)[-drawn:] if drawn else []:
             corners = [(x - w / 2) * width, (y - h / 2) * height]
@@ -246,6 +267,7 @@ def loop(walk: Walk, images: list[Path], lab: Path | None, fields: int, training
             walk.picture(f"{image.stem[:8]}-drawn")
         QFileDialog.getOpenFileName = staticmethod(lambda *_, **__: (str(labels), ""))
         walk.click(panel.import_boxes)
+        walk.wait(lambda: panel.annotation_actions.annotated is not None, "the annotations")
         boxes = panel.annotation_actions.annotated.boxes
         count = len(_read_yolo(labels))
         walk.wait(lambda: sum(boxes.counts().values()) >= count, f"{count} boxes")
@@ -268,8 +290,10 @@ def loop(walk: Walk, images: list[Path], lab: Path | None, fields: int, training
             walk.click(panel.add_question.buttons[0])
         shown(Step.TRAIN)
         walk.picture(f"{name}-annotate")
-        layers = [layer.name for layer in viewer.layers if layer.visible]
-        walk.notes.append(f"{name}: {len(layers)} visible layers, {', '.join(layers)}")
+        image = workspace.image.layer
+        made = [layer for layer in viewer.layers if is_made_from(layer, image)]
+        texts = [f"{role_of(layer)}{'' if layer.visible else ' (hidden)'}" for layer in made]
+        walk.notes.append(f"{name}: {len(made)} layers beside the image: {', '.join(texts)}")
 
     annotate_image("first")
     if lab is not None and not images:
@@ -283,20 +307,22 @@ def loop(walk: Walk, images: list[Path], lab: Path | None, fields: int, training
     else:
         viewer.add_image(blood_smear((480, 640), lab=5, shift=1).image, name="other laboratory")
         annotate_image("second")
-    review = workspace.open_tab(REVIEW)
+    review = walk.click_tab(workspace, REVIEW)
     walk.picture("review")
     review.tabs.setCurrentIndex(1)
     walk.picture("review-gallery")
-    workspace.open_tab(BATCH)
+    walk.click_tab(workspace, BATCH)
     walk.picture("batch")
-    if not training:
+    if not length:
         return
-    workspace.open_tab(TRAIN)
+    shown(Step.TRAIN)
+    walk.click(following)
+    walk.wait(lambda: workspace.panel(TRAIN) is not None, "Train")
     train = workspace.panel(TRAIN)
-    walk.wait(train.start_button.isEnabled, "the project")
-    train.form.length.value = "quick"
+    train.form.length.value = length
+    shown(Step.START)
     walk.picture("train")
-    walk.click(train.start_button)
+    walk.click(following)
     walk.wait(lambda: train.run_view.running, "the start")
     walk.pause(20)
     walk.picture("training")
@@ -306,7 +332,7 @@ def loop(walk: Walk, images: list[Path], lab: Path | None, fields: int, training
     walk.click(train.comparison.keep_button)
     walk.wait(lambda: "blood-cells" not in str(get_session(viewer).model_key), "the kept model")
     walk.picture("kept")
-    if lab is not None and not images:
+    if lab is not None and not images and measure:
         walk.notes.append(_compare(str(get_session(viewer).model_key), lab, fields))
 
 
@@ -355,6 +381,8 @@ def main() -> None:
     parser.add_argument("--shared", type=Path, default=_SHARED)
     parser.add_argument("--fields", type=int, default=5, help="of the other laboratory")
     parser.add_argument("--no-training", action="store_true")
+    parser.add_argument("--length", default="normal", choices=["quick", "normal", "thorough"])
+    parser.add_argument("--no-measure", action="store_true", help="of the kept model")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     width, height = map(int, options.size.split("x"))
@@ -370,7 +398,8 @@ def main() -> None:
     walk = Walk(options.out, (width, height), options.theme)
     lab = options.shared / "data" / "other-lab"
     lab = lab if lab.is_dir() else None
-    loop(walk, options.images, lab, options.fields, not options.no_training)
+    length = "" if options.no_training else options.length
+    loop(walk, options.images, lab, options.fields, length, not options.no_measure)
     print(walk.table(), *walk.notes, sep="\n")
     walk.viewer.close()
 

@@ -17,10 +17,13 @@ from qtpy.QtWidgets import (
     QLabel,
     QScrollArea,
     QScrollBar,
+    QStyle,
+    QStyleOptionComboBox,
 )
 
 from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.evaluation.diff import diff_detections
+from napari_beerlanet.ui.common.model_picker import ModelPicker
 from napari_beerlanet.ui.common.panel import open_panel, open_panels
 from napari_beerlanet.ui.detect.widget import DetectWidget
 from napari_beerlanet.ui.detections.detection_layer import DetectionLayer
@@ -374,6 +377,16 @@ def test_what_has_its_own_dock_outlives_the_workspace(viewer):
 # --- space ----------------------------------------------------------------------------------------
 
 
+def shows_all_text(box):
+    option = QStyleOptionComboBox()
+    box.initStyleOption(option)
+    part = QStyle.ComplexControl.CC_ComboBox, option, QStyle.SubControl.SC_ComboBoxEditField
+    return (
+        box.fontMetrics().horizontalAdvance(box.currentText())
+        <= box.style().subControlRect(*part, box).width()
+    )
+
+
 @pytest.mark.parametrize("theme", ["dark", "light"])
 def test_nothing_is_cut_off_at_1280_by_720(shared_viewer, smear, theme, qtbot):
     viewer = shared_viewer(show=True)
@@ -391,6 +404,11 @@ def test_nothing_is_cut_off_at_1280_by_720(shared_viewer, smear, theme, qtbot):
             assert bar.maximum() == 0 or not area.isVisible(), tab.label
             inside = area.widget()
             assert inside.minimumSizeHint().width() <= area.viewport().width(), tab.label
+        if tab is BATCH:
+            panel.form.classify.value = True
+            qtbot.wait(50)
+        for picker in panel.findChildren(ModelPicker):
+            assert not picker.isVisible() or shows_all_text(picker.list), (tab.label, picker.key)
     bar = workspace.tabs.tabBar()
     assert bar.tabRect(bar.count() - 1).right() < bar.width() or bar.width() <= workspace.width()
     assert bar.sizeHint().width() <= workspace.width()
