@@ -143,9 +143,14 @@ def test_the_command_normalizes_lists_failures_and_resumes(folder, capsys):
     assert run(folder, *reference) == 1
     assert "0 done, 2 skipped, 1 failed" in capsys.readouterr().out
     assert (out / "a.normalized.ome.tiff").stat().st_mtime_ns == stamp
-    # Another method, or another template, is another result.
-    assert run(folder, *reference, images=["a.png"], method="reinhard") == 0
+    # Another method, or another template, is another result, and stands alone; others stay.
+    (out / "a.spectra.json").write_text("{}")
+    more = ("--format", "png")
+    assert run(folder, *reference, *more, images=["a.png"], method="reinhard") == 0
     assert "1 done" in capsys.readouterr().out
+    assert (out / "a.normalized.png").is_file()
+    assert not (out / "a.normalized.ome.tiff").exists()
+    assert (out / "a.spectra.json").is_file()
 
 
 def test_a_saved_normalizer_is_a_reference(folder, capsys):

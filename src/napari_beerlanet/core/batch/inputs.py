@@ -19,11 +19,12 @@ PREVIEW_SUFFIX, SPECTRA_SUFFIX = ".preview.png", ".spectra.json"
 DETECTIONS_SUFFIX, OVERLAY_SUFFIX, REPORT_SUFFIX = ".detections", ".overlay.png", ".report.html"
 TYPES_SUFFIX = ".types.csv"
 NORMALIZED_SUFFIXES = {"ome-tiff": ".normalized.ome.tiff", "png": ".normalized.png"}
-RESULT_SUFFIXES = (
-    *DENSITY_SUFFIXES.values(),
-    *NORMALIZED_SUFFIXES.values(),
-    *(PREVIEW_SUFFIX, SPECTRA_SUFFIX, OVERLAY_SUFFIX),
-)
+SUFFIXES_OF_ONE_RESULT = {
+    "spectra": (*DENSITY_SUFFIXES.values(), PREVIEW_SUFFIX, SPECTRA_SUFFIX, OVERLAY_SUFFIX),
+    "normalization": tuple(NORMALIZED_SUFFIXES.values()),
+}
+"""By the kind of their record: files that are not left beside those of other settings."""
+RESULT_SUFFIXES = tuple(suffix for kind in SUFFIXES_OF_ONE_RESULT.values() for suffix in kind)
 """Suffixes of results that could be taken for images, and of spectra."""
 
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from napari_beerlanet._version import __version__
 from napari_beerlanet.core.batch.inputs import (
     REPORT_SUFFIX,
-    RESULT_SUFFIXES,
+    SUFFIXES_OF_ONE_RESULT,
     ImageJob,
     find_earlier_result,
     is_unchanged,
@@ -147,9 +147,10 @@ class FileRecords:
         extra = {"settings": self._settings(), "source": {**source}}
         current = before.get("settings") == extra["settings"] and is_unchanged(before, {**source})
         write_outputs(files, result, (self.kind, extra))
-        if before and not current and self.kind == "spectra":
+        if before and not current:
             # No result of other settings, or of another image, may stand beside these.
-            others = {self.out / (name + ending) for ending in RESULT_SUFFIXES}
+            endings = SUFFIXES_OF_ONE_RESULT.get(self.kind, ())
+            others = {self.out / (name + ending) for ending in endings}
             for path in others.difference(files.values()):
                 remove_path(path)
         return {"name": name, **extra, "row": summary_row(name, result)}

@@ -7,8 +7,8 @@ results are those of torchstain's NumPy backend to the bit:
   only, some 1e-13 of a grey level.
 - Reinhard: torchstain's own colour conversions, in float32. Its means and deviations are sums of
   float32, which depend on the order of the pixels, so they are taken over all pixels in order. On a
-  slide, which is never in memory as a whole, they are sums of float64 over colours: there, about
-  one colour in 100 000 may differ by a grey level.
+  slide, which is never in memory as a whole, and above 67 megapixels they are sums of float64 over
+  colours: there, about one colour in 100 000 may differ by a grey level.
 - Macenko with several templates: the mean of the templates' stains and strengths ("avg-post", of
   torchstain's modes the one that runs with current versions of torch). torchstain has it in float32
   and with percentiles that are not interpolated; results differ by one grey level, and by more only
@@ -46,6 +46,7 @@ from napari_beerlanet.core.normalization.normalizer import (
 from napari_beerlanet.core.stains.palette import Palette
 
 _LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, as Pillow and OpenCV make grey
+_MAX_ORDERED_PIXELS = 1 << 26  # of which L, a and b are in memory
 _MIN_LAB_DEVIATION = 0.01  # below it a channel is rounding, and would be stretched to noise
 _LIGHT, _ALPHA, _BETA = 240.0, 1.0, 0.15  # torchstain's Io, alpha (percentile) and beta (OD)
 _MIN_STAIN_ANGLE = 0.5  # degrees between two stains that can be told apart
@@ -169,7 +170,7 @@ def _lab_statistics(
     A sum of float32 depends on the order. Of a palette alone they are sums of float64.
     """
     lab = _lab_of(palette.colours.astype(np.float64))
-    if pixels is None:
+    if pixels is None or len(pixels) > _MAX_ORDERED_PIXELS:
         seen = lab.astype(np.float64)
         means = np.average(seen, axis=0, weights=palette.counts)
         variances = np.average((seen - means) ** 2, axis=0, weights=palette.counts)

@@ -27,7 +27,7 @@ from napari_beerlanet.core.normalization.normalizer import (
 )
 from napari_beerlanet.core.stains.palette import Palette, decode, encode, palette_of
 from napari_beerlanet.core.stains.slide import SlideScan, scan_slide_colours
-from napari_beerlanet.core.stains.solver.kernels import CODE_COUNT
+from napari_beerlanet.core.stains.solver import kernels
 
 NOT_TISSUE: tuple[NonTissue, ...] = ("glass", "pen", "border")
 """What the statistics of a slide shall not see."""
@@ -105,37 +105,33 @@ class ColourTable:
     """What colours become, looked up; for any number of threads at once.
 
     A table of all 8-bit colours, of which only the pages that are touched take memory. A colour is
-    marked as known after it was written, so that threads never wait for each other: at worst two
-    write the same.
+    written in one go and never changes, so threads need not wait for each other: at worst two write
+    the same.
     """
 
     def __init__(self, colour_map: ColourMap, palette: Palette | None = None) -> None:
         self.colour_map = colour_map
-        self._colours = np.zeros((CODE_COUNT, 3), np.uint8)
-        self._known = np.zeros(CODE_COUNT, bool)
+        self._table = np.zeros(kernels.CODE_COUNT, np.uint32)
         if palette is not None and not colour_map.unchanged:
             self._add(palette.codes)
 
     def __call__(self, pixels: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """(h, w, 3 or 4) of pixels (h, w, 3 or 4), in their dtype, alpha kept."""
-        if self.colour_map.unchanged:
+        if self.colour_map.unchanged or not pixels.size:
             return pixels
-        out = pixels.copy()
         flat = np.ascontiguousarray(pixels).reshape(-1, pixels.shape[-1])
+        out = flat.copy()
         if pixels.dtype != np.uint8:
-            colours = clip_floats(np.ascontiguousarray(flat[:, :3]))
-            out[..., :3] = self.colour_map(colours).reshape(*pixels.shape[:-1], 3)
-            return out
-        codes = encode(flat)
-        known = self._known[codes]
-        if not known.all():
-            self._add(np.unique(codes[~known]))
-        out[..., :3] = self._colours[codes].reshape(*pixels.shape[:-1], 3)
-        return out
+            out[:, :3] = self.colour_map(clip_floats(np.ascontiguousarray(flat[:, :3])))
+        elif not kernels.look_up_colours(flat, self._table, out):
+            codes = np.unique(encode(flat))
+            self._add(codes[self._table[codes] == 0])
+            kernels.look_up_colours(flat, self._table, out)
+        return out.reshape(pixels.shape)
 
     def _add(self, codes: npt.NDArray[Any]) -> None:
-        self._colours[codes] = self.colour_map(decode(codes, np.uint8))
-        self._known[codes] = True
+        new = self.colour_map(decode(codes, np.uint8)).astype(np.uint32)
+        self._table[codes] = (1 << 24) | (new[:, 2] << 16) | (new[:, 1] << 8) | new[:, 0]
 
 
 def _lazy_level(level: Any, table: ColourTable) -> Any:

@@ -142,7 +142,7 @@ def find_sparse_stains(palette: Palette, sparsity: float = SPARSITY) -> SparseSt
     background = _find_background(statistics, X)
     V = np.maximum(background[:, None] - X, 0.0)
     cells = build_cells(palette.codes[seen], V, statistics.counts.astype(np.float64))
-    W = separate_stains(cells, _start(statistics), sparsity)
+    W = separate_stains(cells, start_stains(statistics), sparsity)
     H = sparse_densities(V, W, sparsity)
     if not (H @ cells.w > 0).all():
         return "two stains could not be told apart"
@@ -159,7 +159,7 @@ def _find_background(statistics: ColourStatistics, X: Array) -> Array:
     return np.asarray(X[:, order] @ used / used.sum())
 
 
-def _start(statistics: ColourStatistics) -> Array:
+def start_stains(statistics: ColourStatistics) -> Array:
     """(3, 2): Macenko's stain vectors without what is negative in them, or those of H&E."""
     found = find_stain_vectors(statistics)
     if not isinstance(found, str):

@@ -289,6 +289,26 @@ def replace_pixels(pixels, codes, index, table, out):
 
 
 @njit(cache=True, nogil=True)
+def look_up_colours(pixels, table, out):
+    """out[i, :3] = the colour in `table` (2**24,) uint32 at the code of pixel i; False if it is 0.
+
+    A colour is R + 256 G + 65536 B + 2**24: what is 0 was never set. `pixels`, `out` (n, 3 or 4).
+    """
+    for i in range(pixels.shape[0]):
+        colour = table[
+            (SPREAD_BITS[pixels[i, 0]] << 2)
+            | (SPREAD_BITS[pixels[i, 1]] << 1)
+            | SPREAD_BITS[pixels[i, 2]]
+        ]
+        if colour == 0:
+            return False
+        out[i, 0] = colour & np.uint32(255)
+        out[i, 1] = (colour >> np.uint32(8)) & np.uint32(255)
+        out[i, 2] = (colour >> np.uint32(16)) & np.uint32(255)
+    return True
+
+
+@njit(cache=True, nogil=True)
 def look_up_rows(rows, table, planes):
     """planes[j, i] = table[rows[i], j]. Plane by plane in short runs: few open write streams."""
     n = rows.shape[0]
