@@ -177,9 +177,16 @@ def _lab_statistics(
         return means.astype(np.float32), np.sqrt(variances).astype(np.float32)
     shown = pixels[pixels[:, 3] > 0] if pixels.shape[1] == 4 else pixels
     planes = palette.look_up(lab, np.ascontiguousarray(shown[:, :3]))
-    tasks = [partial(f, plane) for plane in planes for f in (np.mean, np.std)]
-    found = np.array(run_parallel(tasks), np.float32).reshape(3, 2)
+    found = np.array(run_parallel([partial(_mean_and_deviation, p) for p in planes]), np.float32)
     return found[:, 0], found[:, 1]
+
+
+def _mean_and_deviation(plane: npt.NDArray[np.float32]) -> tuple[np.float32, np.float32]:
+    """`np.mean` and `np.std` of a plane (n,), to the bit; the plane itself is used as room."""
+    mean = np.mean(plane)
+    np.subtract(plane, mean, out=plane)
+    np.multiply(plane, plane, out=plane)
+    return mean, np.sqrt(np.mean(plane))
 
 
 _LabStatistics = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
