@@ -176,7 +176,7 @@ def sheet(shared: Path, out: Path) -> None:
                 print(name, method, *done.notes)
             draw_text(draw, (k * width, y + CAPTION // 2), text, 14, GREY)
             whole.paste(picture(shown), (k * width, y + CAPTION))
-    whole.save(out, quality=88)
+    whole.save(out, quality=70, optimize=True)
 
 
 def main() -> None:

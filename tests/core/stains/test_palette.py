@@ -150,6 +150,36 @@ def test_look_up_in_many_short_runs(monkeypatch, dtype):
     np.testing.assert_array_equal(p.look_up(table, flat), table[p.rows(flat)].T)
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+@pytest.mark.parametrize("channels", [3, 4])
+def test_replaced_colours_are_fancy_indexing(dtype, channels):
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 9, (500, channels)).astype(dtype)
+    found = palette_of(pixels)
+    table = rng.integers(0, 255, (len(found), 3)).astype(dtype)
+    out = pixels.copy()
+    found.replace_colours(table, pixels, out)
+    np.testing.assert_array_equal(out[:, :3], table[found.rows(pixels)])
+    np.testing.assert_array_equal(out[:, 3:], pixels[:, 3:])
+    with pytest.raises(KeyError, match="does not hold"):
+        found.replace_colours(table, np.full_like(pixels, 200), out)
+    with pytest.raises(ValueError, match="does not fit"):
+        found.replace_colours(table[1:], pixels, out)
+
+
+def test_colours_are_looked_up_in_a_table_of_all():
+    pixels = np.random.default_rng(0).integers(0, 9, (300, 4)).astype(np.uint8)
+    codes, table = encode(pixels), np.zeros(kernels.CODE_COUNT, np.uint32)
+    red, green, blue = (7 * pixels[:, k].astype(np.uint32) for k in (2, 0, 1))
+    table[codes] = (1 << 24) | (blue << 16) | (green << 8) | red
+    out = pixels.copy()
+    assert kernels.look_up_colours(pixels, table, out)
+    np.testing.assert_array_equal(out[:, :3], 7 * pixels[:, [2, 0, 1]])
+    np.testing.assert_array_equal(out[:, 3], pixels[:, 3])
+    table[codes[17]] = 0
+    assert not kernels.look_up_colours(pixels, table, out)
+
+
 @DTYPES
 def test_rows_refuses_colours_it_does_not_hold(dtype):
     p = palette_of(np.array([[1, 2, 3], [9, 9, 9]], dtype))
