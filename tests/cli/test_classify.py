@@ -108,6 +108,19 @@ def test_slides_patch_by_patch(model, tmp_path, capsys, monkeypatch):
     assert (measured["Region 3"]["patches"], measured["Region 3"]["mean(dark)"]) == ("0.000000", "")
 
 
+def test_boxes_outside_and_without_area_have_no_type_and_are_said(model, tmp_path, capsys):
+    Image.fromarray(np.full((60, 60, 3), 200, np.uint8)).save(tmp_path / "a.png")
+    boxes = tmp_path / "boxes.csv"
+    lines = ["WBC,0.9,5,5,40,40", "WBC,0.8,500,500,540,540", "WBC,0.7,20,20,20,30"]
+    boxes.write_text("class,confidence,x1,y1,x2,y2\n" + "\n".join(lines) + "\n")
+    out = tmp_path / "out"
+    command = ["classify", tmp_path / "a.png", "--boxes", boxes, "--model", model, "--out", out]
+    assert run(*command, "--device=cpu") == 0
+    said = capsys.readouterr()
+    assert "2 boxes have no area in the image and no type." in said.out + said.err
+    assert [bool(row["type"]) for row in rows(out / "a.types.csv")] == [True, False, False]
+
+
 def polygon(rings, **properties):
     geometry = {"type": "Polygon", "coordinates": rings}
     return {"type": "Feature", "geometry": geometry, "properties": properties}
