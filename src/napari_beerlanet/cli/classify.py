@@ -77,6 +77,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
         help="with --patches: a GeoJSON file of polygons (QuPath's annotations), of which "
         "NAME.regions.csv has the mean of each class and the part above the threshold",
     )
+    add_setting(command, PatchSettings, "step")
     add_setting(command, PatchSettings, "min_tissue")
     add_setting(command, PatchSettings, "threshold")
     add(
@@ -301,7 +302,7 @@ class _SlideTask:
         from napari_beerlanet.core.classification.settings import PatchSettings
 
         given = vars(self.options)
-        chosen = {k: given[k] for k in ("min_tissue", "threshold") if k in given}
+        chosen = {k: given[k] for k in ("step", "min_tissue", "threshold") if k in given}
         try:
             settings = PatchSettings(patch=self.options.patches, **chosen)
         except ValueError as error:
@@ -333,6 +334,7 @@ class _SlideTask:
                 self.model,
                 slide.levels,
                 patch=settings.patch,
+                step=settings.step,
                 min_tissue=settings.min_tissue,
                 fit=getattr(self.options, "fit", None),
                 pixel_size=slide.pixel_size,
@@ -375,7 +377,7 @@ class _SlideTask:
         for k, (name, colour) in enumerate(zip(patches.names, colours, strict=True)):
             rgb = np.array(ImageColor.getrgb(colour))
             scores = patches.scores[..., k]
-            picture = draw_probabilities(small, scores, patches.patch, patches.shape, rgb)
+            picture = draw_probabilities(small, scores, patches.cell, patches.shape, rgb)
             safe = "".join(c if c.isalnum() or c in "-_ " else "_" for c in name)
             with atomic_path(start.with_name(f"{start.name}.{safe}.png")) as unfinished:
                 Image.fromarray(picture).save(unfinished, format="PNG")

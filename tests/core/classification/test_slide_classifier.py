@@ -71,6 +71,30 @@ def test_a_patch_is_what_classify_says_of_it_as_a_crop(slide, options):
     assert np.ptp(expected[..., 0]) > 1e-3, "patches differ"
 
 
+def test_patches_that_overlap_are_centred_on_the_cells_of_a_finer_map(slide, clf, tmp_path):
+    file, step = tmp_path / "slide.patches", 12
+    found = classify_slide(clf, slide, patch=PATCH, step=step, min_tissue=0, results=file)
+    rows, columns = -(-SHAPE[0] // step), -(-SHAPE[1] // step)
+    assert found.scores.shape == (rows, columns, 2)
+    assert (found.cell, found.patch) == (step, PATCH)
+    around = np.pad(slide, ((9, 60), (9, 60), (0, 0)), constant_values=PADDING_GREY)
+    places = [(0, 0), (0, 5), (3, 4), (rows - 1, columns - 1), (7, 0)]
+    crops = [around[step * i :, step * j :][:PATCH, :PATCH] for i, j in places]
+    expected = clf.classify(crops).scores
+    np.testing.assert_allclose([found.scores[place] for place in places], expected, atol=1e-6)
+    table = {name: values.reshape(rows, columns) for name, values in found.table().items()}
+    assert [table[name][0, 0] for name in ("x1", "y1", "x2", "y2")] == [0, 0, 21, 21]
+    assert [table[name][3, 4] for name in ("x1", "y1", "x2", "y2")] == [39, 27, 69, 57]
+    # A region counts the cells of the map, and what a file holds is of this distance.
+    one = found.region_summary(Region.rectangle(48, 36, 60, 48))
+    assert one.patches == pytest.approx(1)
+    assert one.means["dark"] == pytest.approx(float(found.scores[3, 4, 0]), abs=1e-6)
+    with SlideClassification(clf, slide, patch=PATCH, min_tissue=0, results=file) as other:
+        assert other.changed == ["the distance of patches"]
+    with pytest.raises(ValueError, match="step is 31 pixels, and patches are 30 wide"):
+        SlideClassification(clf, slide, patch=PATCH, step=PATCH + 1)
+
+
 def test_stains_of_the_whole_slide(slide, clf):
     found = classify_slide(clf, slide, patch=PATCH, min_tissue=0, fit="image")
     front = fit_stain(clf.network, slide)

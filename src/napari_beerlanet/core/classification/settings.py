@@ -83,6 +83,11 @@ class PatchSettings(Settings):
         "auto",
         description="Side of a patch in image pixels; auto is that of the crops of training.",
     )
+    step: Annotated[int, Field(ge=1, le=8192)] | Literal["auto"] = Field(
+        "auto",
+        description="Distance between patches in image pixels; auto sets them side by side, less "
+        "lets them overlap for a finer map.",
+    )
     min_tissue: Annotated[float, Field(ge=0, le=1)] = Field(
         0.25, description="Part of a patch that must be tissue for it to be classified."
     )

@@ -79,9 +79,10 @@ class RegionSummary:
 class PatchMap:
     """Probabilities of the classes for each patch of a slide.
 
-    `scores` (rows, columns, k) float32, NaN where a patch was not classified. Patch (i, j) covers
-    rows i · patch … (i + 1) · patch and columns j · patch … of the slide, whose size is `shape`
-    (H, W); those of the last row and column may reach beyond it.
+    `scores` (rows, columns, k) float32, NaN where a patch was not classified. Cell (i, j) covers
+    rows i · cell … (i + 1) · cell and columns j · cell … of the slide, whose size is `shape`
+    (H, W); those of the last row and column may reach beyond it. The patch that was classified is
+    centred on its cell, `patch` pixels wide: as wide as the cell, or wider where `step` is less.
     """
 
     scores: Scores
@@ -90,6 +91,12 @@ class PatchMap:
     shape: tuple[int, int]
     pixel_size: tuple[float, float] | None = None
     report: dict[str, Any] = field(default_factory=dict, repr=False)
+    step: int | None = None
+
+    @property
+    def cell(self) -> int:
+        """Side of a cell of the map in pixels: the distance between patches."""
+        return self.step or self.patch
 
     @property
     def classified(self) -> npt.NDArray[np.bool_]:
@@ -101,13 +108,16 @@ class PatchMap:
         rows, columns = np.nonzero(self.classified)
         scores = self.scores[rows, columns]
         height, width = self.shape
+        x, y = (
+            place * self.cell + patch_offset(self.patch, self.cell) for place in (columns, rows)
+        )
         places = {
             "row": rows,
             "column": columns,
-            "x1": columns * self.patch,
-            "y1": rows * self.patch,
-            "x2": np.minimum((columns + 1) * self.patch, width),
-            "y2": np.minimum((rows + 1) * self.patch, height),
+            "x1": np.maximum(x, 0),
+            "y1": np.maximum(y, 0),
+            "x2": np.minimum(x + self.patch, width),
+            "y2": np.minimum(y + self.patch, height),
         }
         labels = scores.argmax(1) if len(scores) else np.zeros(0, np.int64)
         return places | Classification(labels, scores, self.names).table()
@@ -148,7 +158,7 @@ class PatchMap:
         """(rows, columns) the part of each patch that lies in a region, and their sum."""
         rows, columns = self.scores.shape[:2]
         weights = np.zeros((rows, columns))
-        step = self.patch / _SUBCELLS
+        step = self.cell / _SUBCELLS
         scaled = Region(region.kind, region.points / step)
         # Of the slide, not of its patches: what lies beyond the last pixel is no part of it.
         size = [math.ceil(length / step) for length in self.shape]
@@ -172,7 +182,7 @@ class PatchMap:
         facts: dict[str, Any] = {"axes": "CYX", "Channel": {"Name": self.names}}
         if self.pixel_size is not None:
             for axis, size in zip("YX", self.pixel_size, strict=True):
-                facts[f"PhysicalSize{axis}"] = size * self.patch
+                facts[f"PhysicalSize{axis}"] = size * self.cell
                 facts[f"PhysicalSize{axis}Unit"] = "µm"
         planes = np.ascontiguousarray(np.moveaxis(self.scores, 2, 0))
         with atomic_path(path) as unfinished:
@@ -245,6 +255,7 @@ class SlideClassification(TileRun[Scores]):
         data: Any,
         *,
         patch: int | Literal["auto"] = _DEFAULTS.patch,
+        step: int | Literal["auto"] = _DEFAULTS.step,
         min_tissue: float = _DEFAULTS.min_tissue,
         fit: StainSource | None = None,
         tissue: TissueMask | None = None,
@@ -262,6 +273,8 @@ class SlideClassification(TileRun[Scores]):
             A lazy image or its pyramid.
         patch
             Side of a patch in pixels of the finest level.
+        step
+            Distance between patches, at most their side; "auto": side by side.
         min_tissue
             Part of a patch that must be tissue; 0 classifies all.
         fit
@@ -274,13 +287,19 @@ class SlideClassification(TileRun[Scores]):
             slide's file (see `storage.file_stamp`). A file of another run is replaced, and
             `changed` lists in words what differs.
         """
-        self.settings = PatchSettings(patch=patch, min_tissue=min_tissue)
+        self.settings = PatchSettings(patch=patch, step=step, min_tissue=min_tissue)
         self.model, self.levels = model, as_levels(data)
         self._pixels = SlidePixels(self.levels)
         self.patch = default_patch(model.info) if patch == "auto" else int(patch)
-        self._tile = max(min(_TILE, _TILE_PIXELS // self.patch), 1)  # patches along its side
+        self.step = self.patch if step == "auto" else int(step)
+        if self.step > self.patch:
+            raise ValueError(
+                f"step is {self.step} pixels, and patches are {self.patch} wide: what lies between "
+                "them would not be seen; set step to that or less."
+            )
+        self._tile = max(min(_TILE, _TILE_PIXELS // self.step), 1)  # patches along its side
         shape = self._pixels.shape[:2]
-        rows, columns = (-(-length // self.patch) for length in shape)
+        rows, columns = (-(-length // self.step) for length in shape)
         fit = fit or model.network.settings.fit
         identity = {
             "model": [
@@ -295,13 +314,15 @@ class SlideClassification(TileRun[Scores]):
             "fit": fit,
             "min_tissue": min_tissue,
         }
+        if self.step != self.patch:  # files of earlier versions have none
+            identity["step"] = self.step
         if min_tissue > 0 and tissue is None:
             report_progress(report, 0, 100, "finding tissue")
             tissue = find_tissue(self.levels)
         self.wanted: npt.NDArray[np.bool_] = np.ones((rows, columns), bool)
         """(rows, columns) which patches are classified."""
         if tissue is not None and min_tissue > 0:
-            self.wanted = tissue.fractions(self.patch, (rows, columns)) >= min_tissue
+            self.wanted = tissue.fractions(self.step, (rows, columns)) >= min_tissue
         earlier, self.changed = PatchTiles.resume_or_explain(results, identity)
         self._front: StainFit | None = None
         self._palette: dict[str, npt.NDArray[Any]] = {}
@@ -325,7 +346,7 @@ class SlideClassification(TileRun[Scores]):
             "warnings": self._store.header["warnings"],
         }
         scores = np.full((rows, columns, len(model.classes)), np.nan, np.float32)
-        self.map = PatchMap(scores, model.classes, self.patch, shape, pixel_size, facts)
+        self.map = PatchMap(scores, model.classes, self.patch, shape, pixel_size, facts, self.step)
         """What is known so far; its scores are written to as tiles are done."""
         for number, flat in self._store.tiles.items():
             self._place(number, flat)
@@ -370,7 +391,7 @@ class SlideClassification(TileRun[Scores]):
 
     def _centres(self) -> npt.NDArray[np.float64]:
         """(n, 2): y and x of the middle of each tile in pixels."""
-        middles = (np.indices(self.grid) + 0.5) * (self._tile * self.patch)
+        middles = (np.indices(self.grid) + 0.5) * (self._tile * self.step)
         return np.asarray(middles.reshape(2, -1).T)
 
     def _infer(self, pixels: list[Pixels], numbers: list[int]) -> list[Scores]:
@@ -404,18 +425,19 @@ class SlideClassification(TileRun[Scores]):
         i, j = np.nonzero(wanted)
         if not len(i):
             return []
+        offset = patch_offset(side, self.step)
+        y, x = (row + i) * self.step + offset, (column + j) * self.step + offset
         # No more than what is wanted is read, and that at once: a chunk is decoded once.
-        top, left = (row + int(i.min())) * side, (column + int(j.min())) * side
-        bottom = min((row + int(i.max()) + 1) * side, height)
-        right = min((column + int(j.max()) + 1) * side, width)
+        top, left = max(int(y.min()), 0), max(int(x.min()), 0)
+        bottom, right = min(int(y.max()) + side, height), min(int(x.max()) + side, width)
         pixels = self._pixels[Rectangle.from_edges(left, top, right, bottom).slices]
         patches = []
-        for down, across in zip(i.tolist(), j.tolist(), strict=True):
-            y, x = (row + down) * side - top, (column + across) * side - left
-            part = pixels[y : y + side, x : x + side]
+        for y1, x1 in zip(y.tolist(), x.tolist(), strict=True):
+            above, before = max(-y1, 0), max(-x1, 0)  # beyond the slide
+            part = pixels[y1 + above - top : y1 + side - top, x1 + before - left : x1 + side - left]
             if part.shape[:2] != (side, side):
                 whole = np.full((side, side, 3), PADDING_GREY, np.uint8)
-                whole[: part.shape[0], : part.shape[1]] = part
+                whole[above : above + part.shape[0], before : before + part.shape[1]] = part
                 part = whole
             patches.append(np.ascontiguousarray(part))
         return patches
@@ -465,6 +487,11 @@ def classify_slide(
             pass
     report_progress(report, 1, 1, "done")
     return run.map
+
+
+def patch_offset(patch: int, step: int) -> int:
+    """From the corner of a cell of the map to that of its patch, which is centred on it."""
+    return -((patch - step) // 2)
 
 
 def default_patch(info: dict[str, Any]) -> int:

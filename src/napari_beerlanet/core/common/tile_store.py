@@ -50,6 +50,7 @@ _IDENTITY_WORDS = {
     "pixel_size": "the pixel size",
     "iou": "the overlap",
     "patch": "the patch size",
+    "step": "the distance of patches",
     "fit": "where stains are fitted",
     "min_tissue": "the least share of tissue",
 }

@@ -81,6 +81,7 @@ _COLORMAP = "turbo"
 _SUFFIX = ".patches"  # as `slide_classifier.PATCH_SUFFIX`, which would load torch
 _SETUP_FRACTION = 0.1  # of the progress: model, tissue and stains
 _AUTO = 7  # what the box for the patch size holds for "auto": one less than its least
+_AUTO_STEP = 0  # the same of the distance between patches
 _ORDINARY = ("healthy", "normal", "benign", "negative", "uninfected", "background", "other")
 _COLUMNS = ("Region", "Mean", "Above", "Patches", "Done")
 _REGION_LAYERS = (None, Role.REGIONS)  # roles of Shapes layers whose shapes are regions
@@ -152,6 +153,7 @@ def run_patches(job: PatchJob, feed: PatchFeed, report: Report) -> PatchResult:
         model,
         job.plane.pyramid,
         patch=job.settings.patch,
+        step=job.settings.step,
         min_tissue=job.settings.min_tissue,
         pixel_size=job.pixel_size,
         results=job.results,
@@ -183,7 +185,7 @@ class PatchLayers:
         self.source, self.patches = source, patches
         for old in patch_layers(viewer, source):
             viewer.layers.remove(old)
-        place = transform_kwargs(source) | grid_transform(source, patches.patch, index)
+        place = transform_kwargs(source) | grid_transform(source, patches.cell, index)
         facts = {"patch": patches.patch, "model": patches.report["model"]}
         self.layers: dict[str, Image] = {}
         names = patches.names
@@ -294,11 +296,8 @@ class PatchSection(CollapsibleGroup):
 
     def _build(self) -> None:
         defaults = PatchSettings()
-        self.patch_size = QSpinBox()
-        self.patch_size.setRange(_AUTO, int(PatchSettings.spec("patch").maximum or _AUTO))
-        self.patch_size.setSpecialValueText("auto")
-        self.patch_size.setSuffix(" px")
-        self.patch_size.setToolTip(PatchSettings.spec("patch").description)
+        self.patch_size = _pixel_box("patch", _AUTO)
+        self.step = _pixel_box("step", _AUTO_STEP)
         self.min_tissue = FractionSlider(
             defaults.min_tissue, PatchSettings.spec("min_tissue").description, 0.0
         )
@@ -327,6 +326,7 @@ class PatchSection(CollapsibleGroup):
         self.copy = button("Copy table", "Copy the table for a spreadsheet.", self.copy_table)
         top, self._result_form = form(), form()
         top.addRow("Patch size", self.patch_size)
+        top.addRow("Step", self.step)
         top.addRow("Tissue at least", self.min_tissue)
         self._result_form.addRow("Heat map", self.shown)
         self._result_form.addRow("Threshold", self.threshold)
@@ -356,10 +356,14 @@ class PatchSection(CollapsibleGroup):
     @property
     def settings(self) -> PatchSettings:
         """As they are set."""
-        side = self.patch_size.value()
+        side, step = self.patch_size.value(), self.step.value()
         patch: Any = "auto" if side == _AUTO else side
+        distance: Any = "auto" if step == _AUTO_STEP else step
         return PatchSettings(
-            patch=patch, min_tissue=self.min_tissue.value, threshold=self.threshold.value
+            patch=patch,
+            step=distance,
+            min_tissue=self.min_tissue.value,
+            threshold=self.threshold.value,
         )
 
     def image_chosen(self) -> None:
@@ -544,3 +548,14 @@ class PatchSection(CollapsibleGroup):
             items = (self.table.item(row, column) for column in range(len(_COLUMNS)))
             rows.append([item.text() if item is not None else "" for item in items])
         copy_text("\n".join("\t".join(row) for row in rows))
+
+
+def _pixel_box(name: str, automatic: int) -> QSpinBox:
+    """A box for a setting in pixels, which stands for "auto" at the value `automatic`."""
+    box = QSpinBox()
+    spec = PatchSettings.spec(name)
+    box.setRange(automatic, int(spec.maximum or automatic))
+    box.setSpecialValueText("auto")
+    box.setSuffix(" px")
+    box.setToolTip(spec.description)
+    return box
