@@ -9,8 +9,13 @@ from PIL import Image as PillowImage
 import napari_beerlanet as nb
 from discs import disc_detector
 from napari_beerlanet.core.images.files import read_image
-from napari_beerlanet.core.normalization.methods import fitted_normalizer, load_normalizer
+from napari_beerlanet.core.normalization.methods import (
+    fitted_normalizer,
+    load_normalizer,
+    save_normalizer,
+)
 from napari_beerlanet.core.normalization.slide import normalize_slide
+from napari_beerlanet.core.normalization.staingan import StainGanNormalizer
 from napari_beerlanet.samples import blood_smear
 from napari_beerlanet.ui.common.session import get_session
 from napari_beerlanet.ui.common.tasks import TaskOutcome
@@ -380,6 +385,23 @@ def test_image_and_normalizer_are_saved_and_the_normalizer_is_a_reference(
     assert reinhard.problem.startswith("The reference is a saved Macenko normalizer")
     np.testing.assert_array_equal(macenko.data, expected)
     assert panel.source is source
+    choose(panel)
+    (macenko,) = compare(panel, 1)
+    np.testing.assert_array_equal(macenko.data, expected)
+
+
+def test_a_normalizer_that_was_trained_is_a_reference(opened, compare, pair, tmp_path):
+    rng, path = np.random.default_rng(0), tmp_path / "gan.safetensors"
+    layers = [(rng.normal(0, 0.3, (n, m)), np.zeros(n)) for n, m in ((32, 3), (32, 32), (3, 32))]
+    save_normalizer(StainGanNormalizer(layers), path)
+    viewer, panel, _source, _ = opened(methods=())
+    assert not panel.run_button.isEnabled()
+    panel.reference.choose_files([path])
+    (result,) = compare(panel, 1)
+    assert result.method == "staingan"
+    np.testing.assert_array_equal(
+        viewer.layers["StainGAN · smear"].data, load_normalizer(path).apply(pair[0]).rgb
+    )
 
 
 # --- the workspace and Find cells -----------------------------------------------------------------

@@ -21,8 +21,8 @@ from napari_beerlanet.core.images.rgb import RGBImage, check_rgb, to_uint8
 from napari_beerlanet.core.images.slide import SLIDE_PIXELS, open_slide
 from napari_beerlanet.core.normalization.classical import find_stain_vectors
 from napari_beerlanet.core.normalization.methods import (
-    METHODS,
     SUFFIX,
+    find_method,
     fitted_normalizer,
     load_normalizer,
 )
@@ -113,7 +113,7 @@ class MethodResult:
     @property
     def label(self) -> str:
         """The method as the user reads it."""
-        return METHODS[self.method].label
+        return find_method(self.method).label
 
     @property
     def warning(self) -> str:
@@ -133,18 +133,24 @@ class MethodComparison:
 def compare_methods(job: CompareJob, report: Report) -> MethodComparison:
     """Normalize with all methods; one that fails does not stop the others.
 
-    A reference that cannot be read is an error of the whole.
+    A reference that is a saved normalizer is used in any case, whatever its method. One that cannot
+    be read is an error of the whole.
     """
-    needed = any(METHODS[method].needs_template for method in job.methods)
+    methods, given = job.methods, job.reference
+    needed = any(find_method(method).needs_template for method in methods)
     report_progress(report, 0, 100, "reading the reference")
-    reference = job.reference.read() if job.reference is not None and needed else None
+    read = given is not None and (needed or given.is_normalizer)
+    reference = given.read() if given is not None and read else None
+    if isinstance(reference, Normalizer) and reference.method not in methods:
+        methods = (*methods, reference.method)
     pixels = _PlanePixels(job.plane, subprogress(report, 0.02, _READING))
     report_progress(report, 2, 100, "reading the image")
     pixels.read()
     results = []
-    for k, method in enumerate(job.methods):
-        done = _READING + (1 - _READING) * k / len(job.methods)
-        report_progress(report, round(100 * done), 100, f"normalizing: {METHODS[method].label}")
+    for k, method in enumerate(methods):
+        done = _READING + (1 - _READING) * k / len(methods)
+        label = find_method(method).label
+        report_progress(report, round(100 * done), 100, f"normalizing: {label}")
         started = time.perf_counter()
         try:
             made = pixels.normalized(_fitted(method, reference))
@@ -178,9 +184,9 @@ def _statistics(pixels: npt.NDArray[Any]) -> ColourStatistics:
 
 
 def _fitted(method: str, reference: Any) -> Normalizer:
-    needs = METHODS[method].needs_template
+    needs = find_method(method).needs_template
     if needs and isinstance(reference, Normalizer) and reference.method != method:
-        label = METHODS[reference.method].label
+        label = find_method(reference.method).label
         raise NormalizerError(
             f"The reference is a saved {label} normalizer; choose an image for this method."
         )

@@ -29,7 +29,13 @@ from superqt.utils import signals_blocked
 
 from napari_beerlanet.core.common.messages import count_of
 from napari_beerlanet.core.images.files import IMAGE_SUFFIXES
-from napari_beerlanet.core.normalization.methods import METHODS, SUFFIX, save_normalizer
+from napari_beerlanet.core.normalization.methods import (
+    METHODS,
+    SUFFIX,
+    TRAINED_METHODS,
+    find_method,
+    save_normalizer,
+)
 from napari_beerlanet.core.normalization.normalizer import Appearance
 from napari_beerlanet.core.stains.decomposition import display_colours
 from napari_beerlanet.samples import PHOTOGRAPHS, photograph_path
@@ -276,7 +282,7 @@ class CompareWidget(Panel):
         reason = ""
         if self.source is None:
             reason = "Open an image first."
-        elif not self.methods.chosen:
+        elif not self.methods.chosen and not self.reference.is_normalizer:
             reason = "Choose a method."
         elif self.methods.needs_reference and self.reference.key is None:
             reason = "Choose a reference."
@@ -571,7 +577,8 @@ class NormalizedLayers:
 def _layer_name(layer: Image, source: Image) -> str:
     """The name that we give a version of an image."""
     method = str(own_metadata(layer.metadata).get("method"))
-    label = METHODS[method].label if method in METHODS else method
+    known = METHODS | TRAINED_METHODS
+    label = known[method].label if method in known else method
     return f"{label}{NAME_SEPARATOR}{source.name}"
 
 
@@ -675,6 +682,11 @@ class ReferencePicker(QWidget):
         """The chosen layer or files, None while there are none."""
         place = self.list.currentIndex()
         return self._keys[place] if 0 <= place < len(self._keys) else None
+
+    @property
+    def is_normalizer(self) -> bool:
+        """Whether a saved normalizer is chosen, which is of one method."""
+        return isinstance(self.key, tuple) and Reference(paths=self.key).is_normalizer
 
     def reference(self, viewer: Viewer) -> Reference | None:
         """What is chosen, for a thread."""
@@ -832,7 +844,7 @@ class VersionLine:
     def show(self, result: MethodResult | None, original: Appearance | None) -> None:
         """Show the result of a method, or the image itself where there is none."""
         self.name.setText(_ORIGINAL if result is None else result.label)
-        about = "The image itself." if result is None else METHODS[result.method].description
+        about = "The image itself." if result is None else find_method(result.method).description
         self.name.setToolTip(f"{about}\nClick to look at this version, and to work on it.")
         warning = "" if result is None else result.warning
         self.warning.setText(f"⚠ {warning}" if warning else "")
