@@ -35,7 +35,9 @@ settings.load_profile("patient")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests first, then those with windows, so that workers end together.
+    """Files with slow tests first, then those with windows, and of others those with many tests.
+
+    So workers end together: what is left for the end is short.
 
     `--no-loadscope-reorder` keeps this order among workers.
     """
@@ -48,7 +50,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return marked / len(files[path])
 
     rank = {
-        path: (-share("slow", path), -share("window", path), number)
+        path: (-share("slow", path), -share("window", path), -len(files[path]), number)
         for number, path in enumerate(files)
     }
     # Viewers that tests share are closed when a test makes one of its own: in each file, later.
