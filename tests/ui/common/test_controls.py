@@ -8,6 +8,7 @@ from pydantic import Field
 
 from napari_beerlanet.core.common.settings import Settings
 from napari_beerlanet.ui.common.controls import field_widget
+from napari_beerlanet.ui.common.progress_bar import activity_bar
 
 
 class Scope(Enum):
@@ -56,3 +57,18 @@ def test_field_widget_keeps_to_the_bounds_and_takes_options():
     assert field_widget(Example, "size", value=12.5).value == 12.5
     count, epochs = field_widget(Example, "count"), field_widget(Example, "epochs")
     assert (count.min, count.max, epochs.min) == (1, 16, 1)
+
+
+def test_a_long_text_on_a_progress_bar_keeps_its_beginning_and_its_end(qtbot):
+    bar = activity_bar()
+    qtbot.addWidget(bar)
+    bar.resize(220, 24)
+    bar.setValue(300)
+    bar.setFormat("measuring 40002f47-b7dc-555c-9f29-bf308ff4a7ed_x0_y0_ac49.png, 3 of 8")
+    shown = bar.text()
+    assert shown.startswith("measuring")
+    assert shown.endswith("of 8")
+    assert "…" in shown
+    assert bar.fontMetrics().horizontalAdvance(shown) <= 220
+    bar.setFormat("3 of 8")
+    assert bar.text() == "3 of 8"

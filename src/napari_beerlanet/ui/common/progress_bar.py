@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from qtpy.QtCore import QObject, Signal
+from qtpy.QtCore import QObject, Qt, Signal
 from qtpy.QtWidgets import (
     QHBoxLayout,
     QLabel,
@@ -22,6 +22,7 @@ from napari_beerlanet.ui.common.notifications import error_details, notify_error
 from napari_beerlanet.ui.common.tasks import Task, TaskOutcome
 
 BAR_STEPS = 1000
+_TEXT_MARGIN_PX = 12
 _SHOW_AFTER_S = 0.4  # of running before a delayed bar appears
 
 
@@ -89,9 +90,18 @@ class Activity(QObject):
             button.setVisible(bool(self.stop_text))
 
 
+class ElidingProgressBar(QProgressBar):
+    """A bar that shortens a text that is too wide for it in the middle, as of a long file name."""
+
+    def text(self) -> str:
+        """What is drawn."""
+        width = self.width() - _TEXT_MARGIN_PX
+        return self.fontMetrics().elidedText(super().text(), Qt.TextElideMode.ElideMiddle, width)
+
+
 def activity_bar(tooltip: str = "Progress, and the estimated time left.") -> QProgressBar:
     """A bar for `Activity.show_on`."""
-    bar = QProgressBar()
+    bar = ElidingProgressBar()
     bar.setRange(0, BAR_STEPS)
     bar.setToolTip(tooltip)
     return bar

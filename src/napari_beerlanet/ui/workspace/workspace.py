@@ -12,6 +12,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from napari._app_model import get_app_model
 from qtpy.QtCore import QPoint, QSize, Qt, QTimer
 from qtpy.QtGui import QCursor
@@ -75,6 +76,8 @@ _DEBOUNCE_MS = 100
 _STEP_MS = 10  # in which the window answers while a panel comes
 _IDLE_POLL_MS, _IDLE_POLLS = 5000, 4  # so long the mouse rests before models' libraries are loaded
 _FIRST_IMAGE_NEEDS = "scipy.ndimage"
+_FIRST_COPY_NEEDS = "napari_beerlanet.core.boxes.matching"
+_ONE_BOX = np.array([[0.0, 0.0, 1.0, 1.0]])
 _FIRST_MODEL_NEEDS = "napari_beerlanet.core.detection.detector"
 """Loaded with the first model, or while nobody works: who only decomposes stains needs no torch."""
 
@@ -296,6 +299,8 @@ class Workspace(DockedWidget):
                     report_progress(report, len(TABS) - len(to_load), len(TABS))
                 importlib.import_module(_FIRST_IMAGE_NEEDS)
                 prepare_shapes()
+                matching: Any = importlib.import_module(_FIRST_COPY_NEEDS)
+                matching.match_boxes(_ONE_BOX, _ONE_BOX, 0.5)  # compiled functions are loaded
 
         if to_load:
             self._load_task.start(work)
