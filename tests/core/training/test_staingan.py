@@ -14,9 +14,14 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from napari_beerlanet.cli.main import main
 from napari_beerlanet.core.common.progress import Cancelled
 from napari_beerlanet.core.common.storage import DataError, FileError
-from napari_beerlanet.core.normalization.methods import load_normalizer, save_normalizer
+from napari_beerlanet.core.normalization.methods import (
+    fitted_normalizer,
+    load_normalizer,
+    save_normalizer,
+)
 from napari_beerlanet.core.normalization.normalizer import NormalizerError
 from napari_beerlanet.core.normalization.staingan import (
     GeneratorNormalizer,
@@ -402,3 +407,35 @@ def test_nothing_of_a_generator_is_lost_in_a_file(whole):
     right = state(whole[0])["model"]["a_to_b"]
     assert kept.keys() == right.keys()
     assert all(torch.equal(kept[name], right[name]) for name in right)
+
+
+# --- on the command line --------------------------------------------------------------------------
+
+
+def test_the_command_trains_and_normalizes(laboratories, smear, tmp_path, capfd):
+    dark, bright = laboratories
+    out = tmp_path / "out"
+    size = ["--steps=2", "--filters=4", "--blocks=1", "--crop=32", "--device=cpu", "--quiet"]
+    command = ["normalize", str(dark), "--method=staingan", f"--out={out}", "--format=png"]
+    assert main([*command, f"--train-from={dark}", f"--reference={bright}", *size]) == 0
+    normalizer = load_normalizer(out / "staingan" / "normalizer.safetensors")
+    image = np.asarray(Image.open(dark / "0.png"))
+    made = np.asarray(Image.open(out / "0.normalized.png"))
+    np.testing.assert_array_equal(made, normalizer.apply(image).rgb)
+    capfd.readouterr()
+    wrong = [*command[:2], "--method=macenko", f"--out={tmp_path / 'b'}", f"--train-from={dark}"]
+    with pytest.raises(SystemExit) as end:
+        sys.exit(main(wrong))
+    assert end.value.code == 2
+    assert "--train-from is for --method staingan" in capfd.readouterr().err
+
+
+def test_a_generator_of_ones_own_is_a_reference(whole, smear, tmp_path):
+    own = tmp_path / "mine.safetensors"
+    save_file(state(whole[0])["model"]["a_to_b"], own)
+    mine = fitted_normalizer("staingan-generator", own)
+    saved = fitted_normalizer("staingan-generator", whole[0] / "generator.safetensors")
+    np.testing.assert_array_equal(mine.apply(smear).rgb, saved.apply(smear).rgb)
+    (tmp_path / "no.onnx").write_bytes(b"no network")
+    with pytest.raises(FileError, match=r"no\.onnx: no generator that can be used"):
+        fitted_normalizer("staingan-generator", tmp_path / "no.onnx")

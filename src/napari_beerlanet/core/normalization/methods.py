@@ -11,6 +11,7 @@ import json
 import logging
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -177,8 +178,11 @@ def normalize(rgb: Any, method: str, reference: Any = None) -> npt.NDArray[Any]:
 def fitted_normalizer(method: str, reference: Any = None, **settings: Any) -> Normalizer:
     """A normalizer that is ready to apply; `reference` as for `normalize`."""
     chosen = find_method(method)
-    if isinstance(reference, (str, os.PathLike)) and _is_saved(reference):
-        reference = load_normalizer(reference)
+    if isinstance(reference, (str, os.PathLike)):
+        if method == "staingan-generator":
+            reference = _load_generator(reference)
+        elif _is_saved(reference):
+            reference = load_normalizer(reference)
     if isinstance(reference, Normalizer):
         if reference.method != method:
             raise NormalizerError(
@@ -191,6 +195,16 @@ def fitted_normalizer(method: str, reference: Any = None, **settings: Any) -> No
             raise NormalizerError(f"{method} needs a reference: an image, or a saved normalizer.")
         return normalizer
     return normalizer.fit(read_templates(reference))
+
+
+def _load_generator(path: str | os.PathLike[str]) -> Normalizer:
+    """One that was saved here, or a user's own."""
+    from napari_beerlanet.core.normalization.staingan import load_generator
+
+    if _is_saved(path):
+        with suppress(FileError):
+            return load_normalizer(path)
+    return load_generator(path)
 
 
 def read_templates(reference: Any) -> list[npt.NDArray[Any]]:

@@ -303,6 +303,50 @@ class TrainSettings(RunSettings):
         }
 
 
+class StainGanSettings(Settings):
+    """How a StainGAN is trained; the paper's size is 64 filters, 9 blocks and crops of 256."""
+
+    task: Literal["staingan"] = Field("staingan", description="What is trained.")
+    source: str | None = Field(None, description="Folder with images of the laboratory to convert.")
+    target: str | None = Field(
+        None, description="Folder with images of the laboratory whose looks are taken over."
+    )
+    filters: Annotated[int, Field(ge=4, le=64)] = Field(
+        16, description="Filters of the first layer; the time of a step grows with their square."
+    )
+    blocks: Annotated[int, Field(ge=1, le=9)] = Field(6, description="Blocks of the generator.")
+    crop: Annotated[int, Field(ge=32, le=256)] = Field(
+        128, description="Side of training crops in pixels, a multiple of 4."
+    )
+    steps: Annotated[int, Field(ge=1)] = Field(2000, description="Training steps.")
+    batch: Annotated[int, Field(ge=1, le=16)] = Field(1, description="Crops per step.")
+    learning_rate: Annotated[float, Field(gt=0, le=1)] = Field(
+        2e-4, description="Learning rate of Adam; falls to 0 in the second half."
+    )
+    cycle: Annotated[float, Field(ge=0)] = Field(10.0, description="Weight of the cycle loss.")
+    identity: Annotated[float, Field(ge=0)] = Field(
+        0.5, description="Weight of the identity loss, in weights of the cycle loss."
+    )
+    pool: Annotated[int, Field(ge=0, le=1000)] = Field(
+        50, description="Generated crops that are kept to train the discriminators on."
+    )
+    distill_steps: Annotated[int, Field(ge=1)] = Field(
+        1500, description="Steps in which the 1×1 network learns what the generator does."
+    )
+    save_every: Annotated[int, Field(ge=1)] = Field(
+        25, description="Steps from one saved state to the next; a killed run loses at most these."
+    )
+    seed: Annotated[int, Field(ge=0)] = Field(0, description="Random seed: same seed, same result.")
+    device: str = Field("auto", description="auto, cpu, cuda:0 or mps.")
+
+    @field_validator("crop")
+    @classmethod
+    def _check_crop(cls, crop: int) -> int:
+        if crop % 4:
+            raise ValueError(f"crop must be a multiple of 4, not {crop}.")
+        return crop
+
+
 def _make_jitter(settings: dict[str, Any]) -> ImageJitter:
     from napari_beerlanet.core.training.trainer.data import HedJitter, StainJitter
 
