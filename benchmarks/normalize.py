@@ -24,9 +24,8 @@ from napari_beerlanet.core.common.threads import thread_count
 from napari_beerlanet.core.figures.drawing import GREY, draw_text, thumbnail
 from napari_beerlanet.core.images.files import read_image
 from napari_beerlanet.core.normalization.methods import METHODS, fitted_normalizer
-from napari_beerlanet.core.normalization.normalizer import ColourStatistics, log_intensity
+from napari_beerlanet.core.normalization.normalizer import log_intensity
 from napari_beerlanet.core.normalization.vahadane import (
-    find_sparse_stains,
     separate_stains,
     sparse_densities,
     start_stains,
@@ -116,10 +115,12 @@ def speed_table(shared: Path, repeats: int) -> None:
 
 def vahadane_per_pixel(image: np.ndarray) -> np.ndarray:
     """The same as on the palette with one column per pixel."""
-    statistics = ColourStatistics.of(palette_of(image.reshape(-1, 3)))
-    background = find_sparse_stains(palette_of(image.reshape(-1, 3))).background
-    V = np.maximum(background[:, None] - log_intensity(image.reshape(-1, 3).astype(float)), 0.0)
-    W = separate_stains(ColourCells(V, np.ones(V.shape[1])), start_stains(statistics))
+    pixels = image.reshape(-1, 3).astype(float)
+    bright = pixels.sum(axis=1)
+    X = log_intensity(pixels)
+    background = X[:, bright >= np.percentile(bright, 95)].mean(axis=1)
+    cells = ColourCells(np.maximum(background[:, None] - X, 0.0), np.ones(len(pixels)))
+    V, W = cells.X, separate_stains(cells, start_stains(cells, background))
     H = sparse_densities(V, W)
     np.percentile(H, 99, axis=1)
     return np.rint(255 * np.exp(background[:, None] - W @ H)).astype(np.uint8)

@@ -142,7 +142,7 @@ def find_sparse_stains(palette: Palette, sparsity: float = SPARSITY) -> SparseSt
     background = _find_background(statistics, X)
     V = np.maximum(background[:, None] - X, 0.0)
     cells = build_cells(palette.codes[seen], V, statistics.counts.astype(np.float64))
-    W = separate_stains(cells, start_stains(statistics), sparsity)
+    W = separate_stains(cells, start_stains(cells, background), sparsity)
     H = sparse_densities(V, W, sparsity)
     if not (H @ cells.w > 0).all():
         return "two stains could not be told apart"
@@ -152,16 +152,25 @@ def find_sparse_stains(palette: Palette, sparsity: float = SPARSITY) -> SparseSt
 
 def _find_background(statistics: ColourStatistics, X: Array) -> Array:
     """(3,) mean of ln intensity over the brightest pixels."""
-    order = np.argsort(-statistics.colours.sum(axis=1), kind="stable")
-    counts = statistics.counts[order]
-    before = np.cumsum(counts) - counts
-    used = np.clip(np.ceil(_BRIGHTEST * statistics.total) - before, 0, counts)
-    return np.asarray(X[:, order] @ used / used.sum())
+    brightness = np.rint(statistics.colours.sum(axis=1)).astype(np.intp)
+    brighter = statistics.total - np.cumsum(np.bincount(brightness, statistics.counts))
+    wanted = _BRIGHTEST * statistics.total
+    # Of the last brightness that is needed, every colour counts in part.
+    at_level = np.diff(-np.r_[statistics.total, brighter])
+    part = np.clip((wanted - brighter) / np.maximum(at_level, 1), 0, 1)
+    used = statistics.counts * part[brightness]
+    return np.asarray(X @ used / used.sum())
 
 
-def start_stains(statistics: ColourStatistics) -> Array:
-    """(3, 2): Macenko's stain vectors without what is negative in them, or those of H&E."""
-    found = find_stain_vectors(statistics)
+def start_stains(cells: ColourCells, background: Array) -> Array:
+    """(3, 2): Macenko's stain vectors without what is negative in them, or those of H&E.
+
+    Of the coarsest `cells` of V, as it is only a start.
+    """
+    while cells.coarser is not None:
+        cells = cells.coarser
+    colours = 255 * np.exp(background[:, None] - cells.X).T
+    found = find_stain_vectors(ColourStatistics(colours, cells.w.astype(np.int64)))
     if not isinstance(found, str):
         W = np.maximum(found.stains, 0.0)
         norms = np.linalg.norm(W, axis=0)
