@@ -33,7 +33,7 @@ HEAVY = {"torch", "numba"}
 # Two are the panel Compare normalizations: widget, job.
 # Four make normalizers a part of networks: LStainNorm, StainGAN's networks and its training, batch
 # statistics of other images.
-MAX_MODULES, MAX_IN_A_FOLDER = 257, 13
+MAX_MODULES, MAX_IN_A_FOLDER = 259, 13
 
 
 def loaded_after(code: str) -> set[str]:

@@ -14,6 +14,7 @@ from napari_beerlanet._version import __version__
 if TYPE_CHECKING:
     from napari_beerlanet.core.batch.malaria import count_malaria
     from napari_beerlanet.core.batch.study import run_study
+    from napari_beerlanet.core.benchmark.benchmark import run_benchmark
     from napari_beerlanet.core.boxes.detections import Detections
     from napari_beerlanet.core.checkpoints.checkpoint import load_checkpoint, save_checkpoint
     from napari_beerlanet.core.classification.classifier import Classification, Classifier
@@ -55,6 +56,7 @@ __all__ = [
     "load_preset",
     "normalize",
     "open_slide",
+    "run_benchmark",
     "run_study",
     "save_checkpoint",
     "train_classifier",
@@ -82,6 +84,7 @@ _HOME = {
     "load_preset": "core.stains.presets",
     "normalize": "core.normalization.methods",
     "open_slide": "core.images.slide",
+    "run_benchmark": "core.benchmark.benchmark",
     "run_study": "core.batch.study",
     "save_checkpoint": "core.checkpoints.checkpoint",
     "train_classifier": "core.training.train_classifier",

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from napari_beerlanet._version import __version__
 from napari_beerlanet.cli import (
     batch,
+    benchmark,
     classify,
     convert,
     decompose,
@@ -43,6 +44,7 @@ _COMMANDS: dict[str, Any] = {
     "normalize": normalize,
     "evaluate": evaluate,
     "batch": batch,
+    "benchmark": benchmark,
     "report": report,
     "convert": convert,
     "train": train,

@@ -24,7 +24,8 @@ from napari_beerlanet.cli.common import (
 
 if TYPE_CHECKING:
     from napari_beerlanet.core.batch.manifest import Layout, StudyEntry
-    from napari_beerlanet.core.batch.study import StudyProgress, StudyResult
+    from napari_beerlanet.core.batch.study import StudyResult
+    from napari_beerlanet.core.common.jobs import JobProgress
 
 _EVENT_INTERVAL_S = 0.5
 
@@ -108,6 +109,8 @@ def _run_study(
 class ConsoleOutput:
     """A progress bar, or in a log a line for each image; failures in any case."""
 
+    noun = "images"
+
     def __init__(self, quiet: bool, debug: bool = False) -> None:
         from tqdm import tqdm
 
@@ -119,7 +122,7 @@ class ConsoleOutput:
         self._started, self._total = time.monotonic(), 0
         self._counts: Counter[str] = Counter()
 
-    def report(self, progress: StudyProgress) -> None:
+    def report(self, progress: JobProgress) -> None:
         """Show the progress; stop where a signal has come."""
         from napari_beerlanet.core.common.messages import format_duration, printable
 
@@ -127,7 +130,9 @@ class ConsoleOutput:
         self._total = progress.total
         eta = progress.eta(time.monotonic() - self._started)
         left = "" if eta is None else f"{format_duration(eta)} left, "
-        self._bar.set_description_str(f"{progress.done} of {progress.total} images", refresh=False)
+        self._bar.set_description_str(
+            f"{progress.done} of {progress.total} {self.noun}", refresh=False
+        )
         self._bar.set_postfix_str(printable(left + progress.message), refresh=False)
         self._bar.update(progress.fraction - self._bar.n)
 
@@ -175,7 +180,7 @@ class JsonOutput:
     def __init__(self) -> None:
         self._started, self._last = time.monotonic(), 0.0
 
-    def report(self, progress: StudyProgress) -> None:
+    def report(self, progress: JobProgress) -> None:
         """Write the progress, now and then; stop where a signal has come."""
         raise_if_interrupted()
         now = time.monotonic()

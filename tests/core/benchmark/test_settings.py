@@ -30,7 +30,7 @@ def test_a_file_is_read_with_paths_beside_it(tmp_path):
     assert read.methods == ("none", "stain-jitter")
     assert read.seeds == (3, 1), "each once, in the order given"
     assert read.template == str(tmp_path / "t.png")
-    assert read.staingan.steps == 5
+    assert read.staingan == {"steps": 5}
     one = read.task("cells")
     assert one.train == str(tmp_path / "a" / "data.yaml")
     assert one.weights == str(tmp_path / "yolo.pt")
@@ -78,7 +78,6 @@ def with_task(**changes):
         ({"tasks": [TASK, TASK]}, "Two tasks are called 'cells'; give each a name of its own."),
         ({"epochs": 3}, "There is no setting 'epochs'; there are tasks, methods, seeds, "),
         ({"threads": 0}, "threads must be a whole number of at least 1"),
-        ({"staingan": {"layers": 3}}, "There is no setting 'layers'; there are filters, "),
         (with_task(kind="segment"), 'Task \'cells\': kind must be one of "detect", "classify"'),
         (with_task(tests={}), "Task 'cells': tests must name data of other laboratories"),
         (with_task(tests="b"), "Task 'cells': tests must name data of other laboratories"),

@@ -47,9 +47,11 @@ def _write_text(path: str | os.PathLike[str], text: str) -> None:
         raise FileError(f"{path}: cannot be written ({system_reason(error)}).") from error
 
 
-def write_page(path: str | os.PathLike[str], content: Mapping[str, Any]) -> None:
-    """Write a report of one page with this `page_content`, whole or not at all."""
-    template = report_environment().get_template(_PAGE)
+def write_page(
+    path: str | os.PathLike[str], content: Mapping[str, Any], template_name: str = _PAGE
+) -> None:
+    """Write a page with this content by a template of this room, whole or not at all."""
+    template = report_environment().get_template(template_name)
     text = template.render(content, record="", record_name=_RECORD_NAME)
     _write_text(path, text)
 
