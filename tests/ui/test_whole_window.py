@@ -102,7 +102,7 @@ def test_the_window_answers_while_four_megapixels_are_worked_on(
     "panel",
     [
         *(STAINS, CELLS, "Annotate", "Fine-tune", "Review detections", "Run on folder"),
-        *("Compare normalizations",),
+        *("Compare normalizations", "Run benchmark"),
     ],
 )
 def test_every_control_has_a_tooltip_and_the_panel_fits_a_narrow_dock(

@@ -17,6 +17,7 @@ from napari_beerlanet.ui.common.panel import DockedWidget, unwrap_viewer
 from napari_beerlanet.ui.workspace.workspace import (
     ANNOTATE,
     BATCH,
+    BENCHMARK,
     CELLS,
     CLASSIFY,
     COMPARE,
@@ -145,3 +146,9 @@ class CompareEntry(MenuEntry):
     """Opens “Compare normalizations”."""
 
     tab = COMPARE
+
+
+class RunBenchmarkEntry(MenuEntry):
+    """Opens “Run benchmark”."""
+
+    tab = BENCHMARK

@@ -160,11 +160,18 @@ COMPARE = Tab(
     "normalize.widget:CompareWidget",
     own_dock=True,
 )
+BENCHMARK = Tab(
+    "Benchmark",
+    "Run benchmark",
+    "Train and measure every method on your data, and compare them in one table.",
+    "benchmark.widget:BenchmarkWidget",
+    own_dock=True,
+)
 
 TABS = (STAINS, CELLS, CLASSIFY, ANNOTATE, TRAIN, REVIEW, BATCH)
 """From left to right."""
 
-ALL_TABS = (*TABS, COMPARE)
+ALL_TABS = (*TABS, COMPARE, BENCHMARK)
 """Also those in docks of their own."""
 
 
