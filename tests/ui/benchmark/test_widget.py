@@ -20,23 +20,16 @@ pytestmark = pytest.mark.window
 
 
 @pytest.fixture
-def panel(shared_viewer):
-    viewer = shared_viewer()
-    made = BenchmarkWidget(viewer)
-    viewer.window.add_dock_widget(made, name="Run benchmark")
-    return made
+def opened(shared_viewer):
+    """Opens the panel; a fixture's own value would keep it, and the window, until the very end."""
 
+    def make():
+        viewer = shared_viewer()
+        made = BenchmarkWidget(viewer)
+        viewer.window.add_dock_widget(made, name="Run benchmark")
+        return made
 
-@pytest.fixture
-def filled(panel, tmp_path):
-    """With two laboratories of crops in folders, and an output folder."""
-    here, there = tmp_path / "lab one", tmp_path / "lab two"
-    for folder in (here, there):
-        write_classes(folder)
-    panel.form.kind.setCurrentIndex(1)
-    panel.form.train.setText(str(here))
-    panel.form.add_laboratory(str(there))
-    return panel, here, there
+    return make
 
 
 def choose(panel, *methods):
@@ -50,7 +43,8 @@ def write_values(out: Path, *lines: tuple) -> None:
     (out / "values.csv").write_text(text)
 
 
-def test_what_is_missing_is_said_and_the_settings_are_those_of_the_form(panel, tmp_path):
+def test_what_is_missing_is_said_and_the_settings_are_those_of_the_form(opened, tmp_path):
+    panel = opened()
     form = panel.form
     assert not panel.start_button.isEnabled()
     assert panel.start_reason.text() == "Choose what to train on."
@@ -88,7 +82,8 @@ def test_what_is_missing_is_said_and_the_settings_are_those_of_the_form(panel, t
     other.deleteLater()
 
 
-def test_the_table_fills_with_the_values_that_the_run_writes(panel, tmp_path, until, monkeypatch):
+def test_the_table_fills_with_the_values_that_the_run_writes(opened, tmp_path, until, monkeypatch):
+    panel = opened()
     opened = []
     monkeypatch.setattr(QDesktopServices, "openUrl", opened.append)
     settings = BenchmarkSettings(
@@ -135,8 +130,8 @@ def test_the_table_fills_with_the_values_that_the_run_writes(panel, tmp_path, un
     assert read_table(tmp_path / "nowhere") is None
 
 
-def test_failures_are_listed_and_a_stopped_run_can_be_resumed(panel, tmp_path):
-    view = panel.view
+def test_failures_are_listed_and_a_stopped_run_can_be_resumed(opened):
+    view = opened().view
     view._on_event(
         {
             "event": "job",
@@ -152,10 +147,16 @@ def test_failures_are_listed_and_a_stopped_run_can_be_resumed(panel, tmp_path):
     assert "Press Resume" in view.message.text()
 
 
-def test_it_runs_in_a_process_and_stops(filled, until, tmp_path, monkeypatch):
+def test_it_runs_in_a_process_and_fills_the_table(opened, until, tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(run_view, "lower_priority", lambda process: None)
-    panel, _here, _there = filled
+    panel = opened()
+    here, there = tmp_path / "lab one", tmp_path / "lab two"
+    for folder in (here, there):
+        write_classes(folder)
+    panel.form.kind.setCurrentIndex(1)
+    panel.form.train.setText(str(here))
+    panel.form.add_laboratory(str(there))
     choose(panel, "none")
     panel.form.seeds.setValue(1)
     panel.form.epochs.setValue(1)
