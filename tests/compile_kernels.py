@@ -31,7 +31,13 @@ def main() -> None:
     blocks = [(X[:, k : k + 240], w[k : k + 240]) for k in (0, 240)]
     for columns in (ArrayColumns(X, w, None), StreamedColumns(lambda: iter(blocks), 1.0)):
         unroll([columns], start(4), 0.2, 0.05, iterations=3, unit_spectra=True, track=True)
+    opaque = np.dstack([image, np.full(image.shape[:2], 255, np.uint8)])
+    for pixels in (image.astype(np.uint16) * 257, opaque):
+        nb.decompose(pixels, 3, 3, lam=1.0, gamma=0.1)
+    nb.decompose(image, spectra=start(3), fixed_spectra=True)
+    nb.normalize(image, "vahadane", image[::-1])
     found = nb.load_checkpoint("blood-cells", device="cpu").detect(image)
+    nb.load_checkpoint("white-cells", device="cpu").classify(image, boxes=found[:4])
     match_boxes(found.xyxy, found.xyxy, 0.5)
     non_max_suppression(found.xyxy, found.scores, found.labels, 0.5)
     layer = nb.BeerLaNet(3, iterations=3)
