@@ -141,7 +141,7 @@ def test_demo(out, capsys):
         (["nonsense"], "invalid choice"),
         (["decompose", "a.png"], "--out"),
         (["decompose", "--out", "o"], "IMAGE"),
-        (["decompose", "a.png", "--out", "o", "--components", "0"], "at least 1"),
+        (["decompose", "a.png", "--out", "o", "--components", "0"], "from 1 to 64"),
         (["decompose", "a.png", "--out", "o", "--iterations", "many"], "at least 1"),
         (["decompose", "a.png", "--out", "o", "--lam=-1"], "at least 0 or auto"),
         (["decompose", "a.png", "--out", "o", "--gamma", "nan"], "at least 0 or auto"),

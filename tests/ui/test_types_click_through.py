@@ -153,7 +153,7 @@ def test_find_classify_correct_train_and_classify_again(
     classify.run_button.click()
     until(lambda: layer.report.get("classifier") == "ours")
     until(lambda: not classify.classify_task.running)
-    assert f"{CORRECTED} boxes keep the types that you gave." in classify.progress_bar.text
+    until(lambda: f"{CORRECTED} boxes keep the types that you gave." in classify.progress_bar.text)
     again = types()
     assert {row: again[row] for row in ten} == right
     answers = session.classifier.classify(image.data, layer.store.xyxy)

@@ -169,7 +169,8 @@ def _read_config(path: Path) -> dict[str, Any]:
     try:
         content = read_yaml(path)
     except FileError as error:
-        raise UsageError(str(error)) from error
+        reason = str(error).removeprefix(f"{path}: ").rstrip(".")
+        raise UsageError(f"{path}: cannot be read as settings ({reason}).") from error
     if not isinstance(content, dict) or not content.get("images"):
         raise UsageError(f"{path}: settings need at least `images`: files, folders or patterns.")
     listed = content["images"]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from napari_beerlanet.cli.common import (
     Stopped,
     UsageError,
+    echo,
     prepare_folder,
     print_message,
     raise_if_interrupted,
@@ -170,7 +171,7 @@ class _Console(ConsoleOutput):
     def on_estimate(self, estimate: BenchmarkEstimate) -> None:
         """Print it."""
         self._bar.clear()
-        print(estimate.sentence(), flush=True)
+        echo(estimate.sentence())
 
     def on_job(self, entry: BenchmarkEntry) -> None:
         """Print the outcome of a job."""
@@ -180,20 +181,22 @@ class _Console(ConsoleOutput):
         if entry.status == "failed":
             self._bar.clear()
             if self._debug:
-                print(entry.traceback, file=sys.stderr, end="")
+                for line in entry.traceback.splitlines():
+                    echo(line, sys.stderr)
             if not entry.fatal:  # that is the reason why the run ends, printed last
                 print_message(f"{entry.title}: {entry.error}")
         elif self._is_log:
             took = "done already, skipped" if entry.status == "skipped" else ""
             number = f"[{self._counts.total()}/{self._total}]"
             text = took or f"{_scores(entry)}, {format_duration(entry.seconds)}{self._left}"
-            print(f"{number} {entry.title}: {text}", file=sys.stderr, flush=True)
+            echo(f"{number} {entry.title}: {text}", sys.stderr)
 
     def finish_benchmark(self, result: BenchmarkResult) -> None:
         """Print the table."""
         self._bar.close()
-        print(result.table.markdown(), end="", flush=True)
-        print(f"{self._count_text()}; {result.page}", flush=True)
+        for line in result.table.markdown().splitlines():
+            echo(line)
+        echo(f"{self._count_text()}; {result.page}")
         for text in [*result.notes, *([result.stopped] if result.stopped else [])]:
             print_message(text)
 
