@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get(
 # Workers share the cores among themselves: threads of torch would only wait for each other, and
 # those of OpenMP do that busily. Processes that a test starts inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # They run `at_start/sitecustomize.py` first, which has them look for garbage less often.
 AT_START = ROOT / "tests" / "at_start"
@@ -91,6 +93,20 @@ def pytest_runtest_setup() -> None:
 def pytest_sessionfinish() -> None:
     """At its end Python frees what libraries have made, and some complain if it cannot."""
     gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def one_thread_of_torch() -> Iterator[None]:
+    """Ultralytics sets torch's threads to those of the machine when it picks a device.
+
+    Those of three workers on two cores would wait for each other, busily: four times as slow.
+    """
+    yield
+    torch = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "set_num_threads"):
+        wanted = int(os.environ.get("OMP_NUM_THREADS", "1"))
+        if torch.get_num_threads() != wanted:
+            torch.set_num_threads(wanted)
 
 
 @pytest.fixture(scope="session")

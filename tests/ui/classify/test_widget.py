@@ -113,6 +113,15 @@ def test_types_of_all_candidates_of_the_chosen_classes(opened, classify, clf, un
     assert "Does not know blasts; may call them pale." in panel.counts.limits.text()
 
 
+def test_what_a_run_says_stays_when_other_layers_come(opened, classify):
+    viewer, panel, *_ = opened()
+    classify(panel)
+    said = panel.progress_bar.text
+    assert said
+    viewer.add_points([[1, 1]], name="landmarks")
+    assert panel.progress_bar.text == said
+
+
 def test_counts_follow_the_confidence_with_their_intervals(opened, classify, clf, until):
     _viewer, panel, layer, image, found = opened()
     for name in NAMES:

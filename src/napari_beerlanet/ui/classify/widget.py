@@ -97,6 +97,7 @@ class ClassifyWidget(ModelPanel):
         self.run_button.setToolTip("Give the boxes of these classes a cell type (Ctrl+Shift+K).")
         self.run_reason = DisabledReason(self.run_button)
         self.progress_bar = TaskProgressBar(self.classify_task)
+        self._image_of_message: Any = None
         self.more = CollapsibleGroup("More settings")
         more = form()
         more.addRow("Device", self.device.native)
@@ -197,8 +198,10 @@ class ClassifyWidget(ModelPanel):
         self.empty.setVisible(not has_image)
         self.section.setVisible(has_image)
         self.patches.setVisible(has_image)
-        if not self.classify_task.running:
-            self.progress_bar.set_message("")  # it was about the image before
+        if self.image.layer is not self._image_of_message:
+            self._image_of_message = self.image.layer
+            if not self.classify_task.running:
+                self.progress_bar.set_message("")  # it was about the image before
         self.update_targets()
 
     def _update_soon(self, event: Any = None) -> None:
