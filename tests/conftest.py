@@ -18,6 +18,7 @@ if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get(
 # those of OpenMP do that busily. Processes that a test starts inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+TORCH_THREADS = int(os.environ["OMP_NUM_THREADS"])
 
 # They run `at_start/sitecustomize.py` first, which has them look for garbage less often.
 AT_START = ROOT / "tests" / "at_start"
@@ -103,10 +104,9 @@ def one_thread_of_torch() -> Iterator[None]:
     """
     yield
     torch = sys.modules.get("torch")
-    if torch is not None and hasattr(torch, "set_num_threads"):
-        wanted = int(os.environ.get("OMP_NUM_THREADS", "1"))
-        if torch.get_num_threads() != wanted:
-            torch.set_num_threads(wanted)
+    loaded = hasattr(torch, "set_num_threads")
+    if loaded and torch.get_num_threads() != TORCH_THREADS:
+        torch.set_num_threads(TORCH_THREADS)
 
 
 @pytest.fixture(scope="session")
