@@ -164,13 +164,12 @@ def _without_count(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _read_config(path: Path) -> dict[str, Any]:
     """A study file; paths in it are relative to it."""
-    from napari_beerlanet.core.common.storage import FileError, read_yaml
+    from napari_beerlanet.core.common.storage import FileError, read_settings
 
     try:
-        content = read_yaml(path)
+        content = read_settings(path)
     except FileError as error:
-        reason = str(error).removeprefix(f"{path}: ").rstrip(".")
-        raise UsageError(f"{path}: cannot be read as settings ({reason}).") from error
+        raise UsageError(str(error)) from error
     if not isinstance(content, dict) or not content.get("images"):
         raise UsageError(f"{path}: settings need at least `images`: files, folders or patterns.")
     listed = content["images"]

@@ -24,9 +24,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from napari_beerlanet.core.common.messages import one_line, system_reason
 from napari_beerlanet.core.common.settings import Settings
-from napari_beerlanet.core.common.storage import FileError
+from napari_beerlanet.core.common.storage import FileError, read_settings
 
 TaskKind = Literal["detect", "classify"]
 Metric = Literal[
@@ -254,17 +253,8 @@ class BenchmarkSettings(Settings):
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> BenchmarkSettings:
         """Those of a YAML file; what is wrong is a `FileError` of one sentence."""
-        import yaml
-
         file = Path(path)
-        try:
-            content = yaml.safe_load(file.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise FileError(f"{file}: {system_reason(error)}.") from error
-        except (ValueError, yaml.YAMLError) as error:
-            raise FileError(
-                f"{file}: cannot be read as settings ({one_line(error)[:160]})."
-            ) from error
+        content = read_settings(file)
         if not isinstance(content, dict) or "tasks" not in content:
             raise FileError(f"{file}: settings of a benchmark need at least `tasks`.")
         if not all(isinstance(name, str) for name in content):

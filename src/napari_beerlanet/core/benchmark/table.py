@@ -23,6 +23,7 @@ from napari_beerlanet.core.benchmark.settings import (
     BenchmarkSettings,
     TaskKind,
 )
+from napari_beerlanet.core.common.storage import csv_cell
 
 _PAPER_FILE = "paper_table.csv"
 _KIND_TITLES: dict[TaskKind, str] = {"detect": "Detection", "classify": "Classification"}
@@ -242,7 +243,7 @@ class ResultTable:
         for column in self.columns:
             name = f"{column.kind}/{column.task}/{column.laboratory}/{column.metric}"
             head += [f"{name} mean", f"{name} sd", f"{name} seeds"]
-        writer.writerow([*head, *(f"{kind} APU" for kind in self.kinds)])
+        writer.writerow(map(csv_cell, [*head, *(f"{kind} APU" for kind in self.kinds)]))
         for row in self.rows:
             cells: list[object] = [row.method]
             for cell in row.cells:
@@ -258,7 +259,7 @@ class ResultTable:
         for method in self.methods:
             for column in self.columns:
                 for seed, value in sorted(self.values.get((method, column), {}).items()):
-                    writer.writerow([*column, method, seed, _exact(value)])
+                    writer.writerow(map(csv_cell, [*column, method, seed, _exact(value)]))
         return out.getvalue()
 
 

@@ -107,6 +107,15 @@ def read_owner(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
+def local_owner(path: Path) -> int | None:
+    """The process on this computer that holds a lock, None where there is none."""
+    if not is_locked(path):
+        return None
+    owner = read_owner(path)
+    number = owner.get("process")
+    return number if owner.get("host") == socket.gethostname() and isinstance(number, int) else None
+
+
 def _read_text(path: Path) -> str:
     with path.open("rb") as file:
         try:

@@ -210,6 +210,18 @@ def read_yaml(path: str | os.PathLike[str]) -> Any:
         raise FileError(f"{path}: not a YAML file ({error_detail(error, 160)}).") from error
 
 
+def read_settings(path: Path) -> Any:
+    """The content of a YAML file of settings, or a `FileError` that says so."""
+    try:
+        path.stat()
+        return read_yaml(path)
+    except OSError as error:
+        raise FileError(f"{path}: {system_reason(error)}.") from error
+    except FileError as error:
+        reason = str(error).removeprefix(f"{path}: ").rstrip(".")
+        raise FileError(f"{path}: cannot be read as settings ({reason}).") from error
+
+
 def file_stamp(path: Path) -> dict[str, Any]:
     """Path, size and time of a file; {} where there is none."""
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from qtpy.QtWidgets import QListWidget, QListWidgetItem, QVBoxLayout, QWidget
 from napari_beerlanet.core.batch.settings import STUDY_FILE, StudyConfig
 from napari_beerlanet.core.common.events import RunState
 from napari_beerlanet.core.common.jobs import LOCK_FILE
-from napari_beerlanet.core.common.locking import is_locked, read_owner
+from napari_beerlanet.core.common.locking import local_owner
 from napari_beerlanet.core.common.messages import count_of, format_duration
 from napari_beerlanet.ui.common.background_process import (
     BackgroundProcess,
@@ -59,11 +58,7 @@ def prepare_study_folder(config: StudyConfig) -> Path:
 
 def active_process(out: Path) -> int | None:
     """The process on this computer that writes results to a folder, None where there is none."""
-    if not is_locked(out / LOCK_FILE):
-        return None
-    owner = read_owner(out / LOCK_FILE)
-    number = owner.get("process")
-    return number if owner.get("host") == socket.gethostname() and isinstance(number, int) else None
+    return local_owner(out / LOCK_FILE)
 
 
 def find_active_batch() -> tuple[Path, int] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,9 @@ from napari_beerlanet.core.benchmark.settings import METHODS, BenchmarkSettings
 from napari_beerlanet.core.benchmark.table import Cell, ResultTable, TableRow, table_of
 from napari_beerlanet.core.common.events import RunState
 from napari_beerlanet.core.common.jobs import LOCK_FILE
-from napari_beerlanet.core.common.locking import is_locked, read_owner
+from napari_beerlanet.core.common.locking import local_owner
 from napari_beerlanet.core.common.messages import count_of, format_duration
-from napari_beerlanet.core.common.storage import atomic_path
+from napari_beerlanet.core.common.storage import atomic_path, csv_text
 from napari_beerlanet.ui.common.background_process import (
     BackgroundProcess,
     RunEnd,
@@ -79,11 +78,7 @@ def prepare_benchmark_folder(settings: BenchmarkSettings, out: Path) -> Path:
 
 def running_process(out: Path) -> int | None:
     """The process on this computer that writes a benchmark to a folder, None if there is none."""
-    if not (out / SETTINGS_FILE).is_file() or not is_locked(out / LOCK_FILE):
-        return None
-    owner = read_owner(out / LOCK_FILE)
-    number = owner.get("process")
-    return number if owner.get("host") == socket.gethostname() and isinstance(number, int) else None
+    return local_owner(out / LOCK_FILE) if (out / SETTINGS_FILE).is_file() else None
 
 
 def find_running_benchmark() -> tuple[Path, int] | None:
@@ -106,7 +101,8 @@ def read_table(out: Path) -> ResultTable | None:
     records = []
     if (out / VALUES_FILE).is_file():
         with (out / VALUES_FILE).open(encoding="utf-8", newline="") as file:
-            for line in csv.DictReader(file):
+            for cells in csv.DictReader(file):
+                line = {name: csv_text(cell) for name, cell in cells.items()}
                 value = {line["metric"]: float(line["percent"]) / 100}
                 measured = {line["laboratory"]: value}
                 facts = {name: line[name] for name in ("task", "method", "seed")}
