@@ -1,20 +1,25 @@
 """The paper's table on the data of ../shared: all methods, three tasks, other laboratories.
 
-    python benchmarks/paper_table.py --out paper-table [--seeds 0 1 2] [--workers 1] [--estimate]
+    python benchmarks/paper_table.py --out paper-table [--budget quick] [--seeds 0 1] [--estimate]
+    python benchmarks/paper_table.py --out paper-table --docs docs/benchmark.md
 
 Detection: trained on BCCD, tested on another laboratory's smears, with YOLOv8n. Classification:
 white-cell types of `pbc`, tested on `bccd` and `cellavision`; tumour patches of `turin`, tested on
 `lc25000`; with ResNet-18, which starts at random, as no ImageNet weights are in ../shared. Writes
-OUT/benchmark.yaml and what it needs, then runs `napari-beerlanet benchmark` on it. Killed, the same
-command resumes it.
+OUT/benchmark.yaml and what it needs, then runs `napari-beerlanet benchmark` on it into OUT/results.
+Killed, the same command resumes it.
 
-By default networks and images have a size that two CPU cores finish within days rather than months:
-smears of 320 pixels for 15 epochs, crops of 96 pixels for 12. `--full` takes the paper's: 640
-pixels for 50 epochs, crops of 224 pixels for 20, batches of 128, and StainGAN of the paper's size.
+`--budget` is the size of images and networks: "quick" is what one CPU core trains in hours, "small"
+in days, "paper" (or `--full`) what the paper has: 640 pixels for 50 epochs, crops of 224 pixels for
+20, batches of 128, and StainGAN of its size.
+
+`--docs FILE` trains nothing: it puts the table of OUT/results into FILE, between the two comments
+that mark the place, with BeerLaNet's place in each column and the paper's own table.
 """
 
 import argparse
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
@@ -22,32 +27,66 @@ from classify import LABORATORIES
 from smears import write_bccd, write_other_lab
 
 from napari_beerlanet.cli.main import main as command
-from napari_beerlanet.core.benchmark.settings import METHODS
+from napari_beerlanet.core.benchmark.settings import METHODS, BenchmarkSettings
+from napari_beerlanet.core.benchmark.table import paper_table, read_table
+from napari_beerlanet.core.common.messages import count_of, format_duration
+from napari_beerlanet.core.common.storage import read_json_or_empty
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 # From scratch on a thousand crops, the paper's rate and batch would not converge in 12 epochs.
 SCRATCH = {"learning_rate": 1e-3, "cosine": True, "warm_up": 15, "averaging": 0.97}
-SMALL = {"detect": (320, 15, 8), "classify": (96, 12, 32)}  # pixels, epochs, batch
-FULL = {"detect": (640, 50, 8), "classify": (224, 20, 128)}
-SMALL_GAN = {"filters": 16, "blocks": 6, "crop": 128, "steps": 600}
-FULL_GAN = {"filters": 64, "blocks": 9, "crop": 256, "steps": 20_000}
+MARKS = "<!-- paper_table.py: begin -->", "<!-- paper_table.py: end -->"
+OURS = "beerlanet"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Pixels, epochs and batch of detectors and of classifiers; the StainGAN; further settings."""
+
+    detect: tuple[int, int, int]
+    classify: tuple[int, int, int]
+    staingan: dict[str, int]
+    options: dict[str, object]
+
+
+BUDGETS = {
+    "quick": Budget(
+        (256, 8, 8), (64, 8, 32), {"filters": 16, "blocks": 6, "crop": 96, "steps": 400}, SCRATCH
+    ),
+    "small": Budget(
+        (320, 15, 8), (96, 12, 32), {"filters": 16, "blocks": 6, "crop": 128, "steps": 600}, SCRATCH
+    ),
+    "paper": Budget(
+        (640, 50, 8), (224, 20, 128), {"filters": 64, "blocks": 9, "crop": 256, "steps": 20_000}, {}
+    ),
+}
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("paper-table"))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--threads", type=int, help="of each job")
-    parser.add_argument("--full", action="store_true", help="the paper's sizes and epochs")
-    parser.add_argument("--estimate", action="store_true", help="only say how long it will take")
-    parser.add_argument("--shared", type=Path, default=SHARED)
-    options = parser.parse_args()
+    options = parsed()
+    if options.docs is not None:
+        return write_section(options.out / "results", options.docs)
     file = write_settings(options)
     words = ["benchmark", str(file), "--out", str(options.out / "results"), "--paper"]
     words += ["--workers", str(options.workers), *(["--estimate"] if options.estimate else [])]
     return command(words)
+
+
+def parsed(words=None):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=Path("paper-table"))
+    parser.add_argument("--budget", choices=BUDGETS, default="small")
+    parser.add_argument("--full", action="store_const", const="paper", dest="budget")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--threads", type=int, help="of each job")
+    parser.add_argument("--estimate", action="store_true", help="only say how long it will take")
+    parser.add_argument("--docs", type=Path, metavar="FILE", help="put the table into this page")
+    parser.add_argument("--shared", type=Path, default=SHARED)
+    return parser.parse_args(words)
 
 
 def write_settings(options):
@@ -57,9 +96,9 @@ def write_settings(options):
     for folder, write in ((bccd, write_bccd), (other, write_other_lab)):
         if not (folder / "data.yaml").exists():
             write(shared, folder)
-    white = LABORATORIES["white cells"](shared, out / "data" / "white cells")
-    tumour = LABORATORIES["tumour"](shared, out / "data" / "tumour")
-    sizes = FULL if options.full else SMALL
+    places = argparse.Namespace(shared=shared, out=out / "classify")
+    white, tumour = (LABORATORIES[task](places) for task in ("white cells", "tumour"))
+    budget = BUDGETS[options.budget]
     content = {
         "methods": options.methods,
         "seeds": options.seeds,
@@ -70,12 +109,12 @@ def write_settings(options):
                 "train": str(bccd / "data.yaml"),
                 "tests": {"other lab": {"data": str(other / "data.yaml"), "split": "val"}},
                 "weights": str(shared / "weights" / "yolov8n.pt"),
-                **sized(sizes["detect"]),
+                **sized(budget.detect),
             },
-            classification("white cells", white, sizes, {"fill": 0.8}, options.full),
-            classification("tumour", tumour, sizes, {}, options.full),
+            classification("white cells", white, budget, {"fill": 0.8}),
+            classification("tumour", tumour, budget, {}),
         ],
-        "staingan": FULL_GAN if options.full else SMALL_GAN,
+        "staingan": budget.staingan,
         **({"threads": options.threads} if options.threads else {}),
     }
     file = out / "benchmark.yaml"
@@ -83,7 +122,7 @@ def write_settings(options):
     return file
 
 
-def classification(name, laboratories, sizes, more, full):
+def classification(name, laboratories, budget, more):
     """Trained on the first of the laboratories, tested on the others."""
     home, *others = laboratories
     return {
@@ -92,13 +131,83 @@ def classification(name, laboratories, sizes, more, full):
         "train": str(laboratories[home]),
         "tests": {lab: {"data": str(laboratories[lab]), "split": "val"} for lab in others},
         "backbone": "resnet18",
-        **sized(sizes["classify"]),
-        "options": more if full else {**SCRATCH, **more},
+        **sized(budget.classify),
+        "options": {**budget.options, **more},
     }
 
 
 def sized(numbers):
     return dict(zip(("image_size", "epochs", "batch"), numbers, strict=True))
+
+
+# --- the section of the docs ----------------------------------------------------------------------
+
+
+def write_section(results, page):
+    """Put the table of a results folder between the marks of a page; 0 if that could be done."""
+    table = read_table(results)
+    if table is None or not table.values:
+        print(f"{results}: there is no table yet.", file=sys.stderr)
+        return 1
+    text = page.read_text(encoding="utf-8")
+    if not all(mark in text for mark in MARKS):
+        print(f"{page}: the comments {' and '.join(MARKS)} mark no place.", file=sys.stderr)
+        return 1
+    before, rest = text.split(MARKS[0], 1)
+    after = rest.split(MARKS[1], 1)[1]
+    body = section(table, BenchmarkSettings.read(results / "benchmark.yaml"), results)
+    page.write_text(f"{before}{MARKS[0]}\n\n{body}\n{MARKS[1]}{after}", encoding="utf-8")
+    return 0
+
+
+def section(table, settings, results):
+    """Set-up, the table, BeerLaNet's place in each column, the paper's table; as Markdown."""
+    parts = [set_up(settings, results), table.markdown(), *table.notes()]
+    parts += ["Where BeerLaNet stands in each column:", places(table)]
+    parts += ["The paper's own table (means of three seeds):", paper_table().markdown()]
+    return "\n".join(part.rstrip("\n") + "\n" for part in parts)
+
+
+def set_up(settings, results):
+    """A sentence on what was trained, from the settings and the records."""
+    said = []
+    for task in settings.tasks:
+        what = "smears" if task.kind == "detect" else "crops"
+        said.append(
+            f"{task.name}: {what} of {task.image_size} pixels, {count_of(task.epochs, 'epoch')}, "
+            f"batches of {task.batch}"
+        )
+    gan = settings.staingan
+    said.append(
+        f"StainGAN: {gan['filters']} filters, {gan['blocks']} blocks, crops of {gan['crop']}, "
+        f"{gan['steps']} steps"
+    )
+    records = [read_json_or_empty(path) for path in sorted(results.glob("records/*.json"))]
+    hours = format_duration(sum(sum((r.get("seconds") or {}).values()) for r in records))
+    seeds = ", ".join(map(str, settings.seeds))
+    return (
+        f"{'; '.join(said)}. Seeds {seeds}: {count_of(len(records), 'job')}, {hours} of computing. "
+        "Mean ± standard deviation in percent; the best is bold, the second best starred."
+    )
+
+
+def places(table):
+    """A table: of each column the best method, BeerLaNet, the difference, and its place."""
+    lines = ["| | best | | BeerLaNet | behind | place |", "|---|---|---:|---:|---:|---:|"]
+    rows = {row.method: row for row in table.rows}
+    for number, column in enumerate(table.columns):
+        means = {m: row.cells[number].mean for m, row in rows.items()}
+        known = {m: mean for m, mean in means.items() if mean is not None}
+        if OURS not in known:
+            continue
+        best = max(known, key=known.__getitem__)
+        behind = known[best] - known[OURS]
+        place = 1 + sum(mean > known[OURS] for mean in known.values())
+        lines.append(
+            f"| {column.dataset} {column.metric_title} | {rows[best].title} | {known[best]:.2f} "
+            f"| {known[OURS]:.2f} | {behind:.2f} | {place} of {len(known)} |"
+        )
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

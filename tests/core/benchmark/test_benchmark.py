@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import cloudpickle
@@ -141,6 +142,7 @@ def test_the_network_sees_what_the_method_makes_of_an_image(whole):
     plain = seen("none", 1)
     assert np.array_equal(plain, seen("stain-jitter", 1)), "jitter is for training alone"
     assert np.array_equal(plain, seen("batch-statistics", 1))
+    assert not np.array_equal(seen("beerlanet", 1), seen("beerlanet-jitter", 1)), "trained apart"
     for method in ("reinhard", "macenko", "vahadane", "staingan", "beerlanet", "grey"):
         assert np.abs(plain - seen(method, 1)).max() > 2, method
     grey = seen("grey", 1)
@@ -231,34 +233,76 @@ def settings_file(data, folder):
     return file
 
 
+# Runs the benchmark of its arguments in a child for every line that it reads: a fork has imported
+# all that takes long.
+FORKS = """
+import os, sys
+from napari_beerlanet.core.benchmark.benchmark import run_benchmark
+from napari_beerlanet.core.evaluation import batch_statistics, dataset
+from napari_beerlanet.core.normalization import classical
+from napari_beerlanet.core.training.trainer import trainer
+
+for line in sys.stdin:
+    child = os.fork()
+    if not child:
+        run_benchmark(*sys.argv[1:], workers=0)
+        os._exit(0)
+    print(child, flush=True)
+    os.waitpid(child, 0)
+    print("ended", flush=True)
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")
-def test_killed_at_random_moments_and_resumed_the_table_is_the_same(data, few, tmp_path):
+def test_killed_at_five_random_moments_and_resumed_the_table_is_the_same(data, few, tmp_path):
     file, out, moments = settings_file(data, tmp_path), tmp_path / "out", random.Random(0)
     words = [sys.executable, "-m", "napari_beerlanet", "benchmark", str(file), "--out", str(out)]
-    kills = 0
-    for _ in range(2):
-        run = subprocess.Popen(
-            [*words, "--no-estimate", "--quiet"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
-        limit = time.monotonic() + 120
-        before = len(_traces(out))
-        while run.poll() is None and len(_traces(out)) <= before and time.monotonic() < limit:
-            time.sleep(0.02)
-        time.sleep(moments.uniform(0, 1.5))
-        kills += run.poll() is None
-        run.kill()
-        run.communicate()
-    assert kills
+    run = subprocess.Popen(
+        [*words, "--no-estimate", "--quiet"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    _wait_for_progress(out, {})
+    time.sleep(moments.uniform(0, 1))
+    assert run.poll() is None, run.communicate()
+    run.kill()
+    run.communicate()
+    forks = subprocess.Popen(
+        [sys.executable, "-c", FORKS, str(file), str(out)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    for _ in range(4):
+        before = _traces(out)
+        forks.stdin.write("again\n")
+        forks.stdin.flush()
+        child = int(forks.stdout.readline())
+        _wait_for_progress(out, before)
+        time.sleep(moments.uniform(0, 0.3))
+        os.kill(child, signal.SIGKILL)
+        assert forks.stdout.readline() == "ended\n"
+        left = len(FEW) - len(list(out.glob("records/[!.]*.json")))
+        assert left, "it was killed before its end"
+    forks.communicate()
     done = run_benchmark(file, out, workers=0)
     assert done.failures == {}
     assert done.table.csv() == few.table.csv()
     assert not list(out.glob("**/*.partial*"))
 
 
+def _wait_for_progress(out, before):
+    limit = time.monotonic() + 120
+    while _traces(out) == before:
+        assert time.monotonic() < limit, "nothing happens"
+        time.sleep(0.01)
+
+
 def _traces(out):
-    """What a benchmark has begun or done so far."""
-    return [*out.glob("work/*"), *out.glob("runs/*/state.pt"), *out.glob("records/[!.]*.json")]
+    """What a benchmark has begun or done so far: when each of its files was written."""
+    kinds = ("work/*/*/*.png", "runs/*/state.pt", "records/[!.]*.json")
+    found = {}
+    for path in (path for kind in kinds for path in out.glob(kind)):
+        with suppress(FileNotFoundError):  # removed meanwhile
+            found[path] = path.stat().st_mtime_ns
+    return found
 
 
 @pytest.mark.slow

@@ -9,9 +9,10 @@ from qtpy.QtCore import QUrl
 from qtpy.QtGui import QDesktopServices
 
 from napari_beerlanet.core.benchmark.settings import METHODS, BenchmarkSettings
+from napari_beerlanet.core.benchmark.table import read_table
 from napari_beerlanet.core.common.events import RunState
 from napari_beerlanet.ui.benchmark import run_view
-from napari_beerlanet.ui.benchmark.run_view import RECENT_BENCHMARKS, read_table
+from napari_beerlanet.ui.benchmark.run_view import RECENT_BENCHMARKS
 from napari_beerlanet.ui.benchmark.widget import BenchmarkWidget
 from napari_beerlanet.ui.common.background_process import RunEnd
 from tinyclasses import write_classes

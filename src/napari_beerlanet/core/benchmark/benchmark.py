@@ -19,7 +19,7 @@ from napari_beerlanet.core.benchmark.data import check_task
 from napari_beerlanet.core.benchmark.estimate import BenchmarkEstimate, estimate_jobs
 from napari_beerlanet.core.benchmark.job import BenchmarkJob, TaskData, find_record
 from napari_beerlanet.core.benchmark.settings import METHODS, BenchmarkSettings
-from napari_beerlanet.core.benchmark.table import ResultTable, table_of
+from napari_beerlanet.core.benchmark.table import PAGE_FILE, TABLE_FILES, ResultTable, table_of
 from napari_beerlanet.core.common.jobs import (
     STOP_FILE,
     JobEntry,
@@ -32,8 +32,7 @@ from napari_beerlanet.core.common.progress import Report
 from napari_beerlanet.core.common.storage import FileError, atomic_path, remove_path
 from napari_beerlanet.core.common.workers import choose_runner
 
-SETTINGS_FILE, FAILURES_FILE, PAGE_FILE = "benchmark.yaml", "failures.csv", "benchmark.html"
-TABLE_FILES = ("table.md", "table.tex", "table.csv", "values.csv")
+FAILURES_FILE = "failures.csv"
 _WRITE_INTERVAL_S = 5.0
 
 
@@ -143,7 +142,7 @@ def run_benchmark(
     lock = lock_results(out)
     try:
         monitor = BenchmarkMonitor(out, chosen, paper, report, ended)
-        monitor.write_settings()
+        chosen.write(out)
         run = choose_runner(workers, scheduler, monitor.progress_of)
         try:
             monitor.skip_done()
@@ -240,14 +239,6 @@ class BenchmarkMonitor(JobMonitor[BenchmarkEntry]):
         self.notes: list[str] = []
         self._last_write = 0.0
         self._data = {task.name: TaskData(task) for task in settings.tasks}
-
-    def write_settings(self) -> None:
-        """The settings, with absolute paths, beside the results."""
-        import yaml
-
-        with atomic_path(self.out / SETTINGS_FILE) as unfinished:
-            text = yaml.safe_dump(self.settings.as_dict(), allow_unicode=True, sort_keys=False)
-            unfinished.write_text(text, encoding="utf-8")
 
     def skip_done(self) -> None:
         """Mark what an earlier run has done."""

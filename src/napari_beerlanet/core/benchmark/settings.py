@@ -25,7 +25,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from napari_beerlanet.core.common.settings import Settings
-from napari_beerlanet.core.common.storage import FileError, read_settings
+from napari_beerlanet.core.common.storage import FileError, atomic_path, read_settings
+
+SETTINGS_FILE = "benchmark.yaml"
+"""In a results folder: the settings that it was made with."""
 
 TaskKind = Literal["detect", "classify"]
 Metric = Literal[
@@ -92,6 +95,13 @@ METHODS: dict[str, Method] = {
         Method("stain-jitter", "Stain jitter", "stains varied in training", jitter="stain"),
         Method("hed-jitter", "HED jitter", "HED channels varied in training", jitter="hed"),
         Method(
+            "beerlanet-jitter",
+            "BeerLaNet + stain jitter",
+            "trained front end, stains varied in training",
+            front_end="beerlanet",
+            jitter="stain",
+        ),
+        Method(
             "batch-statistics",
             "Batch statistics",
             "estimated anew on the test images, without labels",
@@ -99,7 +109,8 @@ METHODS: dict[str, Method] = {
         ),
     )
 }
-"""All methods by their names in files, in the order of the paper's table; then the baselines."""
+"""All methods by their names in files: in the order of the paper's table, then the baselines and
+what combines two."""
 
 
 def find_method(name: object) -> Method:
@@ -276,6 +287,15 @@ class BenchmarkSettings(Settings):
     def task(self, name: str) -> TaskSettings:
         """A task by its name."""
         return next(task for task in self.tasks if task.name == name)
+
+    def write(self, folder: Path) -> Path:
+        """Write them into a results folder, from where `read` takes them; returns the file."""
+        import yaml
+
+        with atomic_path(folder / SETTINGS_FILE) as unfinished:
+            text = yaml.safe_dump(self.as_dict(), allow_unicode=True, sort_keys=False)
+            unfinished.write_text(text, encoding="utf-8")
+        return folder / SETTINGS_FILE
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON and YAML have it; gives the same settings back."""

@@ -14,16 +14,22 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.resources import files
 from itertools import groupby
+from pathlib import Path
 from statistics import fmean, stdev
 from typing import Literal, NamedTuple, get_args
 
 from napari_beerlanet.core.benchmark.settings import (
     METHODS,
     METRIC_TITLES,
+    SETTINGS_FILE,
     BenchmarkSettings,
     TaskKind,
 )
-from napari_beerlanet.core.common.storage import csv_cell
+from napari_beerlanet.core.common.storage import csv_cell, csv_text
+
+PAGE_FILE, VALUES_FILE = "benchmark.html", "values.csv"
+TABLE_FILES = ("table.md", "table.tex", "table.csv", VALUES_FILE)
+"""In a results folder: Markdown, LaTeX, mean and deviation, and each value."""
 
 _PAPER_FILE = "paper_table.csv"
 _KIND_TITLES: dict[TaskKind, str] = {"detect": "Detection", "classify": "Classification"}
@@ -284,6 +290,26 @@ def table_of(settings: BenchmarkSettings, records: Iterable[Mapping[str, object]
                     cell = values.setdefault((str(record["method"]), column), {})
                     cell[int(str(record["seed"]))] = 100 * float(value)
     return ResultTable(columns, settings.methods, values, settings.seeds)
+
+
+def read_table(out: Path) -> ResultTable | None:
+    """The table of a results folder as things stand, None while there is none.
+
+    It is made from the values that the run itself has written, so both are the same.
+    """
+    if not (out / SETTINGS_FILE).is_file():
+        return None
+    settings = BenchmarkSettings.read(out / SETTINGS_FILE)
+    records = []
+    if (out / VALUES_FILE).is_file():
+        with (out / VALUES_FILE).open(encoding="utf-8", newline="") as file:
+            for cells in csv.DictReader(file):
+                line = {name: csv_text(cell) for name, cell in cells.items()}
+                value = {line["metric"]: float(line["percent"]) / 100}
+                measured = {line["laboratory"]: value}
+                facts = {name: line[name] for name in ("task", "method", "seed")}
+                records.append({**facts, "results": measured})
+    return table_of(settings, records)
 
 
 def paper_table() -> ResultTable:

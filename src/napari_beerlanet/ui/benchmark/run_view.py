@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,18 @@ from qtpy.QtCore import Qt, QUrl, Signal
 from qtpy.QtGui import QDesktopServices
 from qtpy.QtWidgets import QHeaderView, QTableWidget, QTableWidgetItem, QVBoxLayout, QWidget
 
-from napari_beerlanet.core.benchmark.settings import METHODS, BenchmarkSettings
-from napari_beerlanet.core.benchmark.table import Cell, ResultTable, TableRow, table_of
+from napari_beerlanet.core.benchmark.settings import METHODS, SETTINGS_FILE, BenchmarkSettings
+from napari_beerlanet.core.benchmark.table import (
+    PAGE_FILE,
+    Cell,
+    ResultTable,
+    TableRow,
+    read_table,
+)
 from napari_beerlanet.core.common.events import RunState
 from napari_beerlanet.core.common.jobs import LOCK_FILE
 from napari_beerlanet.core.common.locking import local_owner
 from napari_beerlanet.core.common.messages import count_of, format_duration
-from napari_beerlanet.core.common.storage import atomic_path, csv_text
 from napari_beerlanet.ui.common.background_process import (
     BackgroundProcess,
     RunEnd,
@@ -38,7 +42,6 @@ from napari_beerlanet.ui.common.panel import Panel, ThemedLabel
 from napari_beerlanet.ui.common.progress_bar import Activity, activity_bar
 from napari_beerlanet.ui.common.recent import RecentPaths
 
-SETTINGS_FILE, PAGE_FILE, VALUES_FILE = "benchmark.yaml", "benchmark.html", "values.csv"
 _EVENTS_FILE = "progress.jsonl"
 _END_TEXTS = RunWording("benchmark", "press Start again", "the last finished epoch")
 _LINE_PX = 24
@@ -65,12 +68,8 @@ class BenchmarkProcess(BackgroundProcess):
 
 def prepare_benchmark_folder(settings: BenchmarkSettings, out: Path) -> Path:
     """Write the settings; the folder that a `BenchmarkProcess` can then start in."""
-    import yaml
-
     out.mkdir(parents=True, exist_ok=True)
-    with atomic_path(out / SETTINGS_FILE) as unfinished:
-        text = yaml.safe_dump(settings.as_dict(), allow_unicode=True, sort_keys=False)
-        unfinished.write_text(text, encoding="utf-8")
+    settings.write(out)
     (out / _EVENTS_FILE).write_bytes(b"")
     RECENT_BENCHMARKS.add(out)
     return out
@@ -88,26 +87,6 @@ def find_running_benchmark() -> tuple[Path, int] | None:
         if number is not None:
             return out, number
     return None
-
-
-def read_table(out: Path) -> ResultTable | None:
-    """The table of an output folder as things stand, None while there is none.
-
-    It is made from the values that the run itself has written, so both are the same.
-    """
-    if not (out / SETTINGS_FILE).is_file():
-        return None
-    settings = BenchmarkSettings.read(out / SETTINGS_FILE)
-    records = []
-    if (out / VALUES_FILE).is_file():
-        with (out / VALUES_FILE).open(encoding="utf-8", newline="") as file:
-            for cells in csv.DictReader(file):
-                line = {name: csv_text(cell) for name, cell in cells.items()}
-                value = {line["metric"]: float(line["percent"]) / 100}
-                measured = {line["laboratory"]: value}
-                facts = {name: line[name] for name in ("task", "method", "seed")}
-                records.append({**facts, "results": measured})
-    return table_of(settings, records)
 
 
 class BenchmarkView(QWidget):

@@ -24,6 +24,7 @@ from superqt.utils import qdebounced
 
 from napari_beerlanet.core.benchmark.settings import (
     METHODS,
+    SETTINGS_FILE,
     BenchmarkSettings,
     LaboratorySettings,
     TaskKind,
@@ -32,7 +33,6 @@ from napari_beerlanet.core.benchmark.settings import (
 from napari_beerlanet.core.common.events import RunState
 from napari_beerlanet.core.common.progress import Report, report_progress
 from napari_beerlanet.ui.benchmark.run_view import (
-    SETTINGS_FILE,
     BenchmarkProcess,
     BenchmarkView,
     find_running_benchmark,
