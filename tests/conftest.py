@@ -25,6 +25,9 @@ AT_START = ROOT / "tests" / "at_start"
 if str(AT_START) not in (_paths := os.environ.get("PYTHONPATH", "").split(os.pathsep)):
     os.environ["PYTHONPATH"] = os.pathsep.join([str(AT_START), *filter(None, _paths)])
 
+sys.path.append(str(AT_START))
+import keep_none  # noqa: E402, F401
+
 # Settings of napari are neither read nor written, which it does with every dock: those of the one
 # who runs the tests shall not matter, and shall stay.
 os.environ.setdefault("NAPARI_CONFIG", "")

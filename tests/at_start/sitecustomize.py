@@ -9,6 +9,8 @@ import atexit
 import gc
 import sys
 
+import keep_none  # noqa: F401
+
 gc.set_threshold(20_000, 20, 100)
 
 
