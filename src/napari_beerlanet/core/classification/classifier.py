@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,7 +32,17 @@ from napari_beerlanet.core.classification.crops import (
 )
 from napari_beerlanet.core.classification.network import ClassificationNetwork
 from napari_beerlanet.core.classification.settings import StainSource
-from napari_beerlanet.core.common.device import describe_device, free_memory, is_out_of_memory
+from napari_beerlanet.core.common.device import (
+    copy_to,
+    describe_device,
+    free_memory,
+    image_layout,
+    is_out_of_memory,
+    no_gradients,
+    on_cpu_note,
+    place_on,
+    precise_dtype,
+)
 from napari_beerlanet.core.common.messages import count_of
 from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
 from napari_beerlanet.core.stains.decompose import decompose
@@ -54,6 +63,7 @@ BATCH_SIZES = {"cuda": 256, "mps": 64}
 Scores = npt.NDArray[np.float32]
 
 _CPU_BATCH = 32
+_CPU = torch.device("cpu")
 _SAMPLE_CROPS = 16  # whose stains are compared with those of training
 _EXPECTED_CELLS = 20.0  # as many as the expected share of infected cells counts for
 _SHARE_STEPS = 200
@@ -114,8 +124,9 @@ class Classifier:
         info: dict[str, Any],
         device: torch.device | str = "cpu",
     ) -> None:
-        self.device = torch.device(device)
-        self.network = network.to(self.device).float().eval()
+        # What a person should know on where it runs is in `notes`.
+        self.device, self.notes = place_on(network, torch.device(device))
+        self.network = network.float().eval()
         self.info = info
         self._runner: ClassificationNetwork | None = None
 
@@ -241,13 +252,16 @@ class Classifier:
         size = settings.input_size
         return np.stack(crops) if crops else np.empty((0, size, size, 3), np.uint8)
 
-    def score_crops(self, crops: Pixels, front: StainFit | None = None) -> Scores:
+    def score_crops(
+        self, crops: Pixels, front: StainFit | None = None, notes: list[str] | None = None
+    ) -> Scores:
         """Calibrated probabilities (n, k) of what `prepare_crops` returns.
 
-        `front`: the stains of the image that they are of; None fits those of each crop.
+        `front`: the stains of the image that they are of; None fits those of each crop. What a
+        person should know is added to `notes`.
         """
-        read = crops.__getitem__
-        return self._calibrated(self._run(read, len(crops), front, "auto", [], None))
+        read, notes = crops.__getitem__, [] if notes is None else notes
+        return self._calibrated(self._run(read, len(crops), front, "auto", notes, None))
 
     @property
     def classes(self) -> list[str]:
@@ -271,18 +285,19 @@ class Classifier:
 
     def to(self, device: torch.device | str) -> Classifier:
         """The same model on another device."""
-        return Classifier(copy.deepcopy(self.network), self.info, device)
+        return Classifier(copy_to(self.network, _CPU), self.info, device)
 
     @property
     def runner(self) -> ClassificationNetwork:
         """A copy of the network for inference, float16 on CUDA; made at the first use."""
         if self._runner is None:
-            network = copy.deepcopy(self.network).eval().requires_grad_(False)
-            network = network.to(memory_format=torch.channels_last)
-            if self.device.type == "cuda":
-                network = network.half()  # the front end stays float32
-            self._runner = network
+            self._runner = self._make_runner(self.device)
         return self._runner
+
+    def _make_runner(self, device: torch.device) -> ClassificationNetwork:
+        network: Any = copy_to(self.network, device).eval().requires_grad_(False)
+        runner: ClassificationNetwork = network.to(memory_format=image_layout(device))
+        return runner.half() if device.type == "cuda" else runner  # the front end stays float32
 
     # --- crops -----------------------------------------------------------------------------------
 
@@ -350,44 +365,55 @@ class Classifier:
         """Logits (n, k)."""
         requested = BATCH_SIZES.get(self.device.type, _CPU_BATCH) if batch == "auto" else int(batch)
         requested = size = max(min(requested, count), 1)
+        device, network = self.device, None
+        notes += [note for note in self.notes if note not in notes]
         parts: list[npt.NDArray[np.float64]] = []
         done = 0
         while done < count:
             report_progress(report, done, count, "classifying")
             crops = read(slice(done, done + size))
             try:
-                parts.append(self._infer(crops, front))
+                if network is None:
+                    network = self.runner if device == self.device else self._make_runner(device)
+                parts.append(self._infer(network, crops, front))
                 done += len(crops)
                 continue
             except Exception as error:
-                if size == 1 or not is_out_of_memory(error):
+                if not is_out_of_memory(error) or (size == 1 and device.type == "cpu"):
                     raise
             # Not in the handler: there the error still holds what the batch has in memory.
-            size //= 2
-            free_memory(self.device)
-        if size < requested:
+            free_memory(device)
+            if size > 1:
+                size //= 2
+            else:
+                notes.append(on_cpu_note(device, "a single crop"))
+                device, network, size = _CPU, None, min(_CPU_BATCH, requested)
+        if size < requested and device == self.device:
             notes.append(f"Memory did not suffice for {requested} crops at a time; {size} did.")
         return np.concatenate([np.empty((0, len(self.classes))), *parts])
 
-    def _infer(self, crops: Pixels, front: StainFit | None) -> npt.NDArray[np.float64]:
+    def _infer(
+        self, network: ClassificationNetwork, crops: Pixels, front: StainFit | None
+    ) -> npt.NDArray[np.float64]:
         """Logits (m, k) of crops (m, size, size, 3)."""
-        network = self.runner
-        half = self.device.type == "cuda"
-        with torch.inference_mode():
+        device = next(network.parameters()).device
+        precise = precise_dtype(device)
+        with no_gradients(device):
             if front is not None:
                 mixed = front.mix_tiles(network, crops)
             else:
                 planes = np.ascontiguousarray(crops.transpose(0, 3, 1, 2))
-                mixed = network.apply_front_end(torch.from_numpy(planes).to(self.device) / 255)
-            mixed = mixed.to(memory_format=torch.channels_last)
-            mixed = mixed.half() if half else mixed
+                mixed = network.apply_front_end(torch.from_numpy(planes).to(device) / 255)
+            mixed = mixed.to(memory_format=image_layout(device))
+            mixed = mixed.half() if device.type == "cuda" else mixed
             views = network.settings.views
             if views == 1:
-                logits = network.forward_mixed(mixed).double()
+                logits = network.forward_mixed(mixed).to(precise)
             else:
-                each = [network.forward_mixed(view).double() for view in turned_views(mixed, views)]
+                turned = turned_views(mixed, views)
+                each = [network.forward_mixed(view).to(precise) for view in turned]
                 logits = torch.stack(each).log_softmax(2).logsumexp(0) - math.log(views)
-        return np.asarray(logits.cpu().numpy())
+        return np.asarray(logits.cpu().numpy(), np.float64)
 
     def _calibrated(self, logits: npt.NDArray[np.float64]) -> Scores:
         # Logit adjustment: training is balanced, what is classified need not be.

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from napari_beerlanet.core.classification.settings import ClassifierSettings
-from napari_beerlanet.core.common.device import import_torchvision, without_compiler
+from napari_beerlanet.core.common.device import image_layout, import_torchvision, without_compiler
 from napari_beerlanet.core.normalization.lstainnorm import LStainNorm
 from napari_beerlanet.core.stains.front_end import (
     PADDING,
@@ -96,8 +96,8 @@ class ClassificationNetwork(StainMixing, nn.Module):
         if self.settings.standardize:
             mean, sd = (mixed.new_tensor(part)[:, None, None] for part in (_MEAN, _SD))
             mixed = (mixed - mean) / sd
-        # Depthwise convolutions on a CPU take half the time this way.
-        logits: Tensor = self.backbone(mixed.contiguous(memory_format=torch.channels_last))
+        # Depthwise convolutions on a CPU take half the time with channels last.
+        logits: Tensor = self.backbone(mixed.contiguous(memory_format=image_layout(mixed.device)))
         return logits
 
     def apply_front_end(self, images: Tensor, weights: Tensor | None = None) -> Tensor:

@@ -339,11 +339,13 @@ class SlideClassification(TileRun[Scores]):
                 colours = palette or self._pixels.palette(subprogress(report, 0.0, 0.8))
                 self._front = fit_palette(model.network, colours)
         self._store = earlier or self._create_store(results, identity, report)
+        self._notes: list[str] = []  # on memory that did not suffice
         facts = {
             "model": model.info.get("name", ""),
             "fit": fit,
             "patch": self.patch,
             "warnings": self._store.header["warnings"],
+            "notes": self._notes,
         }
         scores = np.full((rows, columns, len(model.classes)), np.nan, np.float32)
         self.map = PatchMap(scores, model.classes, self.patch, shape, pixel_size, facts, self.step)
@@ -396,7 +398,9 @@ class SlideClassification(TileRun[Scores]):
 
     def _infer(self, pixels: list[Pixels], numbers: list[int]) -> list[Scores]:
         """Scores (h, w, k) of each tile from the crops of its patches, NaN without tissue."""
-        scores = self.model.score_crops(np.concatenate(pixels), self._front)
+        notes: list[str] = []
+        scores = self.model.score_crops(np.concatenate(pixels), self._front, notes)
+        self._notes += [note for note in notes if note not in self._notes]
         ends = np.cumsum([len(part) for part in pixels])[:-1]
         tiles = []
         for number, part in zip(numbers, np.split(scores, ends), strict=True):

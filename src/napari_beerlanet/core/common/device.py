@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import gc
 import importlib
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -121,11 +122,24 @@ def pick_device(device: str | torch.device = "auto") -> torch.device:
             f'"{device}" is no device name; use "auto" or one of {", ".join(available_devices())}.'
         ) from error
     present = available_devices()
-    if wanted.type not in {name.split(":")[0] for name in present}:
-        raise ValueError(f'This machine has no "{device}"; it has {", ".join(present)}.')
+    known = wanted.type in {name.split(":")[0] for name in present}
     if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
+        known = False
+    if not known and not _holds_tensors(wanted):
         raise ValueError(f'This machine has no "{device}"; it has {", ".join(present)}.')
     return wanted
+
+
+def _holds_tensors(device: torch.device) -> bool:
+    """Whether a device that "auto" never takes is there, such as torch_xla's once imported."""
+    import torch
+
+    if device.type in ("cpu", "cuda", "mps", "meta"):
+        return False
+    try:
+        return torch.zeros(1, device=device).device.type == device.type
+    except Exception:  # each kind of device that is not there has an error of its own
+        return False
 
 
 def available_devices() -> list[str]:
@@ -175,3 +189,70 @@ def free_memory(device: torch.device) -> None:
         torch.cuda.empty_cache()
     elif device.type == "mps":
         torch.mps.empty_cache()
+
+
+def on_cpu_note(device: torch.device, what: str) -> str:
+    """The sentence on a run that a device has no memory for, and that the CPU does instead."""
+    return f"Memory of {describe_device(device)} did not suffice for {what}; the CPU was used."
+
+
+def place_on(module: torch.nn.Module, device: torch.device) -> tuple[torch.device, list[str]]:
+    """Move a module to a device, or the CPU where memory does not suffice; the device, notes."""
+    try:
+        module.to(device)
+        return device, []
+    except Exception as error:
+        if device.type == "cpu" or not is_out_of_memory(error):
+            raise
+    # Not in the handler: there the error still holds what is in memory.
+    module.cpu()
+    free_memory(device)
+    return next(module.parameters()).device, [on_cpu_note(device, "the model")]
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until a device has done all that it was given, for instance to take the time."""
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+    elif device.type != "cpu":
+        torch.zeros(1, device=device).cpu()
+
+
+# --- what not every device can do ---
+
+
+def precise_dtype(device: torch.device) -> torch.dtype:
+    """float64, or float32 on Apple's GPUs, which have nothing better."""
+    import torch
+
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def image_layout(device: torch.device) -> torch.memory_format:
+    """Channels last where that is faster; on Apple's GPUs convolutions of it have wrong results."""
+    import torch
+
+    return torch.channels_last if device.type in ("cpu", "cuda") else torch.contiguous_format
+
+
+def no_gradients(device: torch.device) -> AbstractContextManager[Any]:
+    """`torch.inference_mode`, or `torch.no_grad` on devices that cannot do with it, such as XLA."""
+    import torch
+
+    return torch.inference_mode() if device.type in ("cpu", "cuda", "mps") else torch.no_grad()
+
+
+def copy_to(module: torch.nn.Module, device: torch.device) -> Any:
+    """A copy of a module on a device; nothing is copied where the module is."""
+    import torch
+
+    moved: dict[int, Any] = {
+        id(p): torch.nn.Parameter(p.detach().to(device, copy=True), p.requires_grad)
+        for p in module.parameters()
+    }
+    moved |= {id(b): b.detach().to(device, copy=True) for b in module.buffers()}
+    return copy.deepcopy(module, moved).to(device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -13,8 +12,9 @@ import torch
 
 from napari_beerlanet.core.boxes.detections import Detections, channel_name
 from napari_beerlanet.core.boxes.matching import non_max_suppression
+from napari_beerlanet.core.common.device import copy_to, is_out_of_memory, place_on
 from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
-from napari_beerlanet.core.detection.inference import InferenceRunner
+from napari_beerlanet.core.detection.inference import InferenceRunner, on_cpu
 from napari_beerlanet.core.detection.network import StainDetectionModel
 from napari_beerlanet.core.detection.pipeline import DetectionPipeline, ImageCache, PixelSize
 from napari_beerlanet.core.detection.settings import DetectSettings
@@ -38,8 +38,9 @@ class Detector:
     def __init__(
         self, network: StainDetectionModel, info: dict[str, Any], device: torch.device | str = "cpu"
     ) -> None:
-        self.device = torch.device(device)
-        self.network = network.to(self.device).float().eval()
+        # What a person should know on where it runs is in `notes`.
+        self.device, self.notes = place_on(network, torch.device(device))
+        self.network = network.float().eval()
         self.info = info
         self._runner: InferenceRunner | None = None
         self._image_cache = ImageCache()
@@ -98,7 +99,7 @@ class Detector:
             densities=densities,
             batch=batch,
         )
-        notes: list[str] = []
+        notes = list(self.notes)
         pixels = self.network.normalize(to_uint8(check_rgb(rgb).pixels), notes)
         cached = self._image_cache.get(pixels)
         pipeline = DetectionPipeline(
@@ -142,14 +143,21 @@ class Detector:
 
     def to(self, device: torch.device | str) -> Detector:
         """The same model on another device."""
-        return Detector(copy.deepcopy(self.network), self.info, device)
+        return Detector(copy_to(self.network, torch.device("cpu")), self.info, device)
 
     @property
     def runner(self) -> InferenceRunner:
-        """The fused network; made at the first use."""
-        if self._runner is None:
+        """The fused network; made at the first use, on the CPU where memory does not suffice."""
+        if self._runner is not None:
+            return self._runner
+        try:
             self._runner = InferenceRunner(self.network, self.device)
-        return self._runner
+            return self._runner
+        except Exception as error:
+            if self.device.type == "cpu" or not is_out_of_memory(error):
+                raise
+        # Not kept: the next run may find more memory.
+        return on_cpu(self.network, self.device, "the network")
 
 
 def detect_windows(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -13,7 +12,14 @@ import torch
 
 from napari_beerlanet.core.boxes.detections import RawDetections
 from napari_beerlanet.core.boxes.matching import non_max_suppression
-from napari_beerlanet.core.common.device import free_memory, is_out_of_memory
+from napari_beerlanet.core.common.device import (
+    copy_to,
+    free_memory,
+    image_layout,
+    is_out_of_memory,
+    no_gradients,
+    on_cpu_note,
+)
 from napari_beerlanet.core.common.progress import Report, report_progress
 from napari_beerlanet.core.common.rectangle import Rectangle
 from napari_beerlanet.core.detection import tiling
@@ -31,11 +37,12 @@ class InferenceRunner:
     """A fused copy of the network on a device: float16 on CUDA, channels last."""
 
     def __init__(self, network: StainDetectionModel, device: torch.device) -> None:
-        self.device = device
+        self.device, self.source = device, network
+        self.notes: list[str] = []  # what a person should know on where it runs
         self.half = device.type == "cuda"
-        self.network = copy.deepcopy(network).eval().fuse(verbose=False).to(device)
+        self.network = copy_to(network, device).eval().fuse(verbose=False).to(device)
         self.network.requires_grad_(False)
-        self.network = self.network.to(memory_format=torch.channels_last)
+        self.network = self.network.to(memory_format=image_layout(device))
         if self.half:
             self.network = self.network.half()  # the front end stays float32
         # Of networks that suppress duplicates by themselves.
@@ -115,8 +122,8 @@ class InferenceRunner:
         padded = [tiling.pad_tile(tile, self._stride) for tile in cut]
         top, left = padded[0][1]
         x = fit.mix_tiles(self.network, np.stack([tile for tile, _ in padded]))
-        x = x.to(memory_format=torch.channels_last)
-        with self._lock, torch.inference_mode():
+        x = x.to(memory_format=image_layout(self.device))
+        with self._lock, no_gradients(self.device):
             raw = self.network.predict_mixed(x.half() if self.half else x)
         end2end = bool(getattr(self.network, "end2end", False))
         found = select_boxes(raw, self.network.model[-1].nc, min_score, iou, end2end)
@@ -146,7 +153,15 @@ class InferenceRunner:
         ]
 
 
-@torch.inference_mode()
+def on_cpu(network: StainDetectionModel, device: torch.device, what: str) -> InferenceRunner:
+    """A runner on the CPU, as the memory of a device does not suffice for `what`."""
+    free_memory(device)
+    runner = InferenceRunner(network, torch.device("cpu"))
+    runner.notes = [on_cpu_note(device, what)]
+    return runner
+
+
+@torch.no_grad()
 def select_boxes(
     raw: Any, classes: int, min_score: float, iou: float, end2end: bool = False
 ) -> list[RawDetections]:
@@ -160,19 +175,25 @@ def select_boxes(
     torchvision is loaded, and after some time leaves tiles out.
     """
     prediction = raw[0] if isinstance(raw, (list, tuple)) else raw
+    if end2end:
+        scores, labels = prediction[..., 4], prediction[..., 5]
+    else:
+        scores, labels = prediction[:, 4 : 4 + classes].max(dim=1)
+    image, place = (scores > min_score).nonzero(as_tuple=True)
+    if end2end:
+        corners = prediction[image, place, :4].float()
+    else:
+        box = prediction[image, :4, place].float()
+        centre, size = box[:, :2], box[:, 2:]
+        corners = torch.cat([centre - size / 2, centre + size / 2], dim=1)
+    facts = (scores[image, place], labels[image, place], image)
+    # All images in one table, so that it is one transfer from the device.
+    table = torch.cat([corners, *(fact.float()[:, None] for fact in facts)], dim=1).cpu().numpy()
+    ends = np.searchsorted(table[:, 6], np.arange(1, len(prediction)))
     selected = []
-    for image in prediction:
-        if end2end:
-            corners, scores, labels = image[:, :4], image[:, 4], image[:, 5]
-        else:
-            centre, size = image[:2].T.float(), image[2:4].T.float()
-            corners = torch.cat([centre - size / 2, centre + size / 2], dim=1)
-            scores, labels = image[4 : 4 + classes].max(dim=0)
-        likely = scores > min_score
+    for rows in np.split(table, ends):
         part = RawDetections(
-            corners[likely].float().cpu().numpy(),
-            labels[likely].long().cpu().numpy(),
-            scores[likely].float().cpu().numpy(),
+            np.ascontiguousarray(rows[:, :4]), rows[:, 5].astype(np.int64), rows[:, 4].copy()
         )
         if not end2end:
             part = part[non_max_suppression(part.xyxy, part.scores, part.labels, iou)]

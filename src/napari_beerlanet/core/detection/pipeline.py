@@ -26,7 +26,7 @@ from napari_beerlanet.core.common.progress import (
 )
 from napari_beerlanet.core.common.storage import pixel_hash
 from napari_beerlanet.core.detection import scale_search, tiling
-from napari_beerlanet.core.detection.inference import InferenceRunner
+from napari_beerlanet.core.detection.inference import InferenceRunner, on_cpu
 from napari_beerlanet.core.detection.scale_search import (
     MAX_MAGNIFICATION,
     ScaleChoice,
@@ -121,7 +121,7 @@ class DetectionPipeline:
         self.settings, self.report, self._size_hint = settings, report, check_size_hint(size_hint)
         self._cached = cached or ImageCacheEntry()
         self.tile = self._requested_tile = self._tile_side()
-        self.notes: list[str] = []
+        self.notes = list(runner.notes)
         self.shape: tuple[int, int] = pixels.shape[:2]
         self._sizes: dict[str, dict[str, float]] = info.get("object_sizes") or {}
         self.training_sizes = TrainingSizes.of(self._sizes, info["classes"])
@@ -299,13 +299,29 @@ class DetectionPipeline:
             self._halve_tiles()
 
     def _halve_tiles(self) -> None:
-        if self.tile < 2 * MIN_TILE:
+        """Smaller tiles, and after the smallest the CPU."""
+        self.runner.free_memory()
+        if self.tile >= 2 * MIN_TILE:
+            self.tile //= 2
+        elif self.move_to_cpu(f"tiles of {self.tile} pixels"):
+            self.tile = self._requested_tile = self._tile_side()
+        else:
             raise MemoryError(
                 f"Memory of {describe_device(self.runner.device)} does not suffice even for tiles "
-                f'of {self.tile} pixels; close other programs or use device="cpu".'
+                f"of {self.tile} pixels; close other programs or use a smaller image."
             )
-        self.tile //= 2
-        self.runner.free_memory()
+
+    def move_to_cpu(self, what: str) -> bool:
+        """Have the CPU do the rest, as the device's memory does not suffice for `what`.
+
+        False if it does already. The detector keeps its device, and tries it again for the next
+        image.
+        """
+        if self.runner.device.type == "cpu":
+            return False
+        self.runner = on_cpu(self.runner.source, self.runner.device, what)
+        self.notes += self.runner.notes
+        return True
 
     def _run_grid(self, pixels: Pixels, grid: TileGrid, report: Report | None) -> NetworkPass:
         """All tiles of a grid, merged."""
@@ -336,7 +352,16 @@ class DetectionPipeline:
         """The front end fitted to all pixels of the image."""
         fits = self._cached.fits
         if "whole" not in fits:
-            fits["whole"] = fit_stain(self.runner.network, fill_transparent(self.pixels))
+            try:
+                fits["whole"] = fit_stain(self.runner.network, fill_transparent(self.pixels))
+            except MemoryError:
+                self.notes.append(
+                    "Memory did not suffice to count the colours of all pixels; stains were fitted "
+                    "to a sample of them."
+                )
+        if "whole" not in fits:
+            sample = fill_transparent(subsample_pixels(self.pixels))
+            fits["whole"] = fit_stain(self.runner.network, sample)
         return fits["whole"]
 
     @property

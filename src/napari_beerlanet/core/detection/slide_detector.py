@@ -180,7 +180,7 @@ class SlideDetection(TileRun[RawDetections]):
         """Resolution, stain and tiles: from an earlier run's results, or found now."""
         cached, info, runner = ImageCacheEntry(), self.model.info, self.model.runner
         normalizer = runner.network.normalizer
-        notes: list[str] = []
+        notes = list(self.model.notes)
         if earlier is None:
             palette = palette or self.pixels.palette(subprogress(self._report, 0.0, 0.8))
         if normalizer is not None:
@@ -189,7 +189,7 @@ class SlideDetection(TileRun[RawDetections]):
             assert palette is not None
             self._palette = palette_to_arrays(palette)
             self.pixels, palette, colour_map = self.pixels.normalized(normalizer, palette)
-            notes = list(colour_map.notes)
+            notes += colour_map.notes
         if earlier is not None:
             cached.fits["whole"] = fit_from_arrays(earlier.arrays)
         else:
@@ -248,6 +248,8 @@ class SlideDetection(TileRun[RawDetections]):
         if len(pixels) > 1:
             one_by_one = (self._infer([p], [k]) for p, k in zip(pixels, numbers, strict=True))
             return [raw for part in one_by_one for raw in part]
+        if pipeline.move_to_cpu(f"tiles of {pipeline.tile} pixels"):
+            return self._infer(pixels, numbers)
         raise MemoryError(f"Memory does not suffice for tiles of {pipeline.tile} pixels; set tile.")
 
     def _merge_tile(self, number: int) -> tuple[RawDetections, RawDetections]:

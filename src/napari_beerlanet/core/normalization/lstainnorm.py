@@ -78,8 +78,9 @@ class LStainNorm(KeepsFloat32):
     def fit(self, palettes: Sequence[Palette]) -> None:
         """Take σ₀ and μ₀ from the colours of training images: the mean of each image's own."""
         each = np.mean([self.palette_statistics(palette) for palette in palettes], axis=0)
-        self.template_mean.copy_(torch.from_numpy(each[..., 0]))
-        self.template_sd.copy_(torch.from_numpy(each[..., 1]))
+        # Rounded here: a device without float64 could not.
+        self.template_mean.copy_(torch.from_numpy(each[..., 0]).float())
+        self.template_sd.copy_(torch.from_numpy(each[..., 1]).float())
 
     def palette_statistics(self, palette: Palette) -> npt.NDArray[np.float64]:
         """(3, 3, 2) float64: mean and deviation by space and channel of an image's colours."""

@@ -175,6 +175,7 @@ class StainMixing:
         under the same, mean light. None takes `typical_colours`.
         """
         m = self.mix.in_channels
+        # On the CPU, wherever the network is: not every device solves equations, or has float64.
         G, P = torch.zeros(3, m + 1, m + 1), torch.zeros(3, m + 1, 1)
         images = typical_colours() if images is None else images
         pairs = [self._inputs_and_colours(image) for image in images]
@@ -196,7 +197,7 @@ class StainMixing:
         planes = torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))
         x = (planes.float() / 255).to(self.mix.weight.device)
         D = self.stain.forward_readout(x[None], readout=self.mix_inputs)[0].flatten(1)
-        return torch.cat([D, torch.ones_like(D[:1])]), x.flatten(1)
+        return torch.cat([D, torch.ones_like(D[:1])]).cpu(), x.flatten(1).cpu()
 
 
 def is_padding(X: Tensor, domain: Domain) -> Tensor:
@@ -255,7 +256,7 @@ class StainFit:
         with torch.no_grad():
             if not network.has_stain:
                 images = torch.from_numpy(tiles).to(device).permute(0, 3, 1, 2).float() / 255
-                of_image = torch.tensor(self.statistics, dtype=torch.float32, device=device)
+                of_image = torch.from_numpy(self.statistics.astype(np.float32)).to(device)
                 return network.apply_plain(images, of_image[None])
             if device.type == "cpu":
                 return torch.stack([self._mix_colours(network, tile) for tile in tiles])
@@ -276,14 +277,24 @@ class StainFit:
         x = tiles.permute(3, 0, 1, 2).reshape(3, -1).float() / 255
         X = x.clamp(FLOAT_FLOOR, None).log() if self.domain == "log" else x
         D = X.new_zeros((0, X.shape[1]))
-        for step in self.densities.maps:
-            M, N, b = (torch.tensor(t, dtype=X.dtype, device=X.device) for t in step)
+        maps, scale = self._maps_on(X.device)
+        for step in maps:
+            M, N, b = step
             D = torch.relu(M.T @ D + N.T @ X + b[:, None])
-        D *= torch.tensor(self.densities.scale, dtype=X.dtype, device=X.device)[:, None]
+        D *= scale[:, None]
         w = (~is_padding(X, self.domain)).to(X.dtype)
         parts = (t.reshape(*t.shape[:-1], n, -1).unbind(-2) for t in (X, D, w))
         mixed = [network.mix_densities(*tile) for tile in zip(*parts, strict=True)]
         return torch.stack(mixed).reshape(n, 3, height, width)
+
+    def _maps_on(self, device: torch.device) -> tuple[list[tuple[Tensor, ...]], Tensor]:
+        """Maps and scale of the densities as float32 on a device, copied there all at once."""
+        arrays = [np.asarray(t) for step in self.densities.maps for t in step]
+        arrays.append(np.asarray(self.densities.scale))
+        flat = np.concatenate([t.ravel() for t in arrays]).astype(np.float32)
+        parts = torch.split(torch.from_numpy(flat).to(device), [t.size for t in arrays])
+        *tensors, scale = (p.reshape(t.shape) for p, t in zip(parts, arrays, strict=True))
+        return [tuple(tensors[k : k + 3]) for k in range(0, len(tensors), 3)], scale
 
     def planes(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
         """Densities (r, h, w) float32 of pixels (h, w, 3)."""
@@ -328,7 +339,7 @@ def own_stain(network: StainMixing, kind: str) -> StainFrontEnd:
 def decompose_settings(stain: BeerLaNet) -> dict[str, Any]:
     """How a front end decomposes stains, as arguments of `decompose`."""
     with torch.no_grad():
-        S, lam, gamma = (p.double().cpu() for p in (stain.spectra, stain.lam, stain.gamma))
+        S, lam, gamma = (p.cpu().double() for p in (stain.spectra, stain.lam, stain.gamma))
     return {
         "iterations": stain.iterations,
         "spectra": S.numpy(),
@@ -355,7 +366,7 @@ def fit_palette(network: StainMixing, palette: Palette) -> StainFit:
     w = np.where((colours == PADDING_GREY).all(1), 0.0, palette.counts)
     columns = ArrayColumns(to_columns(colours, stain.domain), w, stain.reference_pixels)
     with torch.no_grad():
-        learned = [p.double().cpu().numpy() for p in (stain.spectra, stain.lam, stain.gamma)]
+        learned = [p.cpu().double().numpy() for p in (stain.spectra, stain.lam, stain.gamma)]
     settings = {"iterations": stain.iterations, "unit_spectra": stain.unit_spectra}
     done = unroll([columns], learned[0], *(float(p) for p in learned[1:]), **settings)
     maps = [(M[0], N[0], b[0]) for M, N, b in done.maps]

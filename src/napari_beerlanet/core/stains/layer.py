@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from napari_beerlanet.core.common.device import precise_dtype
 from napari_beerlanet.core.common.threads import chunk_slices, map_chunks
 from napari_beerlanet.core.images import Domain
 from napari_beerlanet.core.images.rgb import FLOAT_FLOOR
@@ -33,6 +34,7 @@ from napari_beerlanet.core.stains.solver.unroll_backward import (
 )
 
 _MAX_LOG_PENALTY = 40.0  # of λ and γ: beyond it nothing lives, and sums would overflow
+_SORTED_CODES = 1 << 17  # pixels of an image up to which a GPU sorts its colours
 _PIXELS_PER_TASK = 1 << 18  # pixels per task of the look-up's gradient: fixed, as sums depend on it
 
 
@@ -204,7 +206,7 @@ class BeerLaNet(nn.Module):
             values, counts, rows = distinct_colours(values)
             if rows is None and self.method == "palette":
                 raise ValueError('method="palette" takes 8-bit images (k / 255); use "auto".')
-        precise = torch.float32 if image.device.type == "mps" else torch.float64
+        precise = precise_dtype(image.device)
         values = values.to(precise)
         if weights is not None:
             flat = weights.reshape(-1).to(precise)
@@ -238,9 +240,26 @@ def distinct_colours(values: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     level = grey.round()
     if not bool(((level - grey).abs() <= min(tolerance, 0.25)).all()):
         return values, values, None
-    key = (level[0] * 65536 + level[1] * 256 + level[2]).long()
-    keys, rows, counts = torch.unique(key, return_inverse=True, return_counts=True)
-    return torch.stack([keys >> 16, (keys >> 8) & 255, keys & 255]) / 255.0, counts, rows
+    red, green, blue = level.long()
+    found, numbers, places = count_codes((red << 16) | (green << 8) | blue)
+    levels = torch.stack([found >> 16, (found >> 8) & 255, found & 255])
+    return levels.to(precise_dtype(values.device)) / 255, numbers, places
+
+
+def count_codes(codes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Distinct 24-bit codes of (n,) int64, ascending, their counts, each one's place among them.
+
+    On any device, by a histogram of all colours that there are: a GPU adds to one faster than it
+    sorts. Few codes are sorted, as that is less work than to clear the histogram.
+    """
+    if len(codes) < _SORTED_CODES:
+        distinct, places, counts = torch.unique(codes, return_inverse=True, return_counts=True)
+        return distinct, counts, places
+    histogram = torch.bincount(codes, minlength=1 << 24)
+    present = histogram > 0
+    distinct = present.nonzero()[:, 0]
+    place_of = present.cumsum(0, dtype=torch.int32) - 1
+    return distinct, histogram[distinct], place_of[codes].long()
 
 
 def _weights_per_image(weights: Tensor | None) -> Any:

@@ -18,7 +18,7 @@ import torch
 from napari_beerlanet.core.checkpoints.checkpoint import load_classifier, load_detector
 from napari_beerlanet.core.classification.classifier import Classifier
 from napari_beerlanet.core.classification.network import ClassificationNetwork
-from napari_beerlanet.core.common.device import describe_device, pick_device
+from napari_beerlanet.core.common.device import describe_device, pick_device, synchronize
 from napari_beerlanet.core.common.events import EventTail
 from napari_beerlanet.core.common.messages import count_of
 from napari_beerlanet.core.common.progress import Report, report_progress
@@ -260,8 +260,7 @@ def _time_call(work: Any, device: torch.device) -> float:
     while calls == 0 or (time.perf_counter() - started < _MIN_TIMING_S and calls < 5):
         work()
         calls += 1
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        synchronize(device)
     return (time.perf_counter() - started) / calls
 
 

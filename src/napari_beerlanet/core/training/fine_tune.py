@@ -14,12 +14,13 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from napari_beerlanet.core.checkpoints.info import to_json_types
+from napari_beerlanet.core.common.device import free_memory, is_out_of_memory, pick_device
 from napari_beerlanet.core.common.events import Event, EventCallback, loaded, run_process
 from napari_beerlanet.core.common.messages import error_message
 from napari_beerlanet.core.common.progress import Cancelled, Progress, Report
@@ -212,6 +213,7 @@ class TrainingRun:
 
     settings_type: type[RunSettings]
     task = "detect"
+    smallest_batch = 1
     normalizer: Normalizer | None = None
     """Where it is no file yet."""
 
@@ -304,6 +306,39 @@ class TrainingRun:
         self.folder.write_results(state["rows"])
         self.folder.write_run(epoch=epoch)
 
+    def train_within_memory(
+        self, settings: Any, state: dict[str, Any] | None, train: Callable[[Any, Any], None]
+    ) -> Any:
+        """train(settings, state) with what a GPU's memory allows; returns the settings that did.
+
+        Where it does not suffice, the run resumes after its last finished epoch with half the
+        batch, and after the smallest on the CPU with the batch that was asked for.
+        """
+        requested = settings.batch
+        while True:
+            try:
+                train(settings, state)
+                return settings
+            except Exception as error:
+                if len(settings.devices) > 1 or not is_out_of_memory(error):
+                    raise
+                device = pick_device(settings.devices[0])
+                if device.type == "cpu":
+                    raise
+            # Not in the handler: there the error still holds what is in memory.
+            free_memory(device)
+            size = settings.batch_size
+            if size > self.smallest_batch:
+                settings = settings.replace(batch=max(size // 2, self.smallest_batch))
+                now = f"training resumes with {settings.batch}"
+            else:
+                settings = settings.replace(batch=requested, device="cpu")
+                now = "training resumes on the CPU"
+            message = f"Memory of {device} did not suffice for a batch of {size}; {now}."
+            self.emit({"event": "warning", "message": message})
+            self.folder.write_run(settings=settings.model_dump())
+            state = self.folder.read_state()
+
     def emit(self, event: Event) -> None:
         """Write an event down and pass it on."""
         event = to_json_types(event)
@@ -344,8 +379,14 @@ class _DetectorRun(TrainingRun):
             else:
                 from napari_beerlanet.core.training.setup import train_in_process
 
-                train_in_process(self.folder, settings, state, self.emit, self.report)
-        return load_detector(self.folder.best, device=devices[0])
+                settings = self.train_within_memory(
+                    settings,
+                    state,
+                    lambda now, before: train_in_process(
+                        self.folder, now, before, self.emit, self.report
+                    ),
+                )
+        return load_detector(self.folder.best, device=settings.devices[0])
 
     def _resolve(self, settings: TrainSettings) -> TrainSettings:
         """With all defaults resolved and written down: a run is resumed as it was started."""

@@ -279,7 +279,7 @@ class TrainSettings(RunSettings):
             "seed": self.seed,
             "device": ",".join(name.partition(":")[2] or "0" for name in devices)
             if kind == "cuda"
-            else kind,
+            else devices[0],
             "save_dir": folder,
             "workers": 8 if kind == "cuda" else 0,
             "amp": _amp_dtype(kind),

@@ -23,6 +23,7 @@ from napari_beerlanet.core.checkpoints.checkpoint import checkpoint_hash, load_d
 from napari_beerlanet.core.checkpoints.info import still_unknown
 from napari_beerlanet.core.checkpoints.layout import check_layout
 from napari_beerlanet.core.checkpoints.serialize import describe_network
+from napari_beerlanet.core.common.device import image_layout
 from napari_beerlanet.core.common.events import EventCallback
 from napari_beerlanet.core.common.messages import error_detail, one_line
 from napari_beerlanet.core.common.progress import Report, subprogress
@@ -126,7 +127,8 @@ class TrainingSetup:
         trainer = self._trainer(monitor, state)
         if rows:  # Ultralytics removes them when a trainer is made
             self.folder.write_results(rows)
-        trainer.model = self.network.to(memory_format=torch.channels_last)
+        layout = image_layout(trainer.device)
+        trainer.model = self.network.to(memory_format=layout)
         every = self.settings.validate_every or 1
         first = (state["epoch"] + 1) * every + 1 if state is not None else 1
         emit(

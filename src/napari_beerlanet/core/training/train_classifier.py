@@ -190,6 +190,12 @@ class ClassifierTrainSettings(ClassifierSettings, RunSettings):
         open_ = {key: v for key, v in chosen.items() if getattr(self, key) is None}
         return self.replace(**open_)
 
+    @property
+    def batch_size(self) -> int:
+        """Crops per step, of settings that are resolved."""
+        assert self.batch is not None
+        return self.batch
+
     def command(self, data: str) -> str:
         """The same training on the command line, for the training record."""
         words = ["napari-beerlanet", "train", "--task", "classify", "--data", data]
@@ -296,6 +302,7 @@ def train_classifier(
 class _ClassifierRun(TrainingRun):
     settings_type = ClassifierTrainSettings
     task = "classify"
+    smallest_batch = 2  # one crop has no statistics
     own_backbone: nn.Module | None = None
 
     def check_startable(self, requested: ClassifierTrainSettings, start: Any) -> None:
@@ -343,8 +350,11 @@ class _ClassifierRun(TrainingRun):
             for note in notes:
                 self.emit({"event": "warning", "message": note})
             training = subprogress(self.report, _DATA_CHECK_FRACTION, 1.0)
-            train_in_process(
-                self.folder, settings, dataset, state, self.emit, training, self.own_backbone
+            more = self.emit, training, self.own_backbone
+            settings = self.train_within_memory(
+                settings,
+                state,
+                lambda now, before: train_in_process(self.folder, now, dataset, before, *more),
             )
         return load_classifier(self.folder.best, settings.devices[0], backbone=self.own_backbone)
 

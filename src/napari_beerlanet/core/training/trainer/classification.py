@@ -29,6 +29,7 @@ from napari_beerlanet.core.classification.crops import (
 )
 from napari_beerlanet.core.classification.network import ClassificationNetwork, head_keys
 from napari_beerlanet.core.classification.settings import ClassifierSettings
+from napari_beerlanet.core.common.device import image_layout
 from napari_beerlanet.core.common.threads import run_parallel
 from napari_beerlanet.core.detection.ultralytics_api import cv2
 from napari_beerlanet.core.evaluation.classification import classification_metrics, classify_items
@@ -309,7 +310,8 @@ class ClassifierTrainer:
         state: Mapping[str, Any] | None = None,
     ) -> None:
         self.network: ClassificationNetwork
-        self.network = network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        layout = image_layout(device)
+        self.network = network.to(device, memory_format=layout)  # type: ignore[call-overload]
         self.dataset, self.settings = dataset, settings
         self.augmentation, self.device, self.callback = augmentation, device, callback
         self.parent = None if parent is None else {k: v.clone() for k, v in parent.items()}

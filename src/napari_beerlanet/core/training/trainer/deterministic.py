@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import inspect
 import math
 import os
 import random
@@ -24,6 +25,10 @@ from napari_beerlanet.core.detection.ultralytics_api import DetectionTrainer, De
 from napari_beerlanet.core.training.runs import TrainingDiverged
 
 _RANK = int(os.environ.get("RANK", "-1"))  # of this process in multi-GPU training, -1 without it
+
+
+_FOREIGN_DEVICES = ("xla",)
+"""Types of devices that torch knows and Ultralytics does not."""
 
 
 class TrainingCallback(Protocol):
@@ -59,7 +64,11 @@ class DeterministicTrainer(DetectionTrainer):  # type: ignore[misc]
         self.batch_number = self._batches_since_step = 0
         if overrides.get("compile"):
             importlib.import_module("torch._inductor")  # made deterministic if it is there
-        super().__init__(overrides=overrides)
+        device = str(overrides.get("device", ""))
+        foreign = device.partition(":")[0] in _FOREIGN_DEVICES
+        super().__init__(overrides={**overrides, "device": "cpu"} if foreign else overrides)
+        if foreign:
+            self.device = torch.device(device)
         self._remove_ultralytics_files()
 
     def _remove_ultralytics_files(self) -> None:
@@ -89,9 +98,20 @@ class DeterministicTrainer(DetectionTrainer):  # type: ignore[misc]
             if self.callback is not None:
                 self.callback.on_batch_end(self)
 
+    def _get_memory(self, fraction: bool = False) -> float:
+        """Ultralytics' measure; a device that it does not know has none."""
+        if self.device.type in _FOREIGN_DEVICES:
+            return 0.0
+        return float(super()._get_memory(fraction))
+
+    def _clear_memory(self, threshold: float | None = None) -> None:
+        if self.device.type not in _FOREIGN_DEVICES:
+            super()._clear_memory(threshold)
+
     def get_validator(self) -> Any:
         """Ultralytics' validator, without its callbacks."""
-        return DetectionValidator(
+        kind = _PlainValidator if self.device.type in _FOREIGN_DEVICES else DetectionValidator
+        return kind(
             self.test_loader,
             save_dir=self.save_dir,
             args=copy.copy(self.args),
@@ -212,6 +232,15 @@ class DeterministicTrainer(DetectionTrainer):  # type: ignore[misc]
             model.criterion = model.init_criterion()
             model.criterion.updates = self.start_epoch - 1
             model.criterion.update()
+
+
+class _PlainValidator(DetectionValidator):  # type: ignore[misc]
+    """Ultralytics' validator without its inference mode, which not every device can do with."""
+
+    @torch.no_grad()
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """See `DetectionValidator`."""
+        return inspect.unwrap(DetectionValidator.__call__)(self, *args, **kwargs)
 
 
 def unwrap_model(model: Any) -> Any:
