@@ -108,6 +108,15 @@ class DeterministicTrainer(DetectionTrainer):  # type: ignore[misc]
         if self.device.type not in _FOREIGN_DEVICES:
             super()._clear_memory(threshold)
 
+    def get_dataloader(self, *args: Any, **kwargs: Any) -> Any:
+        """Ultralytics' loader; for a device that it does not know as for the CPU."""
+        device = self.device
+        self.device = torch.device("cpu") if device.type in _FOREIGN_DEVICES else device
+        try:
+            return super().get_dataloader(*args, **kwargs)
+        finally:
+            self.device = device
+
     def get_validator(self) -> Any:
         """Ultralytics' validator, without its callbacks."""
         kind = _PlainValidator if self.device.type in _FOREIGN_DEVICES else DetectionValidator
