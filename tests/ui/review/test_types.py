@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from napari_beerlanet.core.review.review import load_review
+from napari_beerlanet.core.review.review import DetectionFilter, load_review
 from napari_beerlanet.ui.common.session import get_session
 from reviews import some
 from tinyclasses import tiny_backbone, tiny_classifier
@@ -68,6 +68,40 @@ def test_one_key_corrects_the_type_of_one_or_of_many(opened):
     again, count = load_review(panel.autosave.path, some())
     assert count == 2
     assert again.type_of(WHITE[0]) == "monocyte"
+
+
+def test_a_corrected_type_has_its_own_probability_wherever_it_stands(opened, until):
+    _, panel, layer = opened
+    row = int(WHITE[0])
+    before = layer.detections.columns["probability"].copy()
+    own, other = (panel.review.detections.columns[f"P({name})"][row] for name in TYPES[:2])
+    layer.set_colour_by("type")
+    layer.set_labels_visible(True)
+
+    def shown():
+        """The table's cell, the feature of the box, and its label on the canvas."""
+        place = layer.rows.tolist().index(row)
+        feature = float(layer.layer.features["probability"][place])
+        label = layer.layer.text.values[place]
+        return cells(panel, "probability")[panel.rows.tolist().index(row)], feature, label
+
+    first = (f"{own:.3f}", pytest.approx(own), f"neutrophil {own:.2f}")
+    assert shown() == first
+    panel.go_to(row)
+    panel.keys["2"]()
+    # What the classifier gives the new type; its label has no number, as the answer is a person's.
+    assert shown() == (f"{other:.3f}", pytest.approx(other), "monocyte")
+    assert panel.review.mask(DetectionFilter(ranges={"probability": (0.9, 1.0)}))[row] == 0
+    panel.keys["U"]()
+    assert shown() == first
+    # A type that the classifier does not know; the model's own answer is untouched.
+    panel.review.relabel_type([row], "blast")
+    panel._decisions_changed()
+    text, feature, label = shown()
+    assert (text, np.isnan(feature), label) == ("", True, "blast")
+    panel.keys["U"]()
+    assert shown() == first
+    np.testing.assert_array_equal(layer.detections.columns["probability"], before)
 
 
 def test_table_filter_and_order(opened, until):

@@ -186,6 +186,8 @@ class Review:
             return np.array(STATES, dtype=object)[self.status[rows]]
         if name == TYPE_COLUMN:
             return np.array([*self.type_names, ""], dtype=object)[self.type_labels[rows]]
+        if name == PROBABILITY_COLUMN and self.has_type_probability:
+            return self._probability(rows)
         plain: dict[str, Callable[[], npt.NDArray[Any]]] = {
             "confidence": lambda: self.detections.scores[rows],
             "area": lambda: (x2 - x1) * (y2 - y1),
@@ -355,6 +357,25 @@ class Review:
         """Whether a classifier has said how probable types are."""
         return PROBABILITY_COLUMN in self.numeric_columns
 
+    def _probability(self, rows: RowIndices | slice) -> npt.NDArray[Any]:
+        """(m,) of the types that rows have now.
+
+        A type that the reviewer has changed has the probability that the classifier gave it, NaN
+        where it does not know that type.
+        """
+        given = self.detections.columns
+        said: npt.NDArray[Any] = given[PROBABILITY_COLUMN][rows]
+        labels = self.type_labels[rows]
+        changed = self.detections.type_labels[rows] != labels
+        if not changed.any():
+            return said
+        now = np.where(changed, np.nan, said).astype(said.dtype)
+        for label, name in enumerate(self.type_names):
+            mine = changed & (labels == label)
+            if f"P({name})" in given and mine.any():
+                now[mine] = given[f"P({name})"][rows][mine]
+        return now
+
     def _type_probability(self) -> npt.NDArray[np.float64]:
         """(n,) of the type; NaN, which sorts last, where there is none."""
         if not self.has_type_probability:
@@ -396,24 +417,11 @@ class Review:
         )
 
     def _reviewed_types(self, rows: RowIndices) -> dict[str, npt.NDArray[Any]]:
-        """The columns of types and their probability, as the reviewer has them.
-
-        A type that the reviewer has changed has the probability that the classifier gave it, NaN
-        where it does not know that type.
-        """
+        """The columns of types and their probability, as the reviewer has them."""
         if not self.type_names:
             return {}
-        columns: dict[str, npt.NDArray[Any]] = {TYPE_COLUMN: self.column(TYPE_COLUMN, rows)}
-        before, labels = self.detections.type_labels[rows], self.type_labels[rows]
-        if self.has_type_probability and (before != labels).any():
-            probability = self.detections.columns[PROBABILITY_COLUMN][rows].copy()
-            probability[before != labels] = np.nan
-            for label, name in enumerate(self.type_names):
-                now = (before != labels) & (labels == label)
-                if now.any() and f"P({name})" in self.detections.columns:
-                    probability[now] = self.detections.columns[f"P({name})"][rows][now]
-            columns[PROBABILITY_COLUMN] = probability
-        return columns
+        names = [TYPE_COLUMN, *([PROBABILITY_COLUMN] if self.has_type_probability else [])]
+        return {name: self.column(name, rows) for name in names}
 
     def accepted(self) -> Detections:
         """The accepted detections, with the reviewer's classes."""

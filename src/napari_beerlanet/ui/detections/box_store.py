@@ -131,11 +131,17 @@ class BoxStore:
         return len(self.xyxy)
 
     def make_writable(self) -> None:
-        """To be called before boxes or labels are written: until then they are the model's own."""
+        """To be called before boxes, labels or types are written: until then they are the model's.
+
+        That is, their arrays are those of its `Detections`.
+        """
         if not self._writable:
             self._writable = True
             for name in ("xyxy", "labels"):
                 self._columns[name] = GrowableArray(getattr(self, name).copy())
+            if PROBABILITY_COLUMN in self.columns:
+                own = self.columns[PROBABILITY_COLUMN].copy()
+                self._extra_columns[PROBABILITY_COLUMN] = GrowableArray(own)
             self._refresh()
 
     # --- the model's detections -------------------------------------------------------------------
@@ -195,6 +201,10 @@ class BoxStore:
         columns = {name: values[rows] for name, values in self.columns.items()}
         if self.type_names:
             columns[TYPE_COLUMN] = self._type_words[types[rows]]
+        if PROBABILITY_COLUMN in columns:
+            columns[PROBABILITY_COLUMN] = self._probability_of(
+                rows, types[rows], columns[PROBABILITY_COLUMN]
+            )
         self._model_rows, self.model_count = rows, len(rows)
         self.reviewed = np.zeros(len(rows), bool)
         return replace(
@@ -330,6 +340,48 @@ class BoxStore:
         """(k + 1,) how many of a mask have each code: without a type, then of each type."""
         return np.bincount(self.type_codes[mask], minlength=len(self.type_names) + 1)
 
+    def set_type_codes(self, rows: RowIndices, codes: Any) -> None:
+        """Give rows (m,) types; their probability is what the classifier gave these, or NaN.
+
+        After `make_writable`.
+        """
+        codes = np.broadcast_to(np.asarray(codes, np.int16), len(rows))
+        other = self.type_codes[rows] != codes
+        rows, codes = rows[other], codes[other]
+        self.type_codes[rows] = codes
+        if PROBABILITY_COLUMN in self.columns and len(rows):
+            answers = self._model_probability(rows, codes)
+            self.columns[PROBABILITY_COLUMN][rows] = self._probability_of(rows, codes, answers)
+
+    def _probability_of(
+        self, rows: RowIndices, codes: npt.NDArray[np.int16], otherwise: npt.NDArray[Any]
+    ) -> npt.NDArray[Any]:
+        """(m,) how probable these types are for rows, `otherwise` where no column P(…) says."""
+        result = np.array(otherwise)
+        for code, name in enumerate(self.type_names, 1):
+            values = self.columns.get(f"P({name})")
+            if values is not None:
+                mine = codes == code
+                result[mine] = values[rows[mine]]
+        return result
+
+    def _model_probability(
+        self, rows: RowIndices, codes: npt.NDArray[np.int16]
+    ) -> npt.NDArray[np.float32]:
+        """(m,) the probability that came with the detections, where these types did, else NaN."""
+        answers = np.full(len(rows), np.nan, np.float32)
+        found = _with_candidates(self._detections)
+        if found is None or PROBABILITY_COLUMN not in found.columns:
+            return answers
+        place = np.full(len(self), -1, np.int64)
+        place[self.model_rows] = np.arange(self.model_count)
+        number = place[rows]
+        known = {name: code for code, name in enumerate(self.type_names, 1)}
+        said = np.array([*(known.get(name, -1) for name in found.types), 0], np.int16)
+        same = (number >= 0) & (said[found.type_labels[number]] == codes)
+        answers[same] = found.columns[PROBABILITY_COLUMN][number[same]]
+        return answers
+
     def typed_by_user(self) -> npt.NDArray[np.bool_]:
         """(n,) which boxes have a type that the user has given, changed or accepted."""
         found, said = _with_candidates(self.detections), np.zeros(len(self), np.int16)
@@ -407,7 +459,7 @@ class BoxStore:
         self.labels[rows] = own_labels[labels[changed]]
         if type_labels is not None and (len(type_names) or self.type_names):
             own_types = np.array([0, *(self.type_code(name) for name in type_names)], np.int16)
-            self.type_codes[rows] = own_types[type_labels[changed] + 1]
+            self.set_type_codes(rows, own_types[type_labels[changed] + 1])
         unedited = ~self.touched[rows]
         self.states[rows[unedited]] = codes[status[changed[unedited]]]
         self.reviewed = decided

@@ -405,14 +405,20 @@ class BoxStyle:
 
 
 def _type_labels(store: BoxStore, rows: RowIndices) -> list[str]:
-    """Type and probability of each box; class and confidence where it has no type."""
-    probability = store.columns.get(PROBABILITY_COLUMN, np.full(len(store), np.nan))[rows]
+    """Type and probability of each box; class and confidence where it has no type.
+
+    A type that is not the likeliest one is a person's, and stands alone.
+    """
+    unknown = np.full(len(store), np.nan, np.float32)
+    probability = store.columns.get(PROBABILITY_COLUMN, unknown)[rows]
+    others = [store.columns.get(f"P({name})", unknown)[rows] for name in store.type_names]
+    unsaid = np.isnan(probability) | np.any([p > probability for p in others], axis=0)
     labels = []
-    for row, name, p in zip(rows.tolist(), store.types_of(rows), probability, strict=True):
+    for k, (row, name) in enumerate(zip(rows.tolist(), store.types_of(rows), strict=True)):
         if not name:
             labels.append(f"{store.names[store.labels[row]]} {store.scores[row]:.2f}")
         else:
-            labels.append(f"{name} {p:.2f}" if np.isfinite(p) else str(name))
+            labels.append(str(name) if unsaid[k] else f"{name} {probability[k]:.2f}")
     return labels
 
 

@@ -77,7 +77,7 @@ def transfer_edits(old: BoxStore, new: BoxStore) -> None:
         _save_original(new, at)
         new.xyxy[at], new.labels[at] = old.xyxy[row], label
         if old.type_names:
-            new.type_codes[at] = new.type_code(_type_of_row(old, row))
+            new.set_type_codes(np.array([at]), new.type_code(_type_of_row(old, row)))
         new.states[at] = new.status_code(old.status_names[old.states[row]])
         new.alive[at], new.touched[at] = old.alive[row], True
     new.version += 1
@@ -161,7 +161,7 @@ def _update_row(store: BoxStore, row: int, box: Any, table: Mapping[str, Any], k
     if box is not None:
         store.xyxy[row] = box
     store.labels[row], store.touched[row], store.alive[row] = new, True, True
-    store.type_codes[row] = cell_type
+    store.set_type_codes(np.array([row]), cell_type)
     store.states[row] = store.status_code(EDITED if status == FOUND else status)
     return True
 
