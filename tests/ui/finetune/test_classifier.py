@@ -2,15 +2,18 @@
 
 import numpy as np
 import pytest
+import torch
+from qtpy.QtTest import QTest
 
 from napari_beerlanet.core.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from napari_beerlanet.core.checkpoints.info import CLASSIFIER
+from napari_beerlanet.core.classification.network import build_backbone
 from napari_beerlanet.core.common.events import RunState
 from napari_beerlanet.core.project.project import Project
 from napari_beerlanet.core.training.runs import list_runs, read_run
 from napari_beerlanet.ui.common.recent import recent_models
 from napari_beerlanet.ui.common.session import get_session
-from napari_beerlanet.ui.finetune.form import NEW_CLASSIFIER
+from napari_beerlanet.ui.finetune.start import NEW_CLASSIFIER
 from tinyclasses import SMALL, tiny_classifier, typed_field
 
 pytestmark = pytest.mark.window
@@ -63,6 +66,34 @@ def test_the_form_follows_what_is_trained(panel, project, until, tmp_path):
     panel.train_detector.click()
     assert not panel.form.isHidden()
     until(lambda: "images for training" in panel.data_line.text())
+
+
+def test_what_no_network_can_start_from_is_refused_before_there_is_a_run(
+    panel, project, until, tmp_path
+):
+    panel.project_choice.choose(project)
+    panel.train_classifier.click()
+    choose(panel.classifier_choice, "New, from a backbone")
+    until(lambda: panel.start_button.isEnabled())
+    form = panel.classifier_form
+    other = tmp_path / "squeezenet.pth"
+    torch.save(build_backbone("squeezenet1_1", 2).state_dict(), other)
+    form.backbone.lineEdit().selectAll()
+    QTest.keyClicks(form.backbone, "resnet81")
+    for backbone, weights, said in (
+        (None, "", "torchvision has no classification network 'resnet81'; it has, for instance, "),
+        (SMALL, other, f"{other}: the weights are not those of {SMALL}: "),
+        (SMALL, tmp_path / "gone.pth", f"{tmp_path / 'gone.pth'}: "),
+    ):
+        if backbone is not None:
+            form.backbone.value = backbone
+        form.weights.set_path(weights)
+        panel.start_button.click()
+        until(lambda said=said: panel.start_bar.text.startswith(said))
+        until(lambda: panel.start_button.isEnabled())
+        assert panel.start_bar.text.count(". ") == 0  # one sentence
+        assert list_runs(project, "classify") == []
+        assert not panel.run_view.running
 
 
 @pytest.mark.slow

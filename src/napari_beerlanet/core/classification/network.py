@@ -213,7 +213,16 @@ def _published_size(name: str) -> int:
 def load_backbone_weights(
     backbone: nn.Module, name: str, classes: int, tensors: Mapping[str, Tensor]
 ) -> None:
-    """Start a backbone from weights in torchvision's format; its head stays as it is.
+    """Start a backbone from weights in torchvision's format; its head stays as it is."""
+    found = match_backbone_weights(name, classes, tensors)
+    missing = backbone.load_state_dict(found, strict=False).unexpected_keys
+    assert not missing
+
+
+def match_backbone_weights(
+    name: str, classes: int, tensors: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """The tensors of a file by the names of a backbone's weights, all but those of its head.
 
     Weights go by their names or, where a file has other names, by their order, if all shapes agree.
     Weights of another architecture are a `ValueError`.
@@ -227,8 +236,7 @@ def load_backbone_weights(
             f"the weights are not those of {name}: neither names nor order and shapes of its "
             f"{len(tensors)} tensors fit; give a file of {name}, or name another backbone"
         )
-    missing = backbone.load_state_dict(found, strict=False).unexpected_keys
-    assert not missing
+    return found
 
 
 def rebuild_head(

@@ -22,8 +22,9 @@ from napari_beerlanet.core.classification.crops import Pixels, denoise_crop
 from napari_beerlanet.core.classification.network import (
     OWN_BACKBONE,
     ClassificationNetwork,
+    check_backbone_name,
     head_keys,
-    load_backbone_weights,
+    match_backbone_weights,
     rebuild_head,
 )
 from napari_beerlanet.core.common.events import EventCallback
@@ -177,10 +178,19 @@ def _check_outputs(network: ClassificationNetwork, classes: int) -> None:
         )
 
 
-def _start_from_weights(network: ClassificationNetwork, settings: Any, classes: int) -> None:
+def check_start(settings: Any) -> None:
+    """Refuse a backbone that torchvision does not have, and weights that are not its own.
+
+    For a `ClassifierTrainSettings` without a model to start from, before there is a run.
+    """
+    check_backbone_name(settings.backbone)
+    if settings.weights is not None:
+        _read_weights(settings, 2)  # how many classes there are is the head's, which is left out
+
+
+def _read_weights(settings: Any, classes: int) -> dict[str, Tensor]:
+    """The backbone's weights in the file of the settings, by their names; without the head's."""
     path = Path(settings.weights)
-    if settings.backbone == OWN_BACKBONE:
-        raise ValueError("A backbone of your own has its weights already; leave out weights.")
     try:
         if path.suffix.lower() == ".safetensors":
             from safetensors.torch import load_file
@@ -188,12 +198,18 @@ def _start_from_weights(network: ClassificationNetwork, settings: Any, classes: 
             tensors: Mapping[str, Tensor] = load_file(path)
         else:
             tensors = read_state_dict(path)
-        load_backbone_weights(network.backbone, settings.backbone, classes, tensors)
+        return match_backbone_weights(settings.backbone, classes, tensors)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise FileError(f"{path}: cannot be read ({reason}).") from error
     except Exception as error:
         raise FileError(f"{path}: {str(error).rstrip('.')}.") from error
+
+
+def _start_from_weights(network: ClassificationNetwork, settings: Any, classes: int) -> None:
+    if settings.backbone == OWN_BACKBONE:
+        raise ValueError("A backbone of your own has its weights already; leave out weights.")
+    network.backbone.load_state_dict(_read_weights(settings, classes), strict=False)
 
 
 def _shared_weights(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from qtpy.QtCore import Qt, Signal
 from qtpy.QtWidgets import (
     QButtonGroup,
+    QComboBox,
     QFileDialog,
     QHBoxLayout,
     QLineEdit,
@@ -36,9 +37,11 @@ from napari_beerlanet.ui.common.controls import (
     form,
     heading,
     hint,
+    not_none,
     wrapping_label,
 )
 from napari_beerlanet.ui.common.recent import add_recent_project, recent_projects
+from napari_beerlanet.ui.finetune.start import NEW_CLASSIFIER
 
 if TYPE_CHECKING:
     from napari_beerlanet.core.classification.classifier import Classifier
@@ -62,9 +65,6 @@ _LABELS = {
     "device": "Device",
 }
 _OPTIONAL = ("epochs", "image_size", "learning_rate")  # None leaves them to the schedule
-
-NEW_CLASSIFIER = ""
-"""Stands for the initial model of a classifier that starts from a backbone."""
 
 _BACKBONES = (
     "resnet18",
@@ -191,7 +191,7 @@ class ClassifierForm(QWidget):
     def __init__(self) -> None:
         super().__init__()
         of = ClassifierTrainSettings
-        self.backbone = field_widget(of, "backbone", widget_type="ComboBox", choices=_BACKBONES)
+        self.backbone = _BackboneChoice()
         self.front_end = field_widget(
             of, "front_end", choices=[(label, key) for key, label in _FRONT_ENDS.items()]
         )
@@ -250,6 +250,37 @@ class ClassifierForm(QWidget):
                 name: v for name, v in values.items() if name not in (*_OF_NETWORK, "weights")
             }
         return {"task": "classify", "reference": self.reference.path or None, **values}
+
+
+class _BackboneChoice(QComboBox):
+    """Common backbones, and any other that the user writes; `value` and `changed` as magicgui's."""
+
+    changed = Signal(str)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setEditable(True)
+        self.setInsertPolicy(QComboBox.InsertPolicy.NoInsert)
+        self.setToolTip(ClassifierTrainSettings.spec("backbone").description)
+        self.addItems(_BACKBONES)
+        self.value = ClassifierTrainSettings.default("backbone")
+        self.activated.connect(lambda _: self.changed.emit(self.value))
+        not_none(self.lineEdit()).editingFinished.connect(lambda: self.changed.emit(self.value))
+
+    @property
+    def native(self) -> QComboBox:
+        """The widget itself."""
+        return self
+
+    @property
+    def value(self) -> str:
+        """The name of a network of torchvision, as it is written."""
+        return self.currentText().strip()
+
+    @value.setter
+    def value(self, name: str) -> None:
+        self.setEditText(name)
+        self.changed.emit(name)
 
 
 class _PathEntry(QWidget):

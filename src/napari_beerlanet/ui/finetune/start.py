@@ -31,6 +31,9 @@ if TYPE_CHECKING:  # what takes long to load is loaded in worker threads
 
     InitialModel = str | Path | Detector | Classifier
 
+NEW_CLASSIFIER = ""
+"""Stands for the initial model of a classifier that starts from a backbone."""
+
 _DEBOUNCE_MS = 400  # after a change, until the duration is estimated again
 
 
@@ -97,8 +100,15 @@ def make_settings(
 
 
 def create_run(project: Path, model: InitialModel, settings: dict[str, Any]) -> Path:
-    """Create the run's folder; a model that is not a file is saved into it."""
+    """Create the run's folder; a model that is not a file is saved into it.
+
+    A backbone or weights that cannot be trained are refused before there is a folder.
+    """
     train_settings = make_settings(project, model, settings)
+    if isinstance(train_settings, ClassifierTrainSettings) and model == NEW_CLASSIFIER:
+        from napari_beerlanet.core.training.classifier_setup import check_start
+
+        check_start(train_settings)
     path = new_run(project, train_settings.model_dump())
     if not isinstance(model, (str, Path)):
         from napari_beerlanet.core.checkpoints.checkpoint import save_checkpoint

@@ -25,7 +25,6 @@ from napari_beerlanet.ui.common.panel import Panel
 from napari_beerlanet.ui.common.progress_bar import TaskProgressBar
 from napari_beerlanet.ui.common.session import get_project_store, get_session
 from napari_beerlanet.ui.finetune.form import (
-    NEW_CLASSIFIER,
     ClassifierForm,
     FineTuneForm,
     InitialModelChoice,
@@ -35,6 +34,7 @@ from napari_beerlanet.ui.finetune.model_comparison import ModelComparisonPanel
 from napari_beerlanet.ui.finetune.run_list import RunList
 from napari_beerlanet.ui.finetune.run_view import RunView, TrainingProcess
 from napari_beerlanet.ui.finetune.start import (
+    NEW_CLASSIFIER,
     EstimateLabel,
     EstimateRequest,
     create_run,
