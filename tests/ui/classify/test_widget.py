@@ -113,6 +113,19 @@ def test_types_of_all_candidates_of_the_chosen_classes(opened, classify, clf, un
     assert "Does not know blasts; may call them pale." in panel.counts.limits.text()
 
 
+def test_only_boxes_above_the_threshold_tell_the_share_of_infected_cells(opened, classify):
+    info = {"applies_to": ["WBC", "RBC"], "prevalence": 0.05, "temperature": 0.05}
+    clf = tiny_classifier(names=["uninfected", "ring"], info=info)
+    _, panel, layer, image, found = opened(model=clf, confidence=0.6)
+    classify(panel)
+    counted = found.scores >= np.float32(0.6)
+    assert 0 < counted.sum() < len(found)
+    p = layer.detections.columns["P(ring)"]
+    expected = clf.classify(image, found, counted=counted).scores[:, 1]
+    np.testing.assert_allclose(p, expected, atol=1e-5)
+    assert np.abs(p - clf.classify(image, found).scores[:, 1]).max() > 0.01  # all told another
+
+
 def test_what_a_run_says_stays_when_other_layers_come(opened, classify):
     viewer, panel, *_ = opened()
     classify(panel)
