@@ -298,9 +298,24 @@ class SlideClassification(TileRun[Scores]):
                 "them would not be seen; set step to that or less."
             )
         self._tile = max(min(_TILE, _TILE_PIXELS // self.step), 1)  # patches along its side
-        shape = self._pixels.shape[:2]
-        rows, columns = (-(-length // self.step) for length in shape)
-        fit = fit or model.network.settings.fit
+        self._fit: StainSource = fit or model.network.settings.fit
+        identity = self._identity(source)
+        self.wanted = self._find_wanted(tissue, report)
+        """(rows, columns) which patches are classified."""
+        earlier, self.changed = PatchTiles.resume_or_explain(results, identity)
+        self._front: StainFit | None = None
+        self._palette: dict[str, npt.NDArray[Any]] = {}
+        self._prepare_stains(earlier, palette, report)
+        self._store = earlier or self._create_store(results, identity, report)
+        self._notes: list[str] = []  # on memory that did not suffice
+        self.map = self._empty_map(pixel_size)
+        """What is known so far; its scores are written to as tiles are done."""
+        for number, flat in self._store.tiles.items():
+            self._place(number, flat)
+
+    def _identity(self, source: dict[str, Any] | None) -> dict[str, Any]:
+        """What makes the results of two runs the same."""
+        model = self.model
         identity = {
             "model": [
                 weights_digest(model.network),
@@ -309,49 +324,57 @@ class SlideClassification(TileRun[Scores]):
                 model.info.get("prior"),
             ],
             "source": source or {},
-            "shape": list(shape),
+            "shape": list(self._pixels.shape[:2]),
             "patch": self.patch,
-            "fit": fit,
-            "min_tissue": min_tissue,
+            "fit": self._fit,
+            "min_tissue": self.settings.min_tissue,
         }
         if self.step != self.patch:  # files of earlier versions have none
             identity["step"] = self.step
-        if min_tissue > 0 and tissue is None:
+        return identity
+
+    def _find_wanted(
+        self, tissue: TissueMask | None, report: Report | None
+    ) -> npt.NDArray[np.bool_]:
+        """(rows, columns) which patches have enough tissue."""
+        rows, columns = (-(-length // self.step) for length in self._pixels.shape[:2])
+        if self.settings.min_tissue <= 0:
+            return np.ones((rows, columns), bool)
+        if tissue is None:
             report_progress(report, 0, 100, "finding tissue")
             tissue = find_tissue(self.levels)
-        self.wanted: npt.NDArray[np.bool_] = np.ones((rows, columns), bool)
-        """(rows, columns) which patches are classified."""
-        if tissue is not None and min_tissue > 0:
-            self.wanted = tissue.fractions(self.step, (rows, columns)) >= min_tissue
-        earlier, self.changed = PatchTiles.resume_or_explain(results, identity)
-        self._front: StainFit | None = None
-        self._palette: dict[str, npt.NDArray[Any]] = {}
-        if model.network.normalizer is not None:
+        fractions = tissue.fractions(self.step, (rows, columns))
+        return np.asarray(fractions >= self.settings.min_tissue)
+
+    def _prepare_stains(
+        self, earlier: PatchTiles | None, palette: Palette | None, report: Report | None
+    ) -> None:
+        """Normalize the slide and fit its stains, where the model does; as an `earlier` run did."""
+        network, counting = self.model.network, subprogress(report, 0.0, 0.8)
+        if network.normalizer is not None:
             if earlier is not None:
                 palette = palette_from_arrays(earlier.arrays)
-            palette = palette or self._pixels.palette(subprogress(report, 0.0, 0.8))
+            palette = palette or self._pixels.palette(counting)
             self._palette = palette_to_arrays(palette)
-            self._pixels, palette, _ = self._pixels.normalized(model.network.normalizer, palette)
-        if model.network.fits_images and fit == "image":
+            self._pixels, palette, _ = self._pixels.normalized(network.normalizer, palette)
+        if network.fits_images and self._fit == "image":
             if earlier is not None:
                 self._front = fit_from_arrays(earlier.arrays)
             else:
-                colours = palette or self._pixels.palette(subprogress(report, 0.0, 0.8))
-                self._front = fit_palette(model.network, colours)
-        self._store = earlier or self._create_store(results, identity, report)
-        self._notes: list[str] = []  # on memory that did not suffice
+                self._front = fit_palette(network, palette or self._pixels.palette(counting))
+
+    def _empty_map(self, pixel_size: tuple[float, float] | None) -> PatchMap:
         facts = {
-            "model": model.info.get("name", ""),
-            "fit": fit,
+            "model": self.model.info.get("name", ""),
+            "fit": self._fit,
             "patch": self.patch,
             "warnings": self._store.header["warnings"],
             "notes": self._notes,
         }
-        scores = np.full((rows, columns, len(model.classes)), np.nan, np.float32)
-        self.map = PatchMap(scores, model.classes, self.patch, shape, pixel_size, facts, self.step)
-        """What is known so far; its scores are written to as tiles are done."""
-        for number, flat in self._store.tiles.items():
-            self._place(number, flat)
+        names = self.model.classes
+        scores = np.full((*self.wanted.shape, len(names)), np.nan, np.float32)
+        shape = self._pixels.shape[:2]
+        return PatchMap(scores, names, self.patch, shape, pixel_size, facts, self.step)
 
     @property
     def grid(self) -> tuple[int, int]:
