@@ -12,6 +12,10 @@ is a line of OUT/finetune.jsonl and is not done again; the table is printed and 
 Four fields with so many platelets among them, and none in the field that validates: what a rare
 class loses, a second table. AP50 of some 150 platelets changes by a point if all objects are shown
 0.5 % larger, so parent and child are both measured at five such sizes, and averaged.
+
+    python benchmarks/finetune.py --out finetune --fields 5 --scopes all --interpolate 0.2 0.3 0.5 1
+
+Without another training, every child also as it is so far from the parent: a third table.
 """
 
 import argparse
@@ -31,6 +35,7 @@ PARENT = "blood-cells"
 SCOPES = ("all", "head", "stain")
 LABS = ("other", "bccd")
 APS = ("AP50", "AP50-95")
+MAPS = ("mAP50", "mAP50-95")
 RARE, RARE_FIELDS = "rare", 4  # what the fields are called, and how many there are
 RARE_SIZES = (0.992, 0.996, 1.0, 1.004, 1.008)  # of the objects, beside those of training
 
@@ -47,17 +52,19 @@ def main():
         parent = {"fields": RARE, "platelets": 0, "scope": "none", "seed": 0}
         done.once(parent, lambda key: before(sets, RARE_SIZES))
     for key in wanted(options):
-        done.once(key, lambda key: one_run(key, lab, sets, out, options.length))
+        done.once(key, lambda key: one_run(key, lab, sets, out, options))
         print(table(done.rows), flush=True)
         (out / "finetune.md").write_text(table(done.rows))
     print(table(done.rows))
     print(rare_class_table(done.rows))
+    print(interpolation_table(done.rows))
 
 
 def parse():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--fields", type=int, nargs="*", default=[1, 5, 20])
     parser.add_argument("--platelets", type=int, nargs="*", default=[], help="of a rare class")
+    parser.add_argument("--interpolate", type=float, nargs="*", default=[], help="further shares")
     parser.add_argument("--scopes", nargs="+", choices=SCOPES, default=SCOPES)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--yardsticks", type=int, nargs="*", default=[0], help="seeds of `all`")
@@ -140,7 +147,7 @@ def before(sets, sizes=(1.0,)):
     return measured(nb.load_checkpoint(PARENT, device="cpu"), sets, sizes)
 
 
-def one_run(key, lab, sets, out, length):
+def one_run(key, lab, sets, out, options):
     """Train and measure; a run that was interrupted goes on."""
     folder = out / "runs" / "-".join(str(value) for value in key.values())
     if key["fields"] == RARE:
@@ -156,18 +163,37 @@ def one_run(key, lab, sets, out, length):
         scope=key["scope"],
         seed=key["seed"],
         device="cpu",
-        length=length,
+        length=options.length,
         resume=True,
         progress=lambda event: steps.append(event["event"] == "batch"),
     )
     seconds = time.perf_counter() - began
     settings = model.info["training"]["settings"]
     chosen = {
-        k: settings[k] for k in ("epochs", "validate_every", "learning_rate", "keep_statistics")
+        k: settings[k]
+        for k in ("epochs", "validate_every", "learning_rate", "keep_statistics", "share")
     }
     facts = {"seconds": round(seconds, 1), "steps": sum(steps), "settings": chosen}
     sizes = RARE_SIZES if key["fields"] == RARE else (1.0,)
-    return {**facts, "best": model.info["training"]["epochs"], **measured(model, sets, sizes)}
+    row = {**facts, "best": model.info["training"]["epochs"], **measured(model, sets, sizes)}
+    if options.interpolate:
+        row["interpolated"] = {
+            str(share): measured(interpolated(folder / "run", share, chosen["share"]), sets, sizes)
+            for share in options.interpolate
+        }
+    return row
+
+
+def interpolated(run, share, trained_share):
+    """The best model of a run that kept `trained_share` of what it learned, with another share."""
+    parent = nb.load_checkpoint(PARENT, device="cpu").network.state_dict()
+    model = nb.load_checkpoint(run / "best.safetensors", device="cpu")
+    weights = model.network.state_dict()
+    for name, value in weights.items():
+        if value.dtype.is_floating_point:
+            weights[name] = parent[name].lerp(value, share / trained_share)
+    model.network.load_state_dict(weights)
+    return model
 
 
 def measured(model, sets, sizes=(1.0,)):
@@ -185,7 +211,7 @@ def measured(model, sets, sizes=(1.0,)):
 
 def mean_result(results):
     """mAP50, mAP50-95 and both of each class."""
-    mean = {key: float(np.mean([r[key] for r in results])) for key in ("mAP50", "mAP50-95")}
+    mean = {key: float(np.mean([r[key] for r in results])) for key in MAPS}
     mean["per_class"] = {
         name: {
             key: float(np.mean([r["per_class"][name][key] for r in results])) if key in APS else v
@@ -230,12 +256,34 @@ def rare_class_table(rows):
     return "\n".join(lines) + "\n" if len(lines) > 2 else ""
 
 
+def interpolation_table(rows):
+    """Per share the change of mAP50 and mAP50-95 against the parent in points, mean and spread."""
+    parents = {
+        row.get("fields") == RARE: row for row in rows if row["scope"] == "none"
+    }  # measured at several sizes, or at one
+    head = ["fields", "share", "runs"] + [f"{lab} {key}" for lab in LABS for key in MAPS]
+    lines = [line(head), "|---" * len(head) + "|"]
+    some = [row for row in rows if "interpolated" in row]
+    for fields in dict.fromkeys(row["fields"] for row in some):
+        same = [row for row in some if row["fields"] == fields]
+        for share in sorted({s for row in same for s in row["interpolated"]}, key=float):
+            mine = [row for row in same if share in row["interpolated"]]
+            texts = [str(fields), share, str(len(mine))]
+            for lab in LABS:
+                for key in MAPS:
+                    before = parents[fields == RARE][lab][key]
+                    changes = [row["interpolated"][share][lab][key] - before for row in mine]
+                    texts.append(spread(100 * np.array(changes)))
+            lines.append(line(texts))
+    return "\n".join(lines) + "\n" if some else ""
+
+
 def cells(same, parent, best):
     known = same[0]["fields"], same[0]["scope"], len(same)
     texts = [str(value) for value in known]
-    texts += [spread([r["other"][key] for r in same]) for key in ("mAP50", "mAP50-95")]
-    texts += [gap(same, parent, best, key) for key in ("mAP50", "mAP50-95")]
-    for key in ("mAP50", "mAP50-95"):
+    texts += [spread([r["other"][key] for r in same]) for key in MAPS]
+    texts += [gap(same, parent, best, key) for key in MAPS]
+    for key in MAPS:
         values = [r["bccd"][key] for r in same]
         texts += [spread(values), f"{100 * (np.mean(values) - parent['bccd'][key]):+.1f}"]
     for key in ("steps", "seconds"):

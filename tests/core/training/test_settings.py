@@ -67,8 +67,19 @@ def test_the_optimizer_goes_with_the_rate():
 
 def test_few_fields_do_not_take_a_model_all_the_way():
     for scope in SCOPES:
-        assert 0.3 < choose_schedule(5, scope).share < 1
+        assert 0.3 < choose_schedule(16, scope).share < 1
         assert choose_schedule(LARGE_DATASET_IMAGES, scope).share == 1
+
+
+def test_a_handful_of_fields_moves_all_weights_less_than_a_dozen():
+    """From one to nine; the head and the front end alone forget too little to be held back."""
+    shares = [choose_schedule(fields).share for fields in (1, 4, 9, 10, 50)]
+    assert shares == [0.3, 0.3, 0.3, 0.5, 0.5]
+    for length in ("quick", "thorough"):
+        assert choose_schedule(4, "all", length).share == 0.3
+    assert choose_schedule(4, "head").share == choose_schedule(4, "stain").share == 0.5
+    assert TrainSettings().resolved(choose_schedule(4)).share == 0.3
+    assert TrainSettings(share=0.8).resolved(choose_schedule(4)).share == 0.8
 
 
 def test_few_fields_are_shown_whole_and_near_the_size_they_are_detected_at():

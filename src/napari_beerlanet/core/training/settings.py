@@ -394,6 +394,9 @@ _LARGE_DATASET_OPTIMIZERS = {
     "stain": ("AdamW", 6e-3),
 }
 _SMALL_DATASET_SHARE = 0.5  # farther from the parent, images that were not shown gain no more
+# With all weights trained on fewer images, most is won by this share, and what the parent knows of
+# its own laboratory is lost beyond it.
+_HANDFUL_IMAGES, _HANDFUL_SHARE = 10, 0.3
 # A parent knows objects of other sizes and places; few images, shown much too large or as parts of
 # mosaics only, would unteach how whole images look at the scale that they are detected at.
 _GENTLE_AUGMENTATION = {"scale": 0.2, "translate": 0.05, "mosaic": 0.5}
@@ -438,6 +441,14 @@ def _largest_divisor(number: int, most: int) -> int:
     return max(k for k in range(1, min(most, number) + 1) if number % k == 0)
 
 
+def _share(images: int, scope: Scope) -> float:
+    """How far a model that is fine-tuned on so many images moves from its parent."""
+    if images >= LARGE_DATASET_IMAGES:
+        return 1.0
+    handful = scope == "all" and images < _HANDFUL_IMAGES
+    return _HANDFUL_SHARE if handful else _SMALL_DATASET_SHARE
+
+
 def choose_schedule(
     images: int, scope: Scope = "all", length: Length = "normal", batch: int = _BATCH
 ) -> TrainingSchedule:
@@ -459,7 +470,7 @@ def choose_schedule(
         optimizer,
         keep_statistics=few,
         average=max(steps // (3 if few else 5), 2),
-        share=_SMALL_DATASET_SHARE if few else 1.0,
+        share=_share(images, scope),
         early_stopping=True,
         advanced=gentle | (_GENTLE_AUGMENTATION if few else {}),
     )

@@ -238,8 +238,13 @@ def resolve_defaults_for(
     if not set(parent.classes) & set(dataset.names):
         schedule = replace(schedule, learning_rate=None, share=1.0)  # a new head has no way back
     elif parent.classes != dataset.names:  # new rows of the head learn faster, see `StainTrainer`
-        rate = choose_schedule(images, "all", settings.length, settings.batch_size)
-        schedule = replace(schedule, optimizer=rate.optimizer, learning_rate=rate.learning_rate)
+        gentle = choose_schedule(images, "all", settings.length, settings.batch_size)
+        schedule = replace(
+            schedule,
+            optimizer=gentle.optimizer,
+            learning_rate=gentle.learning_rate,
+            share=gentle.share,
+        )
     return settings.resolved(schedule)
 
 

@@ -5,14 +5,17 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from skimage.color import combine_stains, hed_from_rgb, rgb_from_hed
 
+from napari_beerlanet.core.detection.ultralytics_api import cv2
+from napari_beerlanet.core.images.rgb import PADDING_GREY
 from napari_beerlanet.core.training.settings import TrainSettings
 from napari_beerlanet.core.training.train_classifier import ClassifierTrainSettings
-from napari_beerlanet.core.training.trainer.data import HedJitter, StainJitter
-from napari_beerlanet.samples import blood_smear
+from napari_beerlanet.core.training.trainer.data import HedJitter, ReplayedPhotograph, StainJitter
+from napari_beerlanet.samples import blood_smear, photograph
 from pictures import ODD
 
 NOTHING = {"dyes": 0.0, "strength": 0.0, "light": (1.0, 1.0), "cast": 0.0, "share": 1.0}
@@ -164,3 +167,39 @@ def test_one_setting_chooses_the_jitter():
             settings(jitter={"kind": "much"})
     assert TrainSettings(jitter="none").overrides(64, "x")["hsv_h"] == 0
     assert "hsv_h" not in TrainSettings(jitter="hed").overrides(64, "x")
+
+
+# --- the photograph ------------------------------------------------------------------------------
+
+
+def test_the_photograph_is_turned_and_stained_differently_each_time():
+    torch.manual_seed(5)
+    state = random.getstate()
+    plain = ReplayedPhotograph(64, None)
+    seen = [plain.as_taken(), *(plain() for _ in range(12))]
+    assert all(image.shape == (1, 3, 64, 64) for image in seen)
+    assert 4 <= len({image.numpy().tobytes() for image in seen}) <= 8
+    for image in seen:
+        assert torch.equal(image.flatten(2).sort().values, seen[0].flatten(2).sort().values)
+    small = photograph("Blood smear (BCCD)")
+    small = cv2.resize(small, (64, 48), interpolation=cv2.INTER_AREA)
+    upright = np.full((64, 64, 3), PADDING_GREY, np.uint8)
+    upright[8:56] = small
+    found = [(image[0].permute(1, 2, 0).numpy() * 255).round() for image in seen]
+    turned = [np.rot90(flip, k) for flip in (upright, upright[:, ::-1]) for k in range(4)]
+    assert np.array_equal(found[0], upright)
+    assert all(any(np.array_equal(one, other) for other in turned) for one in found)
+    jittered = ReplayedPhotograph(64, StainJitter(share=1.0))
+    first, second = (jittered().mean((0, 2, 3)) for _ in range(2))
+    assert (first - second).abs().max() > 0.01
+    torch.manual_seed(5)
+    again = ReplayedPhotograph(64, StainJitter(share=1.0))().mean((0, 2, 3))
+    assert torch.equal(again, first), "a run that is resumed sees the same"
+    assert random.getstate() == state, "training images do not notice"
+
+
+def test_the_photograph_is_normalised_as_the_training_images_are():
+    darker = SimpleNamespace(apply=lambda image: SimpleNamespace(rgb=image // 2))
+    image, halved = (ReplayedPhotograph(64, None, n).as_taken() for n in (None, darker))
+    inside = (slice(None), slice(None), slice(8, 56))
+    torch.testing.assert_close(halved[inside], image[inside] / 2, atol=0.01, rtol=0)

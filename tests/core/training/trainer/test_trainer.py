@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from napari_beerlanet.core.common.progress import Cancelled
-from napari_beerlanet.core.training.trainer.data import StainJitter
+from napari_beerlanet.core.training.trainer.data import ReplayedPhotograph, StainJitter
 from napari_beerlanet.core.training.trainer.deterministic import DeterministicTrainer
 from napari_beerlanet.core.training.trainer.trainer import (
     RetainingLoss,
@@ -130,18 +130,40 @@ def test_kept_statistics_are_those_of_the_parent(data, tmp_path):
         assert "model.0.bn.weight" in moved
 
 
-def test_a_class_without_boxes_is_left_alone(tmp_path):
-    data = write_smears(tmp_path / "smears", train=3, val=1, side=64)
-    for labels in (tmp_path / "smears" / "labels").rglob("*.txt"):
-        rows = [row for row in labels.read_text().splitlines() if not row.startswith("2")]
+def without_class(folder, label):
+    """Smears without any box of a class."""
+    data = write_smears(folder, train=3, val=1, side=64)
+    for labels in (folder / "labels").rglob("*.txt"):
+        rows = [row for row in labels.read_text().splitlines() if not row.startswith(label)]
         labels.write_text("\n".join(rows) + "\n")
-    rates = {"optimizer": "AdamW", "lr0": 0.01, "weight_decay": 0.0}
+    return data
+
+
+def test_a_class_without_boxes_is_held_to_the_parent(tmp_path):
+    """Its scores drift less than where it counts as absent; a new one learns nothing at all."""
+    data = without_class(tmp_path / "smears", "2")
+    rates = {"optimizer": "AdamW", "lr0": 0.01, "weight_decay": 0.0, "warmup_epochs": 0}
+    drift = {}
     for keep in (True, False):
         trainer, before = trained(data, tmp_path / f"run-{keep}", keep_statistics=keep, **rates)
-        after = trainer.model.state_dict()
-        for name in ("model.5.cv3.0.2.weight", "model.5.cv3.0.2.bias"):
-            assert torch.equal(before[name][2], after[name][2]) == keep
-            assert not torch.equal(before[name][:2], after[name][:2])
+        drift[keep] = score_drift(trainer, before)[2]
+        rows = {name: row.detach() for name, row in class_rows(trainer.model).items()}
+        assert all(not torch.equal(before[name][:2], row[:2]) for name, row in rows.items())
+    assert drift[True] < 0.3 * drift[False]
+    new = {"keep_statistics": True, "new_classes": ["Platelets"], "epochs": 2}
+    trainer, before = trained(data, tmp_path / "run-new", **new, **rates)
+    for name, row in class_rows(trainer.model).items():
+        assert torch.equal(before[name][2], row.detach()[2])
+
+
+def score_drift(trainer, before):
+    """(classes,) mean change of the scores in a validation image since training began."""
+    images = torch.stack([trainer.test_loader.dataset[0]["img"]]).float() / 255
+    parent = copy.deepcopy(trainer.model).eval()
+    parent.load_state_dict(before)
+    with torch.no_grad():
+        now, then = (m.eval()(images)[1]["scores"].sigmoid() for m in (trainer.model, parent))
+    return (now - then).abs().mean((0, 2))
 
 
 def test_a_class_with_a_few_boxes_is_taught_as_far_as_they_are_evidence(data, tmp_path):
@@ -188,13 +210,60 @@ def test_rare_classes_are_held_to_the_parent_in_a_real_run(tmp_path):
         trainer, before = trained(
             data, tmp_path / f"run-{keep}", keep_statistics=True, new_classes=new, **settings
         )
-        images = torch.stack([trainer.test_loader.dataset[0]["img"]]).float() / 255
-        parent = copy.deepcopy(trainer.model).eval()
-        parent.load_state_dict(before)
-        with torch.no_grad():
-            now, then = (m.eval()(images)[1]["scores"].sigmoid() for m in (trainer.model, parent))
-        drift[keep] = (now - then).abs().mean((0, 2))
+        drift[keep] = score_drift(trainer, before)
     assert drift[True][1] < 0.5 * drift[False][1]
+
+
+def test_what_the_parent_sees_of_a_rare_class_is_held_also_in_a_photograph(data, tmp_path):
+    """Scores and outlines: no change where the model is the parent, a pull back where it is not."""
+    trainer, _ = trained(data, tmp_path / "run", keep_statistics=True)
+    model = trainer.model
+    trainer._model_train()
+    rows = {name: row for name, row in class_rows(model).items() if name.endswith("bias")}
+    rare, bias = 2, rows["model.5.cv3.0.2.bias"]
+    evidence = torch.ones(3)
+    evidence[rare] = 0.1
+    photograph = ReplayedPhotograph(64, None)
+    assert RetainingLoss(model.init_criterion(), model, evidence, photograph)._replay is None
+    with torch.no_grad():
+        bias[rare] = 2.0  # the parent sees it everywhere, and so in the photograph
+    loss = RetainingLoss(model.init_criterion(), model, evidence, photograph)
+    assert loss._replay is photograph
+    batch = trainer.preprocess_batch(next(iter(trainer.train_loader)))
+
+    def value(replay):
+        """Box, class and DFL loss, and the gradient of the biases of the classes."""
+        loss._replay = replay
+        parts = loss(model(batch["img"]), batch)[0]
+        return parts.detach(), torch.autograd.grad(parts.sum(), bias)[0]
+
+    for one, other in zip(value(photograph), value(None), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    with torch.no_grad():
+        bias[rare] -= 1.0
+        model.model[-1].cv2[0][-1].bias += torch.linspace(-1, 1, 64)
+    (held, pull), (without, less) = value(photograph), value(None)
+    assert (held[:2] > without[:2] + 1e-3).all()
+    assert pull[rare] < less[rare] < 0, "it is to be seen again"
+    torch.testing.assert_close(pull[:rare], less[:rare], rtol=1e-4, atol=1e-4)
+
+
+def test_outlines_are_held_where_the_parent_sees_a_rare_class(data, tmp_path):
+    """By the divergence of the four sides, weighted with (1 − o) t; two anchors, two classes."""
+    trainer, _ = trained(data, tmp_path / "run", keep_statistics=True)
+    loss = trainer.model.criterion
+    torch.testing.assert_close(loss._outline_evidence, (2 * loss._evidence).clamp(max=1))
+    assert 0 < loss._evidence.min() < loss._outline_evidence.min() <= 1
+    loss._outline_evidence = torch.tensor([1.0, 0.25])
+    generator = torch.Generator().manual_seed(3)
+    ours, theirs = (torch.randn((1, 64, 2), generator=generator) for _ in range(2))
+    scores = torch.logit(torch.tensor([[[0.9, 0.8], [0.6, 0.0001]]]))  # class, anchor
+    held = loss._outlines({"boxes": ours}, {"boxes": theirs, "scores": scores})
+    p, q = (x[0].T.reshape(2, 4, 16).softmax(2) for x in (theirs, ours))
+    divergence = (p * (p / q).log()).sum(2).mean(1)
+    expected = 0.75 * (0.6 * divergence[0] + 0.0001 * divergence[1])
+    torch.testing.assert_close(held, expected, rtol=1e-4, atol=1e-6)
+    assert loss._outlines({"boxes": theirs}, {"boxes": theirs, "scores": scores}).abs() < 1e-6
 
 
 def test_rows_of_new_classes_learn_faster_and_are_not_held_back(data, tmp_path):

@@ -10,6 +10,7 @@ with.
 
 from __future__ import annotations
 
+import copy
 import math
 import random
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from napari_beerlanet.core.common.threads import run_parallel
 from napari_beerlanet.core.detection.ultralytics_api import RandomHSV, YOLODataset, cv2
@@ -26,6 +28,7 @@ from napari_beerlanet.core.formats.dataset import ImageInspection, LabelledImage
 from napari_beerlanet.core.images.files import read_image
 from napari_beerlanet.core.images.rgb import PADDING_GREY, fill_transparent, to_uint8
 from napari_beerlanet.core.stains.solver.spectra import default_spectra
+from napari_beerlanet.samples import photograph_path
 
 _SAMPLE_STRIDE = 7  # every seventh pixel shows the background
 _LOG_TABLE = np.log(np.maximum(np.arange(256), 1) / 255).astype(np.float32)
@@ -278,6 +281,48 @@ class StainDataset(YOLODataset):  # type: ignore[misc]
                 steps = [self.jitter if isinstance(s, RandomHSV) else s for s in steps]
             transforms.transforms = steps
         return transforms
+
+
+class ReplayedPhotograph:
+    """The packaged photograph of a smear, each time turned and stained differently.
+
+    It shows red cells, a white cell and platelets, and is of the data that the packaged model has
+    learned from. Images are (1, 3, size, size) float32 RGB in [0, 1], normalised as the training
+    images are. The random numbers are its own, so that the training images are those of a run
+    without it; like theirs, they begin anew where torch's do, with each epoch.
+    """
+
+    def __init__(self, size: int, jitter: ImageJitter | None, normalizer: Any = None) -> None:
+        self._random = random.Random()
+        self._seed: int | None = None
+        self._jitter = copy.copy(jitter)
+        if self._jitter is not None:
+            self._jitter.source = self._random
+        image = read_bgr(photograph_path("Blood smear (BCCD)"), normalizer)
+        shape = [round(side * size / max(image.shape[:2])) for side in image.shape[:2]]
+        top, left = ((size - side) // 2 for side in shape)
+        self._image = np.full((size, size, 3), PADDING_GREY, np.uint8)
+        self._image[top : top + shape[0], left : left + shape[1]] = cv2.resize(
+            image, shape[::-1], interpolation=cv2.INTER_AREA
+        )
+
+    def as_taken(self) -> torch.Tensor:
+        """Upright and in its own colours."""
+        return self._to_tensor(self._image)
+
+    def __call__(self) -> torch.Tensor:
+        """The next one."""
+        if torch.initial_seed() != self._seed:
+            self._seed = torch.initial_seed()
+            self._random.seed(self._seed)
+        image = self._image if self._jitter is None else self._jitter.apply(self._image)
+        image = np.rot90(image, self._random.randrange(4))
+        return self._to_tensor(image[:, ::-1] if self._random.random() < 0.5 else image)
+
+    @staticmethod
+    def _to_tensor(image: npt.NDArray[np.uint8]) -> torch.Tensor:
+        planes = np.ascontiguousarray(image[..., ::-1].transpose(2, 0, 1))
+        return torch.from_numpy(planes)[None].float() / 255
 
 
 def read_bgr(path: str | Path, normalizer: Any = None) -> npt.NDArray[np.uint8]:

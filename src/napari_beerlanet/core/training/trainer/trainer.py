@@ -28,7 +28,11 @@ from napari_beerlanet.core.detection.ultralytics_api import (
 )
 from napari_beerlanet.core.formats.dataset import Dataset, inspect_images, read_dataset
 from napari_beerlanet.core.stains.front_end import FRONT_END_PREFIXES
-from napari_beerlanet.core.training.trainer.data import ImageJitter, StainDataset
+from napari_beerlanet.core.training.trainer.data import (
+    ImageJitter,
+    ReplayedPhotograph,
+    StainDataset,
+)
 from napari_beerlanet.core.training.trainer.deterministic import (
     DeterministicTrainer,
     TrainingCallback,
@@ -50,6 +54,7 @@ DEFAULT_ARGS: dict[str, Any] = {
 }
 
 
+_VISIBLE_SCORE = 0.2  # from which on the parent sees a rare class in the photograph
 _NEW_CLASS_SPEED = 10.0  # times the steps of what the parent knows, for rows that start at random
 
 
@@ -76,8 +81,8 @@ class StainTrainer(DeterministicTrainer):
     keep_statistics
         Normalise with the batch statistics that the model came with, and leave them as they are:
         those of a few images are no good substitute. Nor are few images without any box of a class
-        taken for proof that there is none: that class is neither taught nor untaught. A class with
-        a few boxes is taught by them as far as they are evidence, see `RetainingLoss`.
+        taken for proof that there is none: a class is taught as far as its boxes are evidence, and
+        held to the parent otherwise, see `RetainingLoss`.
     new_classes
         Classes that the parent does not know: nothing of them is to be retained, their rows of the
         head learn faster, and are not held back to the parent.
@@ -189,17 +194,24 @@ class StainTrainer(DeterministicTrainer):
         return [k for k, name in self.data["names"].items() if name in self.new_classes]
 
     def _retain_rare_classes(self) -> None:
-        assert self.dataset is not None
-        labels = [item.labels for item in self.dataset.splits["train"]]
-        counts = np.bincount(np.concatenate(labels), minlength=len(self.data["names"]))
-        evidence = np.minimum(counts / MIN_CLASS_BOXES, 1.0)
+        if not self.keep_statistics:
+            return
+        evidence = np.minimum(self._class_counts() / MIN_CLASS_BOXES, 1.0)
         evidence[self._new_labels()] = 1.0
-        rare = (evidence > 0) & (evidence < 1)  # without any box, a class is left alone
         model = unwrap_model(self.model)
-        loss = model.init_criterion() if self.keep_statistics and rare.any() else None
+        loss = model.init_criterion() if (evidence < 1).any() else None
         if isinstance(loss, v8DetectionLoss):
             weights = torch.as_tensor(evidence, dtype=torch.float32, device=self.device)
-            model.criterion = RetainingLoss(loss, copy.deepcopy(model), weights)
+            if loss.class_weights is not None and not self.args.cls_pw:
+                loss.class_weights = torch.maximum(loss.class_weights, (weights < 1).float())
+            normalizer = getattr(model, "normalizer", None)
+            photograph = ReplayedPhotograph(self.args.imgsz, self.jitter, normalizer)
+            model.criterion = RetainingLoss(loss, model, weights, photograph)
+
+    def _class_counts(self) -> Any:
+        assert self.dataset is not None
+        labels = [item.labels for item in self.dataset.splits["train"]]
+        return np.bincount(np.concatenate(labels), minlength=len(self.data["names"]))
 
     def _let_new_classes_learn_faster(self) -> None:
         labels = self._new_labels()
@@ -220,7 +232,7 @@ class StainTrainer(DeterministicTrainer):
         self.optimizer.register_step_post_hook(lengthen)
 
     def set_class_weights(self) -> None:
-        """Ultralytics' weights, or 0 for classes that are left alone."""
+        """Ultralytics' weights, or 0 for classes without any box; see `RetainingLoss` for those."""
         super().set_class_weights()
         present = self.get_class_counts() > 0
         if self.keep_statistics and not self.args.cls_pw and present.any():
@@ -281,32 +293,83 @@ class RetainingLoss:
 
     The target of a class is e y + (1 − e) t: y as annotated, t the score that the parent gives in
     the same place, and e (classes,) the evidence, which grows with the number of boxes up to 1. So
-    one box teaches a tenth of what it could, and does not undo what many have taught before.
+    one box teaches a tenth of what it could, and does not undo what many have taught before. Where
+    the parent sees such a class, outlines are held to its own, too, by (1 − o) t. Every box shows
+    four sides, so that evidence o of outlines is twice e, up to 1.
+
+    Few images may show nothing of a rare class: in each step, if the parent sees such classes in
+    the photograph at all, a replay of it, on which nothing is annotated, holds both as well.
     """
 
-    def __init__(self, loss: Any, parent: Any, evidence: torch.Tensor) -> None:
-        self._loss, self._parent, self._evidence = loss, parent.eval(), evidence
+    def __init__(
+        self,
+        loss: Any,
+        model: Any,
+        evidence: torch.Tensor,
+        photograph: ReplayedPhotograph,
+    ) -> None:
+        self._loss, self._model, self._evidence = loss, model, evidence
+        self._outline_evidence = (2 * evidence).clamp(max=1)
+        self._parent = copy.deepcopy(model).eval()
         for parameter in self._parent.parameters():
             parameter.requires_grad = False
+        seen = self._parent_sight(photograph.as_taken().to(evidence.device))
+        visible = ((1 - evidence) * _scores(seen)).max() > _VISIBLE_SCORE
+        self._replay = photograph if visible else None
         self._parent_scores: Any = None
+        self._annotated_sum: Any = None
         loss.bce = self._cross_entropy
 
     def __call__(self, preds: Any, batch: dict[str, Any]) -> Any:
         """Ultralytics' loss and its parts."""
-        with torch.no_grad():
-            scores = self._loss.parse_output(self._parent(batch["img"]))["scores"]
-            self._parent_scores = scores.permute(0, 2, 1).sigmoid()
-        return self._loss(preds, batch)
+        seen = self._parent_sight(batch["img"])
+        self._parent_scores = _scores(seen)
+        loss, parts = self._loss(preds, batch)
+        scores, outlines = loss.new_zeros(()), self._outlines(self._loss.parse_output(preds), seen)
+        if self._replay is not None:
+            images = self._replay().to(self._evidence.device)
+            seen, now = self._parent_sight(images), self._loss.parse_output(self._model(images))
+            t, logits = _scores(seen), now["scores"].permute(0, 2, 1)
+            scores = ((1 - self._evidence) * _divergence(logits, t)).sum()
+            outlines = outlines + self._outlines(now, seen)
+        hyp, size = self._loss.hyp, len(batch["img"]) / self._annotated_sum
+        held = torch.stack([outlines * hyp.box, scores * hyp.cls, loss.new_zeros(())])
+        return loss + size * held, parts
+
+    @torch.no_grad()
+    def _parent_sight(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
+        seen: dict[str, torch.Tensor] = self._loss.parse_output(self._parent(images))
+        return seen
+
+    def _outlines(
+        self, now: dict[str, torch.Tensor], seen: dict[str, torch.Tensor]
+    ) -> torch.Tensor:
+        """How far the distributions of the boxes' sides are from the parent's where it counts."""
+        shape = *now["boxes"].shape[:1], 4, -1, now["boxes"].shape[-1]
+        ours, theirs = (p["boxes"].view(shape).log_softmax(2) for p in (now, seen))
+        divergence = (theirs.exp() * (theirs - ours)).sum(2).mean(1)  # (images, anchors)
+        weight = ((1 - self._outline_evidence) * _scores(seen)).amax(2)
+        return (weight * divergence).sum()
 
     def _cross_entropy(self, logits: torch.Tensor, annotated: torch.Tensor) -> torch.Tensor:
         """(images, anchors, classes), less the entropy of the targets, which no model is below."""
         e = self._evidence
+        self._annotated_sum = annotated.sum().clamp(min=1)
         target = e * annotated + (1 - e) * self._parent_scores.to(annotated.dtype)
-        cross_entropy = functional.binary_cross_entropy_with_logits
-        entropy = cross_entropy(torch.logit(target, 1e-6), target, reduction="none")
-        mixed = cross_entropy(logits, target, reduction="none") - entropy
-        plain = cross_entropy(logits, annotated, reduction="none")
-        return torch.where(e < 1, mixed, plain)
+        plain = functional.binary_cross_entropy_with_logits(logits, annotated, reduction="none")
+        return torch.where(e < 1, _divergence(logits, target), plain)
+
+
+def _scores(sight: dict[str, torch.Tensor]) -> torch.Tensor:
+    """(images, anchors, classes)."""
+    return sight["scores"].permute(0, 2, 1).sigmoid()
+
+
+def _divergence(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy less the entropy of the target: 0 where both are the same."""
+    cross_entropy = functional.binary_cross_entropy_with_logits
+    entropy = cross_entropy(torch.logit(target, 1e-6), target, reduction="none")
+    return cross_entropy(logits, target, reduction="none") - entropy
 
 
 class AnchoredEMA(ModelEMA):  # type: ignore[misc]
