@@ -165,7 +165,8 @@ def _change_program(program: bytes, rng: random.Random) -> bytes:
             del pieces[at]
         elif kind == 2:
             piece = rng.choice(pieces)
-            pieces[at:at] = [piece] * min(rng.choice((1, 100, 10_000)), MAX_BYTES // len(piece))
+            times = rng.choice((1, 100, 10_000))
+            pieces[at:at] = [piece] * min(times, MAX_BYTES // max(len(piece), 1))
         elif kind == 3:
             pieces[at:at] = [bytes([rng.choice(_CODES)])]
         else:

@@ -324,11 +324,13 @@ class _SlideTask:
             SlideClassification,
             write_region_table,
         )
-        from napari_beerlanet.core.common.storage import file_stamp
+        from napari_beerlanet.core.common.storage import file_stamp, with_file_check
         from napari_beerlanet.core.images.slide import open_slide
 
         raise_if_interrupted()
         start = self.options.out / name
+        source = {k: v for k, v in file_stamp(path).items() if k != "path"}
+        report = with_file_check(path, _check_signals)
         with open_slide(path) as slide, _progress_bar(self.options.quiet, 1, "tile") as bar:
             with SlideClassification(
                 self.model,
@@ -339,12 +341,12 @@ class _SlideTask:
                 fit=getattr(self.options, "fit", None),
                 pixel_size=slide.pixel_size,
                 results=start.with_name(f"{name}{PATCH_SUFFIX}"),
-                source={k: v for k, v in file_stamp(path).items() if k != "path"},
-                report=_check_signals,
+                source=source,
+                report=report,
             ) as run:
                 bar.total = len(run.tiles)
                 bar.update(run.resumed)
-                for _ in run.classify_tiles(report=_check_signals):
+                for _ in run.classify_tiles(report=report):
                     bar.update()
             self._write_map(run.map, slide, start)
             if self.regions:

@@ -119,7 +119,7 @@ class ConsoleOutput:
         silent = quiet or self._is_log
         shape = "{percentage:3.0f}%|{bar}| {desc} [{elapsed}{postfix}]"
         self._bar = tqdm(total=1.0, disable=silent, dynamic_ncols=True, bar_format=shape)
-        self._started, self._total = time.monotonic(), 0
+        self._started, self._total, self._noticed = time.monotonic(), 0, ""
         self._counts: Counter[str] = Counter()
 
     def report(self, progress: JobProgress) -> None:
@@ -127,6 +127,10 @@ class ConsoleOutput:
         from napari_beerlanet.core.common.messages import format_duration, printable
 
         raise_if_interrupted()
+        if progress.notice and progress.notice != self._noticed:
+            self._bar.clear()
+            print_message(progress.notice)
+        self._noticed = progress.notice
         self._total = progress.total
         eta = progress.eta(time.monotonic() - self._started)
         left = "" if eta is None else f"{format_duration(eta)} left, "

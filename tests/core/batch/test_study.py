@@ -349,7 +349,7 @@ def test_a_cluster_whose_worker_is_killed(images, tmp_path):
     run_study(images, tmp_path / "right", QUICK, workers=0)
     killed = []
     with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, silence_logs=50
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0", silence_logs=50
     ) as cluster:
         with distributed.Client(cluster) as client:
             pids = list(client.run(os.getpid).values())

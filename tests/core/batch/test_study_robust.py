@@ -15,8 +15,10 @@ import psutil
 import pytest
 from PIL import Image
 
+from napari_beerlanet.cli.study import ConsoleOutput
 from napari_beerlanet.core.batch import study
 from napari_beerlanet.core.batch.study import StudyProgress, run_study
+from napari_beerlanet.core.common import workers as common_workers
 from napari_beerlanet.core.common.device import device_for_worker
 from napari_beerlanet.core.common.jobs import LOCK_FILE, STOP_FILE
 from napari_beerlanet.core.common.progress import Cancelled
@@ -151,6 +153,69 @@ def test_a_scheduler_is_killed_and_another_goes_on(images, right, tmp_path):
     assert second.rows == right
 
 
+def test_a_cluster_without_workers_is_waited_for_and_told(images, right, tmp_path, monkeypatch):
+    distributed = pytest.importorskip("distributed")
+    monkeypatch.setattr(common_workers, "_NO_WORKERS_S", 0.6)
+    monkeypatch.setattr(common_workers, "_WORKERS_INTERVAL_S", 0.2)
+    heard = []
+    with distributed.LocalCluster(
+        n_workers=0, processes=False, dashboard_address=":0", silence_logs=50
+    ) as cluster:
+
+        def stop_when_told(progress):
+            if progress.notice:
+                raise Cancelled("enough")
+
+        with pytest.raises(Cancelled):
+            run_study(images, tmp_path / "out", QUICK, scheduler=cluster, report=stop_when_told)
+
+        def start_one_when_told(progress):
+            if progress.notice and progress.notice not in heard:
+                assert progress.message == progress.notice
+                heard.append(progress.notice)
+                cluster.scale(1)
+
+        done = run_study(
+            images, tmp_path / "out", QUICK, scheduler=cluster, report=start_one_when_told
+        )
+        address = cluster.scheduler_address
+    assert f"no worker has been connected to the dask scheduler at {address} for " in heard[0]
+    assert f"Start one (dask worker {address}), or stop the run" in heard[0]
+    assert done.rows == right
+
+
+def test_a_result_that_is_lost_with_its_worker_is_waited_for(images, tmp_path):
+    """The scheduler takes a while to notice; meanwhile the run can be stopped."""
+
+    class Client(_FakeClient):
+        def submit(self, *given, **more):
+            future = super().submit(*given, **more)
+            answers = [TimeoutError(), TimeoutError(), {"status": "failed", "error": "y."}]
+
+            def result(timeout):
+                answer = answers.pop(0)
+                if isinstance(answer, Exception):
+                    raise answer
+                return answer
+
+            future.result = result
+            return future
+
+    done = run_study(images, tmp_path, QUICK, scheduler=Client([{}]))
+    assert set(done.failures.values()) == {"y."}
+    assert len(done.failures) == COUNT
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_what_a_run_waits_for_is_printed_once(capsys, quiet):
+    output = ConsoleOutput(quiet)
+    for notice in ("", "no worker.", "no worker.", "", "none again."):
+        output.report(StudyProgress(0, 2, notice, notice=notice))
+    printed = capsys.readouterr().err
+    assert printed.count("napari-beerlanet: no worker.\n") == 1
+    assert printed.count("napari-beerlanet: none again.\n") == 1
+
+
 def test_a_cluster_and_what_goes_wrong_with_slides(images, tmp_path, monkeypatch):
     """Unreadable, vanished, and a full disk, by workers of a cluster object."""
     distributed = pytest.importorskip("distributed")
@@ -158,7 +223,7 @@ def test_a_cluster_and_what_goes_wrong_with_slides(images, tmp_path, monkeypatch
     shutil.copytree(images, folder)
     (folder / "broken.svs").write_bytes(b"II*\0 no slide")
     with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs=50
+        n_workers=2, threads_per_worker=1, dashboard_address=":0", silence_logs=50
     ) as cluster:
         last = min(folder.glob("*.png"), key=lambda path: path.stat().st_size)
 
@@ -227,7 +292,9 @@ class _FakeClient:
         self.begun.append(task["name"])
         result = {"status": "failed", "error": "x."}
         return type(
-            "F", (), {"status": "finished", "result": lambda s: result, "release": lambda s: None}
+            "F",
+            (),
+            {"status": "finished", "result": lambda s, timeout: result, "release": lambda s: None},
         )()
 
     def cancel(self, futures):

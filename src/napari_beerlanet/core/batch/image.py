@@ -99,7 +99,9 @@ def _process(
             if model is not None and not settings.classify_only:
                 detections = claim_red_cells(detections, model.info, classifier.info)
             detections = classify_objects(classifier, slide, detections, settings, part)
-        if file_stamp(job.source) != source:
+        unchanged = file_stamp(job.source) == source
+        sha256 = file_hash(job.source) if unchanged else ""
+        if not unchanged or file_stamp(job.source) != source:  # hashing it takes a while, too
             raise FileError(f"{job.source}: it changed, or vanished, while it was being read.")
         report_progress(report, 950, 1000, "writing")
         info = None if model is None else model.info
@@ -107,7 +109,7 @@ def _process(
         result = ImageResult(
             slide,
             settings,
-            file_hash(job.source),
+            sha256,
             stains,
             detections,
             info,

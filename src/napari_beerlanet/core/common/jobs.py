@@ -18,7 +18,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
@@ -116,10 +116,12 @@ class JobProgress(Progress):
     """Jobs that have ended, of all; `in_progress` is the sum of the fractions of others.
 
     `skipped` is how many had been done before, which says nothing on how long the others take.
+    `notice` is a sentence on why nothing happens, while nothing does.
     """
 
     in_progress: float = 0.0
     skipped: int = 0
+    notice: str = field(default="", kw_only=True)
 
     @property
     def fraction(self) -> float:
@@ -152,6 +154,7 @@ class JobMonitor(Generic[Entry]):
     ) -> None:
         self.out, self.entries, self.report, self.ended = out, list(entries), report, ended
         self.stopped, self.message, self._stop_file = "", "", stop_file
+        self.notice = ""
         self.fractions: dict[int, float] = {}
 
     def collect(self, run: TaskRunner, tasks: Tasks) -> None:
@@ -191,7 +194,8 @@ class JobMonitor(Generic[Entry]):
         """Called when a job has ended, for what is written over all of them."""
 
     def on_worker_progress(self, outcome: Mapping[str, Any]) -> None:
-        """Take the progress of a job, where there is any."""
+        """Take the progress of a job, where there is any, or a notice on all of them."""
+        self.notice = outcome.get("notice", self.notice)
         number = outcome.get("task")
         if number is not None and self.entries[number].status == "waiting":  # not a late report
             self.fractions[number] = float(outcome["fraction"])
@@ -213,7 +217,10 @@ class JobMonitor(Generic[Entry]):
                 sum(e.status in which for e in self.entries)
                 for which in (("done", "skipped", "failed"), ("skipped",))
             )
-            self.report(self.make_progress(done, skipped))
+            progress = self.make_progress(done, skipped)
+            if self.notice:
+                progress = replace(progress, message=self.notice, notice=self.notice)
+            self.report(progress)
 
     def make_progress(self, done: int, skipped: int) -> JobProgress:
         """How far the run is."""

@@ -138,14 +138,17 @@ def _replace_path(new: Path, path: Path) -> None:
 
 
 def with_file_check(path: Path | None, report: Report) -> Report:
-    """A report that says so where the file that is worked on has vanished.
+    """A report that says so where the file that is worked on has vanished, or is another one.
 
     What is open may be readable for a while, and missing chunks of a zarr folder read as black.
     """
+    before = {} if path is None else file_stamp(path)
 
     def checked(progress: Progress) -> None:
         if path is not None and not path.exists():
             raise FileError(f"{path}: no longer there; what was found so far stays.")
+        if path is not None and file_stamp(path) != before:
+            raise FileError(f"{path}: it changed while it was being read; open it again.")
         report(progress)
 
     return checked

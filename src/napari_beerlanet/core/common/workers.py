@@ -9,8 +9,8 @@ lines of JSON. It is started by module name rather than by importing the caller'
 ends as soon as its parent is gone. A worker that dies is replaced.
 
 On a cluster of dask.distributed, the scheduler reassigns the task of a worker that dies, up to its
-own limit. Where workers declare the resource "GPU", only these get tasks that need one, one task at
-a time for each.
+own limit; where there is no worker at all, the run waits for one, and says so. Where workers
+declare the resource "GPU", only these get tasks that need one, one task at a time for each.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from queue import Empty, Queue, SimpleQueue
 from typing import IO, Any
 
+from napari_beerlanet.core.common.messages import format_duration
 from napari_beerlanet.core.common.progress import Report, ThrottledProgress
 from napari_beerlanet.core.common.storage import FileError
 from napari_beerlanet.core.common.threads import thread_count
@@ -38,7 +39,8 @@ Tasks = Iterable[tuple[int, dict[str, Any]]]
 Outcomes = Generator[tuple[int, dict[str, Any]]]
 TaskRunner = Callable[[Tasks], Outcomes]
 """Does numbered tasks in any order and yields their outcomes as they come, and number −1 now and
-then, perhaps with the progress of a task, so that the caller can stop it by closing."""
+then, perhaps with the progress of a task, or a "notice" of why there is none ("" where that is
+over), so that the caller can stop it by closing."""
 
 _POLL_INTERVAL_S = 0.5
 _STOP_TIMEOUT_S = 10.0
@@ -49,6 +51,13 @@ _WORKER_DIED = (
 
 _CLUSTER_POLL_INTERVAL_S = 0.2
 _REPORT_INTERVAL_S = 1.0  # of a worker on the progress of its task
+_RESULT_TIMEOUT_S = 5.0  # a result is small: where it takes longer, its worker is gone
+_WORKERS_INTERVAL_S = 2.0  # between looks at which workers there are
+_NO_WORKERS_S = 10.0  # a worker that dies is replaced sooner
+_NO_WORKERS = (
+    "no worker{kind} has been connected to the dask scheduler at {address} for {time}; the run "
+    "waits. Start one (dask worker {address}), or stop the run: what is finished is saved."
+)
 _SCHEDULER_LOST = (
     "the dask scheduler at {address} is gone; what is finished is saved, run it again to resume."
 )
@@ -257,8 +266,10 @@ def _stream_outcomes(client: Any, tasks: Tasks) -> Outcomes:
     address = str(client.scheduler.address)
     has_gpus = _has_gpu_workers(client)
     futures = {}
+    watch = _WorkerWatch(client, address)
     for number, task in tasks:
         needs = {"GPU": 1} if has_gpus and task.get("gpu") else None
+        watch.needs_gpu |= needs is not None
         key = f"{topic}-{number}"
         work = (_process_and_report, task, number, topic)
         futures[number] = client.submit(*work, key=key, pure=False, resources=needs)
@@ -271,10 +282,15 @@ def _stream_outcomes(client: Any, tasks: Tasks) -> Outcomes:
                 future = futures.pop(number)
                 try:
                     outcome = _outcome(future)
+                except TimeoutError:  # its worker has died with it: another does the task again
+                    futures[number] = future
+                    yield -1, {}
+                    continue
                 except (OSError, CancelledError) as error:  # it comes by way of the scheduler
                     raise SchedulerLostError(_SCHEDULER_LOST.format(address=address)) from error
                 yield number, outcome
                 future.release()
+            yield from ((-1, {"notice": notice}) for notice in watch.notices())
             if not ended:
                 time.sleep(_CLUSTER_POLL_INTERVAL_S)
                 yield -1, {}
@@ -284,6 +300,41 @@ def _stream_outcomes(client: Any, tasks: Tasks) -> Outcomes:
         with suppress(Exception):  # the scheduler may be gone
             client.cancel(list(futures.values()))
             client.unsubscribe_topic(topic)
+
+
+class _WorkerWatch:
+    """Whether a cluster has workers for the tasks, and since when it has none."""
+
+    def __init__(self, client: Any, address: str) -> None:
+        self._client, self._address = client, address
+        self.needs_gpu = False
+        self._looked = self._seen = time.monotonic()
+        self._told = 0.0
+
+    def notices(self) -> Iterator[str]:
+        """What is to be said now: that there are none, each time twice as late, or "" again."""
+        now = time.monotonic()
+        if now - self._looked < _WORKERS_INTERVAL_S:
+            return
+        self._looked = now
+        if self._has_workers():
+            self._seen = now
+            if self._told:
+                self._told = 0.0
+                yield ""
+        elif now - self._seen >= max(_NO_WORKERS_S, 2 * self._told):
+            self._told = now - self._seen
+            kind = " with a GPU" if self.needs_gpu else ""
+            waited = format_duration(self._told)
+            yield _NO_WORKERS.format(kind=kind, address=self._address, time=waited)
+
+    def _has_workers(self) -> bool:
+        try:
+            if self.needs_gpu:
+                return _has_gpu_workers(self._client)
+            return bool(self._client.scheduler_info(n_workers=-1).get("workers"))
+        except (OSError, RuntimeError):  # the scheduler does not answer: that is told elsewhere
+            return True
 
 
 def _process_and_report(task: dict[str, Any], number: int, topic: str) -> dict[str, Any]:
@@ -305,9 +356,12 @@ def _has_gpu_workers(client: Any) -> bool:
 
 
 def _outcome(future: Any) -> dict[str, Any]:
-    """The outcome of a task; it failed where worker after worker died over it."""
+    """The outcome of a task; it failed where worker after worker died over it.
+
+    A `TimeoutError` where it was lost with its worker.
+    """
     if future.status != "error":
-        return dict(future.result())
+        return dict(future.result(timeout=_RESULT_TIMEOUT_S))
     why = " ".join(str(future.exception()).split())
     return {"status": "failed", "error": f"its workers died or lost it ({why[:200]})."}
 

@@ -159,15 +159,41 @@ def _check_complete(file: tifffile.TiffFile, series: tifffile.TiffPageSeries) ->
 
 
 class _ZarrLevel:
-    """A zarr array; the file is closed when the last one of it is gone."""
+    """A zarr array; the file is closed when the last one of it is gone.
+
+    An `ImageError` where the file was written to, or cut, after it was opened: the places of its
+    chunks are those of the opening, and what is there now may well decode to something.
+    """
 
     def __init__(self, array: Any, file: tifffile.TiffFile) -> None:
         self._array, self._file = array, file
         self.shape, self.chunks = tuple(array.shape), tuple(array.chunks)
         self.dtype, self.ndim = np.dtype(array.dtype), len(array.shape)
+        self._opened = self._state()
 
     def __getitem__(self, index: Any) -> npt.NDArray[Any]:
-        return np.asarray(self._array[index])
+        try:
+            pixels = np.asarray(self._array[index])
+        except Exception:
+            self._check_unchanged()
+            raise
+        self._check_unchanged()
+        return pixels
+
+    def _state(self) -> tuple[int, int] | None:
+        """Size and time of what is open, wherever it is called so now."""
+        handle = self._file.filehandle
+        if handle.closed:
+            return None
+        status = os.fstat(handle.fileno())
+        return status.st_size, status.st_mtime_ns
+
+    def _check_unchanged(self) -> None:
+        now = self._state()
+        if now is not None and now != self._opened:
+            raise ImageError(
+                f"{self._file.filehandle.path}: changed after it was opened; open it again."
+            )
 
 
 def _open_level(series: tifffile.TiffPageSeries, number: int, file: tifffile.TiffFile) -> Any:
