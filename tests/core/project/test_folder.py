@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from napari_beerlanet.core.boxes.history import objects_by_id
 from napari_beerlanet.core.common import locking
 from napari_beerlanet.core.common.locking import FolderLock, LockedError
 from napari_beerlanet.core.common.storage import FileError
@@ -394,30 +393,51 @@ def assert_whole(project: Project) -> None:
 
 # --- real kills ----------------------------------------------------------------------------------
 
+KILLS = int(os.environ.get("PROJECT_KILLS", "20"))  # docs/security.md has the figures of 50
+
 WORKER = """
 import os
+import random
 import sys
-sys.path.insert(0, {tests!r})
-from projects import smear
-from napari_beerlanet.core.project.project import Project
+from dataclasses import replace
+sys.path[:0] = {folders!r}
 import numpy as np
-fields = {{seed: smear(seed, shape=(96, 220 if seed > 2 else 128)) for seed in range(1, 5)}}
+from napari_beerlanet.core.project.project import Project
+from test_folder import field
 
-def work(path, first):
+fields = {{seed: field(seed) for seed in range(1, 5)}}
+
+def work(path, number):
+    chance, step = random.Random(number), 0
     with Project.open(path) as project:
         print("ready", os.getpid(), flush=True)
-        step = first
         while True:
             step += 1
-            seed = 1 + step % 4
+            seed = chance.choice(list(fields))
             source, rgb, annotations = fields[seed]
-            keep = np.arange(len(annotations)) < 3 + step % 5
-            project.save_annotations(source, annotations[keep])
-            print("saved", seed, int(keep.sum()), flush=True)
-            project.add_image(source, rgb, annotations[keep], 96)
-            print("added", seed, int(keep.sum()), flush=True)
-            if step % 3 == 0:
+            kind = chance.choices(("add", "image", "class", "remove"), (4, 2, 2, 2))[0]
+            if kind == "class":
+                old = chance.choice(project.classes)
+                new = f"{{old.split()[0]}} {{number}}.{{step}}"
+                print("begin class", flush=True)
+                project.rename_class(old, new)
+                print("class", *(c.replace(" ", "_") for c in project.classes), flush=True)
+            elif kind == "remove":
+                print("begin crops", seed, flush=True)
                 project.remove_image(source.id)
+                print("crops", seed, 0, flush=True)
+            else:
+                if kind == "image":  # the same pixels, in a file of another name
+                    source = replace(source, name=f"moved-{{number}}-{{step}}.png")
+                kept = np.arange(len(annotations)) < 3 + chance.randrange(5)
+                annotations = replace(annotations[kept], names=project.classes)
+                what = "save", seed, len(annotations), source.name.replace(" ", "_")
+                print("begin", *what, flush=True)
+                project.save_annotations(source, annotations)
+                print(*what, flush=True)
+                print("begin crops", seed, flush=True)
+                added = project.add_image(source, rgb, annotations, 96)
+                print("crops", seed, added.boxes, flush=True)
 
 for line in sys.stdin:  # a process for each: loading what it needs takes longer than what it does
     child = os.fork()
@@ -427,16 +447,69 @@ for line in sys.stdin:  # a process for each: loading what it needs takes longer
 """
 
 
+def field(seed):
+    return smear(seed, shape=(96, 220 if seed > 2 else 128))
+
+
+class Told:
+    """What a project must hold: all that was said to be done, and at most one thing more."""
+
+    def __init__(self, project):
+        self.fields = {seed: field(seed)[0] for seed in range(1, 5)}
+        self.classes = list(project.classes)
+        self.saved = {seed: self._saved(project, seed) for seed in self.fields}
+        self.crops = {seed: self._crops(project, seed) for seed in self.fields}
+
+    def _saved(self, project, seed):
+        """How many objects, under which name."""
+        found = project.load_annotations(self.fields[seed])
+        source = project.sources().get(self.fields[seed].id)
+        return None if found is None else (len(found), source.name.replace(" ", "_"))
+
+    def _crops(self, project, seed):
+        return sum(row.boxes for row in project.crops if row.source == self.fields[seed].id)
+
+    def check(self, project, said):
+        begun = None
+        for words in map(str.split, said):
+            if words[0] == "begin":
+                begun = words[1:]
+            elif words[0] == "class":
+                self.classes, begun = [name.replace("_", " ") for name in words[1:]], None
+            elif words[0] == "save":
+                self.saved[int(words[1])], begun = (int(words[2]), words[3]), None
+            else:
+                self.crops[int(words[1])], begun = int(words[2]), None
+        kind, seed = (begun[0], int(begun[1]) if len(begun) > 1 else 0) if begun else ("", 0)
+        if kind != "class":
+            assert project.classes == self.classes
+        assert sum(a != b for a, b in zip(project.classes, self.classes, strict=True)) <= 1
+        for file in (project.path / "annotations").glob("*.json"):
+            assert json.loads(file.read_text())["classes"] == project.classes, "renamed in all"
+        for number in self.fields:
+            allowed = [self.saved[number]]
+            if kind == "save" and seed == number:
+                allowed.append((int(begun[2]), begun[3]))
+            assert self._saved(project, number) in allowed
+            if not (kind == "crops" and seed == number):
+                assert self._crops(project, number) == self.crops[number]
+        self.__init__(project)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="sends SIGKILL")
-def test_killed_at_twenty_random_moments_the_project_is_old_or_new(project):
+def test_killed_at_random_moments_the_project_is_old_or_new(project):
+    """While images are added, renamed and removed, and classes are renamed."""
+    told = Told(project)
     project.close()
     path = project.path
     moments = random.Random(5)
-    code = WORKER.format(tests=str(Path(__file__).parents[2]))
+    here = Path(__file__)
+    code = WORKER.format(folders=[str(here.parent), str(here.parents[2])])
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    interrupted = set()
     with subprocess.Popen([sys.executable, "-c", code, str(path)], **pipes) as parent:
-        for kill in range(20):
+        for kill in range(KILLS):
             parent.stdin.write(f"{kill}\n")
             parent.stdin.flush()
             word, process = parent.stdout.readline().split()
@@ -450,21 +523,7 @@ def test_killed_at_twenty_random_moments_the_project_is_old_or_new(project):
             assert line == f"ended {-signal.SIGKILL}\n"
             with Project.open(path) as again:
                 assert_whole(again)
-                check_saved(again, said)
+                told.check(again, said)
+            interrupted |= {tuple(said[-1].split()[:2])} if said else set()
         parent.stdin.close()
-
-
-def check_saved(project: Project, said: list[str]) -> None:
-    """Whatever was said to be saved is there, or something later."""
-    last = {}
-    for line in said:
-        word, *numbers = line.split()
-        if word == "saved" and len(numbers) == 2:
-            last[int(numbers[0])] = int(numbers[1])
-    for number, (seed, count) in enumerate(last.items()):
-        source, _, annotations = smear(seed, shape=(96, 220 if seed > 2 else 128))
-        found = project.load_annotations(source)
-        kept = objects_by_id(found)
-        assert kept.items() <= objects_by_id(annotations).items()
-        if number < len(last) - 1:  # of the last one, another may have been saved and not told
-            assert len(found) >= min(count, 3)
+    print(f"{KILLS} kills, {sorted(what for word, what in interrupted if word == 'begin')}")
