@@ -32,6 +32,9 @@ import keep_none  # noqa: E402, F401
 # who runs the tests shall not matter, and shall stay.
 os.environ.setdefault("NAPARI_CONFIG", "")
 
+# Kernels are compiled before tests start, or where a test needs them, and always used.
+os.environ.setdefault("NAPARI_BEERLANET_COMPILE", "0")
+
 # Importing makes millions of objects and no garbage; see also `pytest_runtest_setup`.
 gc.disable()
 

@@ -257,6 +257,23 @@ def test_info_is_read_without_torch(good):
     assert done.stdout.splitlines() == ["['a', 'Zelle ß']", "set()"], done.stderr
 
 
+def test_a_header_is_read_once_for_every_state_of_a_file(good, tmp_path, monkeypatch):
+    """Lists of models ask for it with every refresh, on the GUI thread."""
+    reads, read = [], checkpoint.read_header
+    monkeypatch.setattr(checkpoint, "read_header", lambda *given: reads.append(1) or read(*given))
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(good.read_bytes())
+    read_info(path)["classes"].append("of the caller alone")
+    assert "of the caller alone" not in read_info(path)["classes"]
+    assert len(reads) == 1
+    os.utime(path, ns=(0, 0))
+    read_info(path)
+    assert len(reads) == 2, "it may have changed"
+    path.unlink()
+    with pytest.raises(CheckpointError):
+        read_info(path)
+
+
 def test_read_info_is_what_load_gives(good):
     assert read_info(good) == load_checkpoint(good, "cpu").info
 

@@ -7,13 +7,14 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import numba
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from napari_beerlanet import decompose
 from napari_beerlanet.core.common import threads
-from napari_beerlanet.core.common.threads import chunk_slices, run_parallel, thread_count
+from napari_beerlanet.core.common.threads import chunk_slices, njit, run_parallel, thread_count
 from pictures import section, smear
 
 
@@ -187,3 +188,16 @@ def test_results_do_not_depend_on_the_number_of_threads():
     names = [f"{part}, {run}" for run in ("palette", "dense", "converge") for part in "SxD"]
     pairs = zip(names, *outputs, strict=True)
     assert [name for name, one, two in pairs if one != two] == []
+
+
+def test_kernels_work_where_nothing_can_be_kept(monkeypatch):
+    """numba refuses to cache where neither the package's nor the user's folder can be written."""
+    monkeypatch.setattr("numba.core.caching.CacheImpl._locator_classes", [])
+    with pytest.raises(RuntimeError, match="cannot cache"):
+        numba.njit(cache=True)(thread_count)
+
+    @njit(cache=True, nogil=True)
+    def double(x):
+        return 2 * x
+
+    assert double(21) == 42

@@ -9,6 +9,7 @@ import numpy as np
 import pint
 import pytest
 from napari.layers import Image, Shapes
+from napari.layers.shapes._shapes_models import Polygon, Rectangle, shape
 from pint.registry import LazyRegistry
 from qtpy.QtCore import QCoreApplication, QEvent
 from qtpy.QtWidgets import QLabel
@@ -17,6 +18,7 @@ from napari_beerlanet.core.common.progress import Progress
 from napari_beerlanet.ui.common.panel import Panel
 from napari_beerlanet.ui.common.session import get_session
 from napari_beerlanet.ui.viewer.empty_state import EmptyState
+from napari_beerlanet.ui.viewer.fast_shapes import triangulate_compiled, triangulate_in_python
 from napari_beerlanet.ui.viewer.layers import (
     ImagePicker,
     Role,
@@ -349,3 +351,29 @@ def test_units_are_read_ahead_only_where_napari_has_read_none(monkeypatch):
     use_units(read)
     assert application.get() is read
     assert application.micrometer.is_compatible_with("mm")
+
+
+def test_triangles_are_the_same_while_napari_does_without_numba():
+    corners = np.array([[1, 2], [1, 30], [20, 30], [20, 2]], np.float32)
+    concave = np.array([[0, 0], [0, 9], [4, 4], [9, 9], [9, 0]], np.float32)
+
+    def triangles():
+        one, other = Rectangle(corners, edge_width=2), Polygon(concave, edge_width=2)
+        return [
+            getattr(made, name)
+            for made in (one, other)
+            for name in ("_edge_vertices", "_edge_offsets", "_edge_triangles", "_box")
+        ]
+
+    compiled, numba_function = triangles(), shape.remove_path_duplicates
+    assert hasattr(numba_function, "py_func")
+    triangulate_in_python()
+    try:
+        triangulate_in_python()  # twice is as good as once
+        assert not hasattr(shape.remove_path_duplicates, "py_func")
+        plain = triangles()
+    finally:
+        triangulate_compiled()
+    assert shape.remove_path_duplicates is numba_function
+    for mine, theirs in zip(plain, compiled, strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-5)

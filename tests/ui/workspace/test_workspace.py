@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from napari.layers import Shapes
+from napari.layers.shapes._shapes_models import shape
 from qtpy.QtCore import QCoreApplication, QEvent, QPoint, QPointF, Qt
 from qtpy.QtGui import QColor, QWheelEvent
 from qtpy.QtWidgets import (
@@ -22,12 +23,18 @@ from qtpy.QtWidgets import (
 )
 
 from napari_beerlanet.core.boxes.detections import Detections
+from napari_beerlanet.core.checkpoints import checkpoint
+from napari_beerlanet.core.common.threads import in_numpy, kernels_being_compiled
+from napari_beerlanet.core.detection import compile_kernels
+from napari_beerlanet.core.detection.compile_kernels import stop_compiling
 from napari_beerlanet.core.evaluation.diff import diff_detections
+from napari_beerlanet.core.stains.settings import DecomposeSettings
 from napari_beerlanet.ui.common.model_picker import ModelPicker
 from napari_beerlanet.ui.common.panel import open_panel, open_panels
+from napari_beerlanet.ui.detect import job
 from napari_beerlanet.ui.detect.widget import DetectWidget
 from napari_beerlanet.ui.detections.detection_layer import DetectionLayer
-from napari_beerlanet.ui.stains.fitting import StainFitter
+from napari_beerlanet.ui.stains.fitting import FitTarget, StainFitter
 from napari_beerlanet.ui.viewer.layers import ImagePicker, Role, role_metadata, role_of
 from napari_beerlanet.ui.viewer.planes import current_plane
 from napari_beerlanet.ui.workspace.workspace import (
@@ -159,6 +166,26 @@ def test_panels_are_imported_off_the_gui_thread_and_a_click_does_not_wait(
     assert searches == [CELLS.title], "what was asked for was done"
 
 
+def test_headers_of_models_are_read_off_the_gui_thread(viewer, until, monkeypatch):
+    checkpoint._read_info.cache_clear()
+    threads, read = [], checkpoint.read_header
+    monkeypatch.setattr(
+        checkpoint,
+        "read_header",
+        lambda *given: threads.append(threading.current_thread()) or read(*given),
+    )
+    loaded = set()
+    load = Tab.load
+    monkeypatch.setattr(Tab, "load", lambda tab: loaded.add(tab) or load(tab))
+    monkeypatch.setattr(Tab, "is_loaded", property(lambda tab: tab in loaded))
+    workspace = open_workspace(viewer)
+    workspace.tabs.setCurrentIndex(TABS.index(CELLS))
+    until(lambda: workspace.panel(CELLS) is not None and workspace.panel(STAINS) is not None)
+    assert workspace.panel(CELLS).model.picker.list.count() >= 2
+    assert threads
+    assert threading.main_thread() not in threads
+
+
 def test_libraries_of_models_are_loaded_while_the_mouse_rests(viewer, until, monkeypatch):
     place = "napari_beerlanet.ui.workspace.workspace"
     needed = "wsgiref.handlers"  # as good as any that nothing else loads
@@ -177,6 +204,46 @@ def test_libraries_of_models_are_loaded_while_the_mouse_rests(viewer, until, mon
         workspace._idle_timer.timeout.emit()
     until(lambda: needed in sys.modules)
     assert not workspace._idle_timer.isActive()
+
+
+def test_kernels_are_compiled_in_a_process_that_ends_with_the_window(
+    viewer, until, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("NAPARI_BEERLANET_COMPILE", "1")
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "numba"))
+    monkeypatch.setattr("platformdirs.user_cache_path", lambda name: tmp_path / name)
+    assert hasattr(shape.remove_path_duplicates, "py_func"), "compiled by numba"
+    workspace = open_workspace(viewer, STAINS)
+    until(lambda: workspace._compile_timer.isActive() and not workspace._load_task.running)
+    process = compile_kernels._process
+    assert process.poll() is None
+    assert not hasattr(shape.remove_path_duplicates, "py_func"), "no first Shapes layer waits"
+    target = FitTarget((current_plane(viewer.add_image(RGB), viewer),))
+    chosen = []
+    monkeypatch.setattr(StainFitter, "_fit", lambda *_: chosen.append(in_numpy()))
+    monkeypatch.setattr(job, "_run_job", lambda *_: chosen.append(in_numpy()))
+    StainFitter().fit(target, DecomposeSettings())
+    job.run_job(None, None)
+    assert chosen == [True, True], "neither does a first decomposition or detection"
+    workspace.parentWidget().destroyOnClose()
+    assert process.poll() is not None
+    assert hasattr(shape.remove_path_duplicates, "py_func")
+    StainFitter().fit(target, DecomposeSettings())
+    assert chosen[2:] == [False]
+
+
+def test_compiled_kernels_are_used_as_soon_as_they_are_there(viewer, until, monkeypatch, tmp_path):
+    monkeypatch.setenv("NAPARI_BEERLANET_COMPILE", "1")
+    monkeypatch.setattr("platformdirs.user_cache_path", lambda name: tmp_path / name)
+    monkeypatch.setattr(compile_kernels, "_MODULE", "this")  # a module that does nothing
+    loaded = []
+    monkeypatch.setattr(f"{Workspace.__module__}._load_compiled", lambda: loaded.append(1))
+    workspace = open_workspace(viewer, STAINS)
+    until(lambda: workspace._compile_timer.isActive() or loaded)
+    until(lambda: loaded and not workspace._compile_timer.isActive())
+    assert hasattr(shape.remove_path_duplicates, "py_func")
+    assert not kernels_being_compiled()
+    stop_compiling()
 
 
 def test_each_viewer_has_its_own(make_napari_viewer):

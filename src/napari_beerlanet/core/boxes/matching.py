@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from napari_beerlanet.core.boxes.geometry import BoxArray, check_boxes, check_per_box
+from napari_beerlanet.core.common.threads import in_numpy, njit
 
 Indices = npt.NDArray[np.int64]
 Values = npt.NDArray[np.float64]
@@ -56,6 +56,9 @@ def non_max_suppression(
     if not len(boxes):
         return order
     corners: npt.NDArray[np.float64] = boxes.astype(np.float64)
+    if in_numpy():
+        kept = np.sort(_suppress_in_numpy(corners, labels, order, iou))
+        return kept[np.argsort(-scores[kept], kind="stable")]
     grid = BoxGrid.of(corners, labels)
     place = np.empty(len(boxes), np.int64)
     place[grid.order] = np.arange(len(boxes))
@@ -241,6 +244,23 @@ def _suppress_in_order(boxes, turns, keys, starts, levels, cell, corner, limit, 
                 while end < starts[grid + 1] and keys[end] <= here + right:
                     end += 1
                 _suppress_range(boxes, p, begin, end, limit, alive)
+
+
+def _suppress_in_numpy(
+    boxes: npt.NDArray[np.float64], labels: npt.NDArray[Any], order: Indices, limit: float
+) -> Indices:
+    """Indices of the boxes that remain: as `_suppress_in_order`, each against all that follow."""
+    kept = []
+    while len(order):
+        best, order = order[0], order[1:]
+        kept.append(best)
+        mine, theirs = boxes[best], boxes[order]
+        extent = np.minimum(mine[2:], theirs[:, 2:]) - np.maximum(mine[:2], theirs[:, :2])
+        shared = np.where((extent > 0).all(1), extent.prod(1), 0.0)
+        union = (mine[2:] - mine[:2]).prod() + (theirs[:, 2:] - theirs[:, :2]).prod(1) - shared
+        share = np.divide(shared, union, out=np.zeros(len(order)), where=union > 0)
+        order = order[(share <= limit) | (labels[order] != labels[best])]
+    return np.array(kept, np.int64)
 
 
 @njit(cache=True, nogil=True)

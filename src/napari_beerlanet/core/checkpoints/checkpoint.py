@@ -7,11 +7,13 @@ are in half precision, as Ultralytics stores them; those of the stain front end 
 
 from __future__ import annotations
 
+import copy
 import difflib
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -132,8 +134,16 @@ def read_info(path_or_name: str | os.PathLike[str]) -> dict[str, Any]:
     path = _resolve(path_or_name)
     if path.suffix.lower() == ".pt":
         raise CheckpointError(f"{path}: a .pt does not describe itself; load it instead.")
-    with _as_checkpoint_error(path), path.open("rb") as file:
-        return read_header(file, path.stat().st_size).info
+    with _as_checkpoint_error(path):
+        status = path.stat()
+        return copy.deepcopy(_read_info(path, status.st_size, status.st_mtime_ns, status.st_ino))
+
+
+@lru_cache(maxsize=64)
+def _read_info(path: Path, size: int, changed_ns: int, file_number: int) -> dict[str, Any]:
+    """Once for every state of a file: lists of models ask again and again for what they have."""
+    with path.open("rb") as file:
+        return read_header(file, size).info
 
 
 def learned_spectra(path_or_name: str | os.PathLike[str]) -> npt.NDArray[np.float64]:

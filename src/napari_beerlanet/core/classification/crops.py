@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 from PIL import Image
 from scipy import ndimage
 
 from napari_beerlanet.core.boxes.geometry import area, check_boxes, clip
 from napari_beerlanet.core.common.messages import count_of
+from napari_beerlanet.core.common.threads import njit
 from napari_beerlanet.core.images.rgb import PADDING_GREY, check_rgb, fill_transparent, to_uint8
 
 Pixels = npt.NDArray[np.uint8]

@@ -3,6 +3,9 @@
 The kernels release the GIL and each call works on its own slice, so plain threads suffice.
 Unlike numba's own `parallel=True` this is safe from several Python threads at once on every
 platform, and because slices do not depend on the number of threads, neither do results.
+
+On a machine where nothing has been compiled yet, NumPy can serve in the place of kernels while
+another process compiles them: see `numpy_until_compiled`.
 """
 
 from __future__ import annotations
@@ -13,14 +16,65 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar, copy_context
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 _pool: ThreadPoolExecutor | None = None
 _thread_local = threading.local()
+_in_numpy: ContextVar[bool] = ContextVar("in_numpy", default=False)
+_being_compiled: Callable[[], bool] | None = None
+
+
+def njit(cache: bool, **options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """numba's decorator of this name.
+
+    Where no folder can be written to, numba refuses to keep what it compiles, and the function with
+    it: there, each process compiles for itself.
+    """
+    import numba
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        try:
+            return numba.njit(cache=cache, **options)(function)
+        except RuntimeError:
+            return numba.njit(**options)(function)
+
+    return decorate
+
+
+def set_being_compiled(being_compiled: Callable[[], bool] | None) -> None:
+    """What says whether another process is compiling the kernels; None: there is none."""
+    global _being_compiled
+    _being_compiled = being_compiled
+
+
+def kernels_being_compiled() -> bool:
+    """Whether another process is compiling the kernels for this one."""
+    return _being_compiled is not None and _being_compiled()
+
+
+@contextmanager
+def numpy_until_compiled() -> Iterator[None]:
+    """NumPy serves in the place of the kernels in here if these are being compiled when it begins.
+
+    What is chosen then holds to the end, in threads of ours, too. Results differ by rounding: sums
+    are added up in another order.
+    """
+    token = _in_numpy.set(kernels_being_compiled())
+    try:
+        yield
+    finally:
+        _in_numpy.reset(token)
+
+
+def in_numpy() -> bool:
+    """Whether NumPy is to serve in the place of a kernel, see `numpy_until_compiled`."""
+    return _in_numpy.get()
 
 
 def thread_count() -> int:
@@ -37,7 +91,8 @@ def run_parallel(tasks: Sequence[Callable[[], T]]) -> list[T]:
     """Run the tasks on the pool and return their results in order."""
     if len(tasks) < 2 or thread_count() < 2 or getattr(_thread_local, "worker", False):
         return [task() for task in tasks]
-    return list(_shared_pool().map(lambda task: task(), tasks))
+    contexts = [copy_context() for _ in tasks]
+    return list(_shared_pool().map(lambda context, task: context.run(task), contexts, tasks))
 
 
 def map_threads(
@@ -55,7 +110,7 @@ def map_threads(
     with ThreadPoolExecutor(count, "beerlanet-read") as pool:
         try:
             for item in items:
-                under_way.append(pool.submit(work, item))
+                under_way.append(pool.submit(copy_context().run, work, item))
                 if len(under_way) > 2 * count:
                     yield under_way.popleft().result()
             while under_way:

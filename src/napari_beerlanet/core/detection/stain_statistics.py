@@ -23,10 +23,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from napari_beerlanet.core.boxes.detections import AGREEMENT_COLUMN
-from napari_beerlanet.core.common.threads import chunk_slices, map_chunks
+from napari_beerlanet.core.common.threads import chunk_slices, in_numpy, map_chunks, njit
 from napari_beerlanet.core.stains.domain_shift import stain_warnings
 
 if TYPE_CHECKING:
@@ -100,6 +99,9 @@ def _box_sums(
 
     def band(part: slice) -> npt.NDArray[np.float64]:
         sums = np.zeros((across.shape[1], table.shape[1]))
+        if in_numpy():
+            _add_rows_in_numpy(rows[part], table, across, down - part.start, sums)
+            return sums
         _add_rows(rows, table, across, down, part.start, part.stop, sums)
         return sums
 
@@ -121,6 +123,23 @@ def _add_rows(rows, table, across, down, first, last, sums):  # type: ignore
             if down[0, box] <= y < down[1, box]:
                 for k in range(r):
                     sums[box, k] += running[across[1, box], k] - running[across[0, box], k]
+
+
+def _add_rows_in_numpy(
+    rows: npt.NDArray[np.int32],
+    table: npt.NDArray[np.float32],
+    across: npt.NDArray[np.int64],
+    down: npt.NDArray[np.int64],
+    sums: npt.NDArray[np.float64],
+) -> None:
+    """As `_add_rows`, of all the rows that are given."""
+    height, width = rows.shape
+    running = np.zeros((height, width + 1, table.shape[1]))
+    np.cumsum(table[rows], axis=1, dtype=np.float64, out=running[:, 1:])
+    first, last = np.clip(down, 0, height)
+    for box in np.flatnonzero(first < last):
+        lines = running[first[box] : last[box]]
+        sums[box] += (lines[:, across[1, box]] - lines[:, across[0, box]]).sum(0)
 
 
 class AnnotatedSample(NamedTuple):

@@ -21,9 +21,8 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
-from napari_beerlanet.core.common.threads import map_chunks
+from napari_beerlanet.core.common.threads import map_chunks, njit
 from napari_beerlanet.core.normalization.classical import find_stain_vectors
 from napari_beerlanet.core.normalization.normalizer import (
     Appearance,

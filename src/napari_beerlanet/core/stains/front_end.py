@@ -26,9 +26,14 @@ from torch import Tensor, nn
 from napari_beerlanet.core.images import Domain
 from napari_beerlanet.core.images.rgb import FLOAT_FLOOR, PADDING_GREY, to_columns
 from napari_beerlanet.core.stains.layer import BeerLaNet, MixReadout
-from napari_beerlanet.core.stains.palette import Palette, decode, encode, palette_of
+from napari_beerlanet.core.stains.palette import (
+    Palette,
+    decode,
+    distinct_rows,
+    look_up_rows,
+    palette_of,
+)
 from napari_beerlanet.core.stains.settings import FrontEnd
-from napari_beerlanet.core.stains.solver import kernels
 from napari_beerlanet.core.stains.solver.columns import ArrayColumns, MapChain
 from napari_beerlanet.core.stains.solver.spectra import default_spectra
 from napari_beerlanet.core.stains.solver.unroll import unroll
@@ -267,8 +272,7 @@ class StainFit:
         X, D, rows = (torch.from_numpy(part) for part in self._colours(tile))
         w = torch.bincount(rows, minlength=X.shape[1]).masked_fill(is_padding(X, self.domain), 0)
         mixed = network.mix_densities(X, D, w.to(X.dtype)).float()
-        planes = np.empty((3, len(rows)), np.float32)
-        kernels.look_up_rows(rows.numpy(), mixed.T.contiguous().numpy(), planes)
+        planes = look_up_rows(rows.numpy(), mixed.T.contiguous().numpy())
         return torch.from_numpy(planes.reshape(3, *tile.shape[:2]))
 
     def _mix_pixels(self, network: StainMixing, tiles: Tensor) -> Tensor:
@@ -299,9 +303,7 @@ class StainFit:
     def planes(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
         """Densities (r, h, w) float32 of pixels (h, w, 3)."""
         rows, table = self.look_up(pixels)
-        planes = np.empty((table.shape[1], rows.size), np.float32)
-        kernels.look_up_rows(rows.ravel(), table, planes)
-        return planes.reshape(-1, *rows.shape)
+        return look_up_rows(rows.ravel(), table).reshape(-1, *rows.shape)
 
     def look_up(
         self, pixels: npt.NDArray[np.uint8]
@@ -314,7 +316,7 @@ class StainFit:
         self, pixels: npt.NDArray[np.uint8]
     ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.int32]]:
         """Columns X (3, u) and densities D (r, u) of the distinct colours; each pixel's row."""
-        found, _, rows = kernels.unique_codes(encode(pixels.reshape(-1, 3)))
+        found, rows = distinct_rows(pixels.reshape(-1, 3))
         X = to_columns(decode(found, np.uint8), self.domain)
         place = np.minimum(np.searchsorted(self.codes, found), max(len(self.codes) - 1, 0))
         new = self.codes[place] != found if len(self.codes) else np.ones(len(found), bool)

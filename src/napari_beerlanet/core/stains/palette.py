@@ -21,6 +21,7 @@ from napari_beerlanet.core.common.progress import Report, report_progress
 from napari_beerlanet.core.common.rectangle import Rectangle
 from napari_beerlanet.core.common.threads import (
     chunk_slices,
+    in_numpy,
     map_chunks,
     map_threads,
     thread_count,
@@ -93,7 +94,7 @@ class Palette:
             raise ValueError(f"A palette of {len(self)} {self.dtype} colours does not fit these.")
         which = np.flatnonzero(table.any(axis=0))
         planes = np.zeros((table.shape[1], len(pixels)), np.float32)
-        if self.dtype == np.uint8:
+        if self.dtype == np.uint8 and not in_numpy():
             index = _row_index(self.codes)
 
             def look_up(part: slice) -> bool:
@@ -268,8 +269,34 @@ class _CountTable:
         return codes[order], counts[order]
 
 
+def distinct_rows(
+    pixels: npt.NDArray[np.uint8],
+) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int32]]:
+    """Distinct codes (u,) of (n, 3) pixels of 8 bits, ascending, and each pixel's row (n,)."""
+    if in_numpy():
+        codes, rows = np.unique(encode(pixels), return_inverse=True)
+        return codes, rows.reshape(-1).astype(np.int32)
+    codes, _, rows = kernels.unique_codes(encode(pixels))
+    return codes, rows
+
+
+def look_up_rows(
+    rows: npt.NDArray[np.int32], table: npt.NDArray[np.float32]
+) -> npt.NDArray[np.float32]:
+    """(r, n) float32 planes from `table` (u, r): what rows (n,) of it hold."""
+    planes = np.empty((table.shape[1], len(rows)), np.float32)
+    if in_numpy():
+        planes[:] = table[rows].T
+    else:
+        kernels.look_up_rows(rows, table, planes)
+    return planes
+
+
 def encode(pixels: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Codes (n,) of (n, ≥3) pixels: Morton codes uint32 of 8 bits, 48-bit keys uint64 of 16."""
+    if pixels.dtype == np.uint8 and in_numpy():
+        spread: list[npt.NDArray[np.uint32]] = [kernels.SPREAD_BITS[pixels[:, k]] for k in range(3)]
+        return (spread[0] << np.uint32(2)) | (spread[1] << np.uint32(1)) | spread[2]
     if pixels.dtype == np.uint8:
         codes = np.empty(len(pixels), np.uint32)
         kernels.encode_pixels(np.ascontiguousarray(pixels), codes)
@@ -284,6 +311,12 @@ def decode(codes: npt.NDArray[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         shifts = np.array([32, 16, 0], np.uint64)
         return ((codes[:, None] >> shifts) & np.uint64(0xFFFF)).astype(np.uint16)
     colours = np.empty((len(codes), 3), np.uint8)
+    if in_numpy():
+        bits = np.arange(8, dtype=np.uint32)
+        for channel in range(3):
+            spread = codes[:, None] >> (3 * bits + np.uint32(2 - channel))
+            colours[:, channel] = ((spread & 1) << bits).sum(1)
+        return colours
     kernels.decode_pixels(np.ascontiguousarray(codes, dtype=np.uint32), colours)
     return colours
 
@@ -295,12 +328,16 @@ def _with_hidden(
     unseen = np.setdiff1d(hidden, codes)
     if not len(unseen):
         return codes, counts
+    if in_numpy():
+        every = np.concatenate([codes, unseen])
+        order = np.argsort(every)
+        return every[order], np.concatenate([counts, np.zeros(len(unseen), np.int64)])[order]
     nothing = np.zeros(len(unseen), np.int64)
     return kernels.merge_counts(codes, counts, unseen, nothing)  # type: ignore[no-any-return]
 
 
 def _distinct_codes(pixels: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-    if pixels.dtype != np.uint8:
+    if pixels.dtype != np.uint8 or in_numpy():
         seen = pixels if pixels.shape[1] == 3 else pixels[pixels[:, 3] > 0]
         codes, counts = np.unique(encode(seen), return_counts=True)
         return codes, counts.astype(np.int64)

@@ -17,6 +17,7 @@ import numpy as np
 from napari_beerlanet.core.boxes.detections import Detections, replace_in_windows
 from napari_beerlanet.core.checkpoints.info import limits_text
 from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
+from napari_beerlanet.core.common.threads import numpy_until_compiled
 from napari_beerlanet.core.detection.settings import DetectSettings
 from napari_beerlanet.core.images.slide import SLIDE_PIXELS
 from napari_beerlanet.ui.common.model_section import load_model, place_model
@@ -80,6 +81,11 @@ class DetectResult:
 
 def run_job(job: DetectJob, report: Report) -> DetectResult:
     """Load the model if needed, detect objects, and warn if the image is out of domain."""
+    with numpy_until_compiled():
+        return _run_job(job, report)
+
+
+def _run_job(job: DetectJob, report: Report) -> DetectResult:
     from napari_beerlanet.core.detection.detector import detect_windows
     from napari_beerlanet.core.detection.stain_statistics import detection_warnings
     from napari_beerlanet.ui.viewer.fast_shapes import fast_shapes_supported

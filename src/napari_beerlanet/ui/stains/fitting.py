@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import numpy.typing as npt
 
 from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
 from napari_beerlanet.core.common.storage import with_file_check
+from napari_beerlanet.core.common.threads import numpy_until_compiled
 from napari_beerlanet.core.images.rgb import RGBImage, check_rgb
 from napari_beerlanet.core.images.tissue import NonTissue
 from napari_beerlanet.core.stains.block_sample import sample_stack
@@ -197,6 +199,12 @@ class StainFitter:
         `rough`: stop after a few iterations if convergence may take long. For a slide the colours
         of a sample are counted, unless those of the whole were passed to `set_slide_colours`.
         """
+        with nullcontext() if target.is_slide else numpy_until_compiled():
+            return self._fit(target, settings, report, rough)
+
+    def _fit(
+        self, target: FitTarget, settings: DecomposeSettings, report: Report | None, rough: bool
+    ) -> FitResult:
         if not target.reads_same_pixels_as(self._target):
             self._target = self._auto_spectra = self._slide = None
             self._read(target, subprogress(report, 0, 0.5))

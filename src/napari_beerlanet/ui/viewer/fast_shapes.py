@@ -9,7 +9,9 @@ the result is compared with napari's own, and where they differ in anything (ano
 
 from __future__ import annotations
 
+import sys
 import threading
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -23,6 +25,7 @@ Slicing = tuple[tuple[int, ...], list[float]]
 """The order of the axes, and where those that are not displayed are sliced."""
 
 _CHECK_LOCK = threading.Lock()
+_replaced: list[tuple[Any, str, Any]] = []  # objects, names, and what they had by them
 
 
 def fast_shapes_supported() -> bool:
@@ -36,6 +39,39 @@ def warm_up_shapes() -> None:
     threading.Thread(
         target=fast_shapes_supported, name="napari-beerlanet: shapes", daemon=True
     ).start()
+
+
+def triangulate_in_python() -> None:
+    """Until `triangulate_compiled`, napari triangulates shapes without numba.
+
+    For as long as another process compiles: napari would do that on the GUI thread, for seconds.
+    """
+    with suppress(ImportError, AttributeError):  # another version of napari
+        from napari.layers.shapes import _accelerated_triangulate_dispatch as dispatch
+        from napari.layers.shapes import _accelerated_triangulate_python as python
+
+        if _replaced:
+            return
+        for name in ("CACHE_WARMUP", "UNIVERSAL_CACHE_WARMUP"):
+            _replace(dispatch, name, True)
+        names = (*dispatch.ALWAYS_NUMBA, *dispatch.SWAPPABLE_NUMBA)
+        plain = {name: getattr(python, f"{name}_py") for name in names}
+        for path, module in list(sys.modules.items()):
+            users = path.startswith("napari.layers.shapes.") and not path.endswith("_numba")
+            for name in names if users else ():
+                if hasattr(getattr(module, name, None), "py_func"):  # a function of numba's
+                    _replace(module, name, plain[name])
+
+
+def triangulate_compiled() -> None:
+    """Undo `triangulate_in_python`."""
+    while _replaced:
+        setattr(*_replaced.pop())
+
+
+def _replace(thing: Any, name: str, value: Any) -> None:
+    _replaced.append((thing, name, getattr(thing, name)))
+    setattr(thing, name, value)
 
 
 @lru_cache(maxsize=1)

@@ -29,8 +29,12 @@ from qtpy.QtWidgets import (
 from superqt.utils import qdebounced
 
 from napari_beerlanet.core.boxes.classes import applicable_classes
+from napari_beerlanet.core.checkpoints.checkpoint import packaged_models
+from napari_beerlanet.core.checkpoints.info import DETECTOR
 from napari_beerlanet.core.common.device import collections_paused, import_torch
 from napari_beerlanet.core.common.progress import Report, report_progress
+from napari_beerlanet.core.common.threads import kernels_being_compiled
+from napari_beerlanet.core.detection.compile_kernels import start_compiling, stop_compiling
 from napari_beerlanet.ui.common.controls import (
     DisabledReason,
     button,
@@ -46,6 +50,7 @@ from napari_beerlanet.ui.common.session import (
     get_session,
     last_open_project,
 )
+from napari_beerlanet.ui.viewer.fast_shapes import triangulate_compiled, triangulate_in_python
 from napari_beerlanet.ui.viewer.layers import (
     ImagePicker,
     Role,
@@ -74,7 +79,9 @@ DOCK_NAME = "BeerLaNet"
 _WIDTH_PX = 390
 _DEBOUNCE_MS = 100
 _STEP_MS = 10  # in which the window answers while a panel comes
-_IDLE_POLL_MS, _IDLE_POLLS = 5000, 4  # so long the mouse rests before models' libraries are loaded
+_IDLE_POLL_MS, _IDLE_POLLS = 1000, 3  # so long the mouse rests before models' libraries are loaded
+_COMPILE_POLL_MS = 500
+_ALSO_COMPILED = "napari_beerlanet.ui.viewer.fast_shapes:fast_shapes_supported"
 _FIRST_IMAGE_NEEDS = "scipy.ndimage"
 _FIRST_COPY_NEEDS = "napari_beerlanet.core.boxes.matching"
 _ONE_BOX = np.array([[0.0, 0.0, 1.0, 1.0]])
@@ -185,6 +192,11 @@ class Workspace(DockedWidget):
     def __init__(self, napari_viewer: Viewer) -> None:
         super().__init__(napari_viewer)
         guard_software_opengl(self.viewer)
+        self._compile_task = self.task()
+        self._compile_timer = QTimer(self)
+        self._compile_timer.setInterval(_COMPILE_POLL_MS)
+        self._compile_timer.timeout.connect(self._look_whether_compiled)
+        self._compile_task.start(lambda report: _compile_kernels(), self._compiling)
         self.image = ImagePicker(self)
         self.tabs, self.footer = QTabWidget(), Footer()
         self.pages = {tab: TabPage(tab, self) for tab in ALL_TABS}
@@ -301,18 +313,29 @@ class Workspace(DockedWidget):
 
         def work(report: Report) -> None:
             with collections_paused():
+                packaged_models(DETECTOR)  # which panels list; read once for all of them
                 while to_load:
                     to_load.pop(0).load()
                     report_progress(report, len(TABS) - len(to_load), len(TABS))
                 importlib.import_module(_FIRST_IMAGE_NEEDS)
-                prepare_shapes()
-                matching: Any = importlib.import_module(_FIRST_COPY_NEEDS)
-                matching.match_boxes(_ONE_BOX, _ONE_BOX, 0.5)  # compiled functions are loaded
+                if not _compile_kernels():
+                    _load_compiled()
 
         if to_load:
             self._load_task.start(work)
         if not units_are_ready() and not self._units_task.running:
             self._units_task.start(lambda report: read_units(), use_units)
+
+    def _compiling(self, running: bool) -> None:
+        if running and not self.closed:
+            self._compile_timer.start()
+
+    def _look_whether_compiled(self) -> None:
+        """Once the kernels are compiled, load and use them."""
+        if not kernels_being_compiled() and not self._compile_task.running:
+            self._compile_timer.stop()
+            triangulate_compiled()
+            self._compile_task.start(lambda report: _load_compiled())
 
     def _look_whether_idle(self) -> None:
         """Load what the first model needs once the mouse has rested for a while."""
@@ -572,6 +595,11 @@ class Workspace(DockedWidget):
     def on_closed(self) -> None:
         """Close the panels, too; one in a dock of its own stays, and is independent from now on."""
         self._idle_timer.stop()
+        self._compile_timer.stop()
+        others = (weak() for weak in _workspaces.values())
+        if all(other is None or other is self or other.closed for other in others):
+            stop_compiling()
+            triangulate_compiled()
         self.footer.close_down()
         for tab in list(self.handles):
             self.remove_handle(tab)
@@ -694,6 +722,21 @@ def _is_newer(model: Path, project: Project | None) -> bool:
         return crops is not None and model.stat().st_mtime >= crops.stat().st_mtime
     except OSError:
         return False
+
+
+def _compile_kernels() -> bool:
+    """Have the kernels compiled in a process, if they never were; whether that is going on."""
+    running = start_compiling(_ALSO_COMPILED)
+    if running:
+        triangulate_in_python()
+    return running
+
+
+def _load_compiled() -> None:
+    """Load functions from the disk which would be loaded on the GUI thread otherwise."""
+    prepare_shapes()
+    matching: Any = importlib.import_module(_FIRST_COPY_NEEDS)
+    matching.match_boxes(_ONE_BOX, _ONE_BOX, 0.5)
 
 
 _workspaces: weakref.WeakKeyDictionary[Any, weakref.ref[Workspace]] = weakref.WeakKeyDictionary()

@@ -7,6 +7,7 @@ from algorithm1 import algorithm1, columns_of, objective
 from napari_beerlanet import decompose
 from napari_beerlanet.core.images.rgb import to_columns
 from napari_beerlanet.core.stains.palette import palette_of
+from napari_beerlanet.core.stains.solver import converge as converge_module
 from napari_beerlanet.core.stains.solver.converge import (
     TOLERANCE,
     ColourCells,
@@ -15,6 +16,7 @@ from napari_beerlanet.core.stains.solver.converge import (
     build_cells,
     converge,
 )
+from napari_beerlanet.core.stains.solver.converged_kernels import residual, sweep
 from napari_beerlanet.core.stains.solver.spectra import default_spectra
 from pictures import section, smear, start
 
@@ -210,3 +212,14 @@ def test_densities_of_dead_components_are_zero():
     dead = ~found.densities.any(1)
     assert dead.any()
     assert not ColumnSolver.of(found, c.w)(c.X)[dead].any()
+
+
+def test_kernels_are_compiled_for_one_order_of_memory():
+    """They would be compiled again, for seconds, for spectra that were picked from others."""
+    c, S = cells(PICTURES["smear"]), default_spectra(3)
+    converge(c, S, 1.0, 0.05)
+    known = [len(kernel.signatures) for kernel in (converge_module._advance, sweep, residual)]
+    for other in (np.asfortranarray(S), S[:, [0, 2]], S.T[:2].T):
+        converge(c, other, 1.0, 0.05)
+    now = [len(kernel.signatures) for kernel in (converge_module._advance, sweep, residual)]
+    assert now == known

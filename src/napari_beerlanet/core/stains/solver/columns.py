@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from napari_beerlanet.core.common.threads import chunk_slices, map_chunks
+from napari_beerlanet.core.common.threads import chunk_slices, in_numpy, map_chunks
 from napari_beerlanet.core.stains.solver import unrolled_kernels
 
 Array = npt.NDArray[np.float64]
@@ -129,7 +129,8 @@ def _apply_chain(X: Array, maps: Sequence[Map]) -> Array:
     """D (r, u), unscaled, after a chain of maps (M, N, b) from D = 0."""
     D, spare = np.empty((0, X.shape[1])), None
     for affine in maps:
-        mapped = kernel_map(X, D, *affine, spare)
+        M, N, b = (contiguous(t) for t in affine)
+        mapped = kernel_map(X, D, M, N, b, spare)
         D, spare = mapped, D if D.shape == mapped.shape else None
     return D
 
@@ -180,6 +181,8 @@ def contiguous(array: Any) -> Array:
 def kernel_map(X: Array, D: Array, M: Array, N: Array, b: Array, out: Array | None = None) -> Array:
     """max(0, Mᵀ D + Nᵀ X + b) on float64 arrays, (r, u), in `out` if given."""
     mapped = np.empty((M.shape[1], X.shape[1])) if out is None else out
+    if in_numpy():
+        return np.maximum(M.T @ D + N.T @ X + b[:, None], 0.0, out=mapped)
 
     def work(_: int, part: slice) -> None:
         unrolled_kernels.density_map(X, D, M, N, b, mapped, part.start, part.stop)
@@ -194,6 +197,9 @@ def kernel_step(
     """`kernel_map` and its sums."""
     (c, u), r = X.shape, M.shape[1]
     mapped = np.empty((r, u)) if out is None else out
+    if in_numpy():
+        weighted = kernel_map(X, D, M, N, b, mapped) * w
+        return mapped, Sums(weighted @ mapped.T, X @ weighted.T, weighted.sum(1))
     if u <= COLUMNS_PER_TASK:  # nothing to share out: a small image is solved in microseconds
         one = Sums(np.zeros((r, r)), np.zeros((c, r)), np.zeros(r))
         unrolled_kernels.density_step(X, w, D, M, N, b, mapped, *one, 0, u)

@@ -14,15 +14,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from types import FunctionType
 from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from napari_beerlanet.core.common.progress import Report, max_progress, report_progress, subprogress
-from napari_beerlanet.core.common.threads import map_chunks, run_parallel
-from napari_beerlanet.core.stains.solver import converged_kernels
+from napari_beerlanet.core.common.threads import in_numpy, map_chunks, njit, run_parallel
+from napari_beerlanet.core.stains.solver import converged_kernels, numpy_sweeps
 from napari_beerlanet.core.stains.solver.columns import ArrayColumns
 from napari_beerlanet.core.stains.solver.unroll import unroll
 
@@ -197,9 +197,11 @@ class BlockCoordinateDescent:
     ) -> None:
         self.X, self.w = np.ascontiguousarray(X), w
         self.penalty = float(lam), float(gamma), hold
-        self._points = tuple(np.stack([np.asarray(a, np.float64)] * 3) for a in (D, S, x0))
+        # Always in C order: kernels are compiled for every order that they are given.
+        self._points = tuple(np.ascontiguousarray(np.stack([a] * 3), float) for a in (D, S, x0))
         self._current, self._previous, self._next = 0, 1, 2
         self._R = np.empty_like(self.X)
+        self._kernels: Any = numpy_sweeps if in_numpy() else converged_kernels
 
     @property
     def current(self) -> tuple[Array, Array, Array]:
@@ -234,14 +236,15 @@ class BlockCoordinateDescent:
         turn = np.array([self._current, self._previous, self._next])
         D, S, x0 = self._points
         state = (self.X, self.w, self._R, D, S, x0, turn, values, count)
-        done: Any = _advance(*state, momentum, moving, *self.penalty, tolerance)
+        advance: Any = _advance if self._kernels is converged_kernels else _advance_in_numpy
+        done: Any = advance(*state, momentum, moving, *self.penalty, tolerance)
         self._current, self._previous, self._next = (int(k) for k in turn)
         return done  # type: ignore[no-any-return]
 
     def _objective(self) -> float:
         D, S, x0 = self.current
-        converged_kernels.residual(self.X, D, S, x0, self._R)
-        return float(converged_kernels.objective(self.w, D, self._R, S, *self.penalty[:2]))
+        self._kernels.residual(self.X, D, S, x0, self._R)
+        return float(self._kernels.objective(self.w, D, self._R, S, *self.penalty[:2]))
 
     def _point(self, which: int) -> tuple[Array, Array, Array]:
         D, S, x0 = self._points
@@ -264,8 +267,8 @@ class BlockCoordinateDescent:
             S1[:, keep] = joint / np.linalg.norm(joint)
             D1[keep] += D1[drop]
             S1[:, drop], D1[drop] = 0.0, 0.0
-            converged_kernels.residual(self.X, D1, S1, x1, self._R)
-            merged = float(converged_kernels.sweep(self.w, D1, self._R, S1, x1, *self.penalty))
+            self._kernels.residual(self.X, D1, S1, x1, self._R)
+            merged = float(self._kernels.sweep(self.w, D1, self._R, S1, x1, *self.penalty))
             if merged <= value * (1 + _ROUNDING_TOLERANCE):
                 self._current, self._next = self._next, self._current
                 return merged
@@ -287,13 +290,14 @@ def _advance(  # type: ignore[no-untyped-def]
         if moving:
             converged_kernels.extrapolate(D[current], D[previous], momentum, D[after])
             converged_kernels.extrapolate(S[current], S[previous], momentum, S[after])
-            x0[after] = x0[current] + momentum * (x0[current] - x0[previous])
+            for k in range(x0.shape[1]):
+                x0[after, k] = x0[current, k] + momentum * (x0[current, k] - x0[previous, k])
         else:
-            D[after], S[after], x0[after] = D[current], S[current], x0[current]
+            converged_kernels.copy_point(D, S, x0, current, after)
         converged_kernels.residual(X, D[after], S[after], x0[after], R)
         value = converged_kernels.sweep(w, D[after], R, S[after], x0[after], lam, gam, hold)
         if value > values[count - 1] and moving:
-            D[after], S[after], x0[after] = D[current], S[current], x0[current]
+            converged_kernels.copy_point(D, S, x0, current, after)
             converged_kernels.residual(X, D[after], S[after], x0[after], R)
             value = converged_kernels.sweep(w, D[after], R, S[after], x0[after], lam, gam, hold)
             momentum /= 2
@@ -309,6 +313,13 @@ def _advance(  # type: ignore[no-untyped-def]
             return count, value, momentum, converged
         values[count] = min(value, values[count - 1])
         count += 1
+
+
+# The same loop over functions of the same names.
+_advance_in_numpy = FunctionType(
+    getattr(_advance, "py_func", _advance).__code__,
+    {**globals(), "converged_kernels": numpy_sweeps},
+)
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ Fixed points are those of Algorithm 1, whose steps share one curvature among all
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from napari_beerlanet.core.common.threads import njit
 from napari_beerlanet.core.stains.solver.kernels import CACHE_BLOCK, FASTMATH
 
 
@@ -41,6 +41,21 @@ def extrapolate(here, before, momentum, out):
         z = out[i]
         for t in range(z.shape[0]):
             z[t] = max(a[t] + momentum * (a[t] - b[t]), 0.0)
+
+
+@njit(cache=True, nogil=True)
+def copy_point(D, S, x0, source, target):
+    """One of the points D (p, r, u), S (p, c, r), x0 (p, c) to the place of another.
+
+    In loops: what numba compiles for an assignment of arrays takes seconds, for its messages.
+    """
+    for i in range(D.shape[1]):
+        for t in range(D.shape[2]):
+            D[target, i, t] = D[source, i, t]
+    for k in range(S.shape[1]):
+        for i in range(S.shape[2]):
+            S[target, k, i] = S[source, k, i]
+        x0[target, k] = x0[source, k]
 
 
 @njit(cache=True, nogil=True, fastmath=FASTMATH)
@@ -95,7 +110,9 @@ def sweep(w, D, R, S, x0, lam, gam, hold):
 @njit(cache=True, nogil=True, fastmath=FASTMATH)
 def _solve_background(w, R, x0):
     """x₀ given all else: moves x0, and returns by how much R has to fall, (c,)."""
-    total = w.sum()
+    total = 0.0
+    for t in range(w.shape[0]):
+        total += w[t]
     change = np.empty(R.shape[0])
     for k in range(R.shape[0]):
         row = R[k]

@@ -17,10 +17,9 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from napari_beerlanet.core.common.progress import Report, report_progress
-from napari_beerlanet.core.common.threads import map_chunks
+from napari_beerlanet.core.common.threads import map_chunks, njit
 from napari_beerlanet.core.stains.solver.columns import COLUMNS_PER_TASK
 from napari_beerlanet.core.stains.solver.converge import Array, ColourCells, Solution, converge
 from napari_beerlanet.core.stains.solver.converged_kernels import solve_nonnegative

@@ -8,7 +8,8 @@ other in a table of 2**24 entries, so a photograph touches few pages and cache l
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from napari_beerlanet.core.common.threads import njit
 
 CODE_COUNT = 1 << 24
 """Number of 8-bit RGB colours, and so of Morton codes."""

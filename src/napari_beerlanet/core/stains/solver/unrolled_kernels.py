@@ -8,8 +8,8 @@ products of rows with rows, sixteen at a time.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from napari_beerlanet.core.common.threads import njit
 from napari_beerlanet.core.stains.solver.kernels import FASTMATH
 
 _CACHE_BLOCK = 256
@@ -41,7 +41,7 @@ def density_step(X, w, D, M, N, b, out, G, P, m, first, last):
         stop = min(start + _CACHE_BLOCK, last)
         n = stop - start
         _map_block(X, D, M, N, b, out, start, stop)
-        X1[:c, :n] = X[:, start:stop]
+        _copy_block(X, start, stop, X1)
         for i in range(r):
             _weigh(weighted[i, :n], w[start:stop], out[i, start:stop])
         _add_products(weighted, out, start, n, True, square)
@@ -51,8 +51,10 @@ def density_step(X, w, D, M, N, b, out, G, P, m, first, last):
             G[i, j] += square[i, j]
             G[j, i] += square[i, j]
         G[i, i] += square[i, i]
-    P += P1[:, :c].T
-    m += P1[:, c]
+    for i in range(r):
+        for k in range(c):
+            P[k, i] += P1[i, k]
+        m[i] += P1[i, c]
 
 
 @njit(cache=True, nogil=True, fastmath=FASTMATH)
@@ -338,7 +340,7 @@ def density_step_backward(X, w, D, M, out, g_out, gG, gP, gm, g_D, gM, gN, gb, f
     for start in range(first, last, _CACHE_BLOCK):
         stop = min(start + _CACHE_BLOCK, last)
         n = stop - start
-        X1[:c, :n] = X[:, start:stop]
+        _copy_block(X, start, stop, X1)
         for i in range(r):
             z = g[i, :n]
             z[:] = gm[i]
@@ -351,9 +353,20 @@ def density_step_backward(X, w, D, M, out, g_out, gG, gP, gm, g_D, gM, gN, gb, f
             z = g_D[j, start:stop]
             z[:] = 0.0
             _add_rows(z, g, Mt, j, 0)
-    gM += gMt.T
-    gN += gN1[:, :c].T
-    gb += gN1[:, c]
+    for i in range(r):
+        for j in range(q):
+            gM[j, i] += gMt[i, j]
+        for k in range(c):
+            gN[k, i] += gN1[i, k]
+        gb[i] += gN1[i, c]
+
+
+@njit(cache=True, nogil=True)
+def _copy_block(X, start, stop, block):
+    """Columns start … stop − 1 of X. A loop: numba takes seconds to compile such an assignment."""
+    for k in range(X.shape[0]):
+        for t in range(stop - start):
+            block[k, t] = X[k, start + t]
 
 
 @njit(cache=True, nogil=True, fastmath=FASTMATH)
