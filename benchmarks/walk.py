@@ -14,7 +14,8 @@ copied.
 Every step is a real mouse click or drag, tabs included; what is asked in a file dialog is answered
 here, and files are opened without a dialog. Saves a
 picture of the window after each step and prints a table, with what the GUI thread was doing in the
-longest stall of each step (where the innermost function of ours, or of napari's, is named).
+longest stall of each step (where the innermost function of ours, or of napari's, is named). In the
+end, layers of napari's own are added in the same window: what of the stalls is not ours.
 """
 
 from __future__ import annotations
@@ -313,6 +314,7 @@ def loop(
     walk.picture("review-gallery")
     walk.click_tab(workspace, BATCH)
     walk.picture("batch")
+    plain_layers(walk)
     if not length:
         return
     shown(Step.TRAIN)
@@ -334,6 +336,23 @@ def loop(
     walk.picture("kept")
     if lab is not None and not images and measure:
         walk.notes.append(_compare(str(get_session(viewer).model_key), lab, fields))
+
+
+def plain_layers(walk: Walk) -> None:
+    """Layers of napari's without anything of ours, in the same window, for comparison."""
+    viewer = walk.viewer
+    made = viewer.add_image(np.zeros((480, 640, 3), np.uint8), name="plain image")
+    walk.picture("napari's image")
+    viewer.layers.remove(made)
+    made = viewer.add_image(np.zeros((480, 640), np.float32), name="plain grey", colormap="blue")
+    walk.picture("napari's grey image")
+    viewer.layers.remove(made)
+    corners = np.array([[0, 0], [0, 20], [20, 20], [20, 0]], np.float32)
+    boxes = [corners + 25 * k for k in range(15)]
+    made = viewer.add_shapes(boxes, name="plain shapes", face_color="transparent")
+    walk.picture("napari's shapes")
+    viewer.layers.remove(made)
+    walk.picture("napari's removal")
 
 
 def _fields(lab: Path) -> list[Path]:
