@@ -357,21 +357,20 @@ def test_triangles_are_the_same_while_napari_does_without_numba():
     corners = np.array([[1, 2], [1, 30], [20, 30], [20, 2]], np.float32)
     concave = np.array([[0, 0], [0, 9], [4, 4], [9, 9], [9, 0]], np.float32)
 
-    def triangles():
-        one, other = Rectangle(corners, edge_width=2), Polygon(concave, edge_width=2)
-        return [
-            getattr(made, name)
-            for made in (one, other)
-            for name in ("_edge_vertices", "_edge_offsets", "_edge_triangles", "_box")
-        ]
+    def mesh():
+        """The corners of all triangles of the edges, in an order that does not matter."""
+        shapes = Rectangle(corners, edge_width=2), Polygon(concave, edge_width=2)
+        drawn = [one._edge_vertices + one.edge_width * one._edge_offsets for one in shapes]
+        assert all(one._box.shape == (9, 2) for one in shapes)
+        return [vertices[np.lexsort(vertices.round(3).T)] for vertices in drawn]
 
-    compiled, numba_function = triangles(), shape.remove_path_duplicates
+    compiled, numba_function = mesh(), shape.remove_path_duplicates
     assert hasattr(numba_function, "py_func")
     triangulate_in_python()
     try:
         triangulate_in_python()  # twice is as good as once
         assert not hasattr(shape.remove_path_duplicates, "py_func")
-        plain = triangles()
+        plain = mesh()
     finally:
         triangulate_compiled()
     assert shape.remove_path_duplicates is numba_function

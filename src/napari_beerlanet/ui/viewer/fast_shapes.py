@@ -67,6 +67,7 @@ def triangulate_compiled() -> None:
     """Undo `triangulate_in_python`."""
     while _replaced:
         setattr(*_replaced.pop())
+        _template_rectangle.cache_clear()
 
 
 def _replace(thing: Any, name: str, value: Any) -> None:
