@@ -51,7 +51,7 @@ def dispatchers():
     """All functions of our package that numba compiles."""
     for name, module in list(sys.modules.items()):
         if name.startswith("napari_beerlanet."):
-            yield from (f for f in vars(module).values() if hasattr(f, "signatures"))
+            yield from (f for f in vars(module).values() if hasattr(f, "py_func"))
 
 
 def test_a_first_decomposition_and_detection_find_all_compiled():

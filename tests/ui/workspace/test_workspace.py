@@ -35,6 +35,7 @@ from napari_beerlanet.ui.detect import job
 from napari_beerlanet.ui.detect.widget import DetectWidget
 from napari_beerlanet.ui.detections.detection_layer import DetectionLayer
 from napari_beerlanet.ui.stains.fitting import FitTarget, StainFitter
+from napari_beerlanet.ui.viewer.fast_shapes import triangulate_compiled
 from napari_beerlanet.ui.viewer.layers import ImagePicker, Role, role_metadata, role_of
 from napari_beerlanet.ui.viewer.planes import current_plane
 from napari_beerlanet.ui.workspace.workspace import (
@@ -206,12 +207,20 @@ def test_libraries_of_models_are_loaded_while_the_mouse_rests(viewer, until, mon
     assert not workspace._idle_timer.isActive()
 
 
-def test_kernels_are_compiled_in_a_process_that_ends_with_the_window(
-    viewer, until, monkeypatch, tmp_path
-):
+@pytest.fixture
+def never_compiled(monkeypatch, tmp_path):
+    """A machine on which nothing has been compiled, and where that may be done."""
     monkeypatch.setenv("NAPARI_BEERLANET_COMPILE", "1")
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "numba"))
     monkeypatch.setattr("platformdirs.user_cache_path", lambda name: tmp_path / name)
+    yield
+    stop_compiling()
+    triangulate_compiled()
+
+
+def test_kernels_are_compiled_in_a_process_that_ends_with_the_window(
+    viewer, until, monkeypatch, never_compiled
+):
     assert hasattr(shape.remove_path_duplicates, "py_func"), "compiled by numba"
     workspace = open_workspace(viewer, STAINS)
     until(lambda: workspace._compile_timer.isActive() and not workspace._load_task.running)
@@ -232,18 +241,16 @@ def test_kernels_are_compiled_in_a_process_that_ends_with_the_window(
     assert chosen[2:] == [False]
 
 
-def test_compiled_kernels_are_used_as_soon_as_they_are_there(viewer, until, monkeypatch, tmp_path):
-    monkeypatch.setenv("NAPARI_BEERLANET_COMPILE", "1")
-    monkeypatch.setattr("platformdirs.user_cache_path", lambda name: tmp_path / name)
+def test_compiled_kernels_are_used_as_soon_as_they_are_there(
+    viewer, until, monkeypatch, never_compiled
+):
     monkeypatch.setattr(compile_kernels, "_MODULE", "this")  # a module that does nothing
     loaded = []
     monkeypatch.setattr(f"{Workspace.__module__}._load_compiled", lambda: loaded.append(1))
     workspace = open_workspace(viewer, STAINS)
-    until(lambda: workspace._compile_timer.isActive() or loaded)
-    until(lambda: loaded and not workspace._compile_timer.isActive())
+    until(lambda: bool(loaded) and not workspace._compile_timer.isActive())
     assert hasattr(shape.remove_path_duplicates, "py_func")
     assert not kernels_being_compiled()
-    stop_compiling()
 
 
 def test_each_viewer_has_its_own(make_napari_viewer):
