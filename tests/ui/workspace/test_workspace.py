@@ -248,7 +248,8 @@ def test_compiled_kernels_are_used_as_soon_as_they_are_there(
     loaded = []
     monkeypatch.setattr(f"{Workspace.__module__}._load_compiled", lambda: loaded.append(1))
     workspace = open_workspace(viewer, STAINS)
-    until(lambda: bool(loaded) and not workspace._compile_timer.isActive())
+    until(lambda: not workspace._compile_task.running and not workspace._compile_timer.isActive())
+    until(lambda: bool(loaded))
     assert hasattr(shape.remove_path_duplicates, "py_func")
     assert not kernels_being_compiled()
 
