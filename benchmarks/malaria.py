@@ -10,8 +10,10 @@ A fold trains on all slides but those that it is tested on; the epoch is the las
 recipe was chosen on fold A. How sure a network is on slides that it does not know cannot be learned
 from those that it does: so one number that is added to the logit of `uninfected`, and the
 temperature, are fitted on the slides of the other two folds, as the networks that have not seen
-them score them (`cross_fit`), by logistic regression in which infected and uninfected cells weigh
-the same. Then probabilities are those of smears with `EXPECTED` of the cells infected. How many are
+them score them (`cross_fit`). The temperature is that of logistic regression in which infected and
+uninfected cells weigh the same, for smears with `EXPECTED` of the cells infected; the number is
+such that as many cells are called infected on those slides as are annotated, those included that
+the detector does not find, for a smear is examined to count them. How many are
 in a field is estimated from the field itself, without labels (`adapt_to_share`), for a threshold
 that is right where one cell in eight is infected finds too many parasites where one in a hundred
 is. That stages were shown several times in training is undone by the logarithm of how often. All
@@ -76,6 +78,7 @@ WANTED = {"uninfected": 2200, "ring": 900, "trophozoite": 250, "schizont": 150, 
 # Crops are files of their own. Stain and camera vary as those of white cells do.
 AUGMENTATION: dict[str, Any] = {"scale_jitter": 0.15, "shift_jitter": 0.06, "blur_jitter": 0.02}
 EXPECTED = 0.05  # of the cells of a smear infected, before it is looked at
+SHIFT_RANGE, SHIFT_STEPS = 2.5, 10
 VIEWS = 4
 MIN_PARASITES = 20  # of a field whose parasitaemia is compared
 TOLERANCE = 0.2
@@ -221,7 +224,7 @@ def stage_shift(split: Path) -> np.ndarray:
 
 
 def cross_fit(logits: dict[str, np.ndarray], fields: list[dict[str, Any]]) -> tuple[float, float]:
-    """What is added to `uninfected` for `EXPECTED` infected cells, and the temperature.
+    """What is added to `uninfected`, and the temperature.
 
     Of the fields in `logits`, as networks score them that were not trained on their slides.
     """
@@ -237,7 +240,17 @@ def cross_fit(logits: dict[str, np.ndarray], fields: list[dict[str, Any]]) -> tu
 
     middle, slope = optimize.minimize(loss, np.zeros(2)).x
     temperature = math.exp(-slope)
-    return float(middle - temperature * math.log(EXPECTED / (1 - EXPECTED))), temperature
+    start = float(middle - temperature * math.log(EXPECTED / (1 - EXPECTED)))
+
+    def excess(shift: float) -> int:
+        counted = [judge(logits[f["name"]], f, shift, temperature) for f in known]
+        return sum(t["predicted"] - t["annotated"] for t in counted)
+
+    low, high = start - SHIFT_RANGE, start + SHIFT_RANGE
+    for _ in range(SHIFT_STEPS):  # the more is added, the fewer are called infected
+        middle = (low + high) / 2
+        low, high = (middle, high) if excess(middle) > 0 else (low, middle)
+    return (low + high) / 2, temperature
 
 
 def shifted(X: np.ndarray, shift: float) -> np.ndarray:

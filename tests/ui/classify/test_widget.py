@@ -123,7 +123,8 @@ def test_only_boxes_above_the_threshold_tell_the_share_of_infected_cells(opened,
     p = layer.detections.columns["P(ring)"]
     expected = clf.classify(image, found, counted=counted).scores[:, 1]
     np.testing.assert_allclose(p, expected, atol=1e-5)
-    assert np.abs(p - clf.classify(image, found).scores[:, 1]).max() > 0.01  # all told another
+    told_by_all = clf.classify(image, found).scores[:, 1]
+    assert np.abs(p - told_by_all).min() > 1e-3  # every probability would be another
 
 
 def test_what_a_run_says_stays_when_other_layers_come(opened, classify):
