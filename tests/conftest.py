@@ -20,6 +20,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 TORCH_THREADS = int(os.environ["OMP_NUM_THREADS"])
 
+# Converting the networks of hundreds of tests takes longer than they run: torch runs them, but for
+# tests of OpenVINO itself, which ask for it.
+os.environ.setdefault("NAPARI_BEERLANET_OPENVINO", "off")
+
 # They run `at_start/sitecustomize.py` first, which has them look for garbage less often.
 AT_START = ROOT / "tests" / "at_start"
 if str(AT_START) not in (_paths := os.environ.get("PYTHONPATH", "").split(os.pathsep)):

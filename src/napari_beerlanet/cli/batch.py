@@ -106,6 +106,7 @@ def _add_processing_options(command: argparse.ArgumentParser) -> None:
     tiles = "also detect in tiles of a slide that show background only"
     add_setting(detection, StudySettings, "skip_glass", OFF_SWITCHES["skip_glass"], help=tiles)
     add_setting(detection, StudySettings, "device")
+    add_setting(detection, StudySettings, "openvino")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -158,6 +158,7 @@ def add_model_options(options: Options) -> None:
     )
     add_setting(options, DetectSettings, "object_size", metavar="PIXELS")
     add_device_option(options)
+    add_setting(options, DetectSettings, "openvino")
 
 
 def add_classifier_options(options: Options) -> None:

@@ -192,6 +192,7 @@ def detect_objects(
         tile=settings.tile,
         pixel_size=slide.pixel_size,
         skip_glass=settings.skip_glass,
+        openvino=settings.openvino,
         tissue=None if stains is None else stains.tissue,
         palette=stains.palette if stains is not None and whole else None,
         results=work,

@@ -35,7 +35,7 @@ _TEXT_FIELDS = (
     *("normalizer", "normalizer_sha256"),
 )
 _NOT_HASHED = ("model", "device")  # where the model lies and what runs it change no result
-_NEVER_HASHED = (*_NOT_HASHED, "classifier", "normalizer")
+_NEVER_HASHED = (*_NOT_HASHED, "openvino", "classifier", "normalizer")
 _ALWAYS_HASHED = (
     *("model_sha256", "decompose", "measure", "reports", "components", "iterations", "lam"),
     *("gamma", "spectra", "leave_out", "confidence", "iou", "object_size", "tile", "pixel_size"),

@@ -16,8 +16,9 @@ from napari_beerlanet.core.common.device import copy_to, is_out_of_memory, place
 from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
 from napari_beerlanet.core.detection.inference import InferenceRunner, on_cpu
 from napari_beerlanet.core.detection.network import StainDetectionModel
+from napari_beerlanet.core.detection.openvino_network import choose_precision
 from napari_beerlanet.core.detection.pipeline import DetectionPipeline, ImageCache, PixelSize
-from napari_beerlanet.core.detection.settings import DetectSettings
+from napari_beerlanet.core.detection.settings import DetectSettings, OpenVinoMode
 from napari_beerlanet.core.images.rgb import check_rgb, to_uint8
 from napari_beerlanet.core.stains.decompose import decompose
 from napari_beerlanet.core.stains.decomposition import Decomposition
@@ -62,6 +63,7 @@ class Detector:
         size_hint: float | None = None,
         densities: bool = _DEFAULTS.densities,
         batch: int | Literal["auto"] = _DEFAULTS.batch,
+        openvino: OpenVinoMode = _DEFAULTS.openvino,
     ) -> Detections:
         """Detect objects in an image (H, W, 3 or 4): uint8, uint16 or float in [0, 1].
 
@@ -89,6 +91,10 @@ class Detector:
             `class_agreement`.
         batch
             Tiles at a time; halved where memory does not suffice.
+        openvino
+            On the CPU, what runs the network: "auto" is OpenVINO where it is installed (unless
+            the environment variable NAPARI_BEERLANET_OPENVINO says otherwise), "float32" and
+            "bfloat16" are OpenVINO with that precision, "off" is torch.
         """
         settings = DetectSettings(
             confidence=confidence,
@@ -98,6 +104,7 @@ class Detector:
             pixel_size=pixel_size,
             densities=densities,
             batch=batch,
+            openvino=openvino,
         )
         notes = list(self.notes)
         pixels = self.network.normalize(to_uint8(check_rgb(rgb).pixels), notes)
@@ -144,6 +151,11 @@ class Detector:
     def to(self, device: torch.device | str) -> Detector:
         """The same model on another device."""
         return Detector(copy_to(self.network, torch.device("cpu")), self.info, device)
+
+    def runs_on(self, openvino: OpenVinoMode = _DEFAULTS.openvino) -> str:
+        """Where and in what the network is run, for instance "CPU, OpenVINO"."""
+        precision = choose_precision(openvino, []) if self.device.type == "cpu" else None
+        return self.runner.describe(precision)
 
     @property
     def runner(self) -> InferenceRunner:

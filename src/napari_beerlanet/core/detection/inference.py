@@ -14,6 +14,7 @@ from napari_beerlanet.core.boxes.detections import RawDetections
 from napari_beerlanet.core.boxes.matching import non_max_suppression
 from napari_beerlanet.core.common.device import (
     copy_to,
+    describe_device,
     free_memory,
     image_layout,
     is_out_of_memory,
@@ -24,6 +25,15 @@ from napari_beerlanet.core.common.progress import Report, report_progress
 from napari_beerlanet.core.common.rectangle import Rectangle
 from napari_beerlanet.core.detection import tiling
 from napari_beerlanet.core.detection.network import StainDetectionModel
+from napari_beerlanet.core.detection.openvino_network import (
+    ConversionError,
+    OpenVinoNetwork,
+    Precision,
+    choose_precision,
+    inference_threads,
+    openvino_network,
+)
+from napari_beerlanet.core.detection.settings import OpenVinoMode
 from napari_beerlanet.core.detection.tiling import TileGrid
 from napari_beerlanet.core.stains.front_end import StainFit, fit_stain
 
@@ -49,6 +59,58 @@ class InferenceRunner:
         self.network.model[-1].max_det = _MAX_DETECTIONS_PER_TILE
         self._stride = int(self.network.stride.max())
         self._lock = threading.Lock()  # Ultralytics' head keeps the last image's anchors
+        self._refusal = ""  # why OpenVINO cannot run this network
+        self._refusal_told = False
+        self._converted: dict[tuple[Precision, int], OpenVinoNetwork] = {}  # by its threads
+        self._preparation: threading.Thread | None = None
+
+    def prepare(self) -> None:
+        """Have OpenVINO ready as early as may be: converted in a thread the first time.
+
+        A run that does not wait for it is torch's meanwhile.
+        """
+        if self._preparation is None and self.device.type == "cpu":
+            self._preparation = threading.Thread(target=self._prepare, name="beerlanet-openvino")
+            self._preparation.start()
+
+    def openvino(
+        self, mode: OpenVinoMode, notes: list[str], wait: bool = False
+    ) -> OpenVinoNetwork | None:
+        """The network as OpenVINO runs it by a setting; None where torch does.
+
+        Of a network that it cannot run that is told in `notes`, once.
+        """
+        precision = choose_precision(mode, notes) if self.device.type == "cpu" else None
+        preparing = self._preparation is not None and self._preparation.is_alive()
+        if precision is None or (preparing and not wait):
+            return None
+        found = self._convert(precision)
+        if found is None and not self._refusal_told:
+            self._refusal_told = True
+            notes.append(f"OpenVINO cannot run this network ({self._refusal}), so torch does.")
+        return found
+
+    def _prepare(self) -> None:
+        precision = choose_precision("auto", [])
+        if precision is not None:
+            self._convert(precision)
+
+    def _convert(self, precision: Precision) -> OpenVinoNetwork | None:
+        key = precision, inference_threads()
+        if key not in self._converted and not self._refusal:
+            try:
+                self._converted = {key: openvino_network(self.network, *key)}
+            except ConversionError as error:
+                self._refusal = str(error)
+        return self._converted.get(key)
+
+    def describe(self, openvino: OpenVinoNetwork | Precision | None) -> str:
+        """Where the network runs, or would with a precision: for instance "CPU, OpenVINO"."""
+        device = describe_device(self.device)
+        if openvino is None or self._refusal:
+            return device
+        precision = openvino.precision if isinstance(openvino, OpenVinoNetwork) else openvino
+        return f"{device}, OpenVINO{'' if precision == 'float32' else f' ({precision})'}"
 
     def run(
         self,
@@ -60,6 +122,7 @@ class InferenceRunner:
         iou: float,
         batch: int | Literal["auto"],
         notes: list[str],
+        openvino: OpenVinoNetwork | None = None,
         report: Report | None = None,
     ) -> tuple[RawDetections, StainFit]:
         """Everything in the image (H, W, 3 or 4) with a score of at least `min_score`, best first.
@@ -76,7 +139,7 @@ class InferenceRunner:
             cut = [tiling.read_tile(pixels, tile, grid.size) for tile in tiles]
             fit = fit or fit_stain(self.network, cut[0])
             try:
-                parts += self._infer_batch(cut, tiles, grid, fit, min_score, iou)
+                parts += self._infer_batch(cut, tiles, grid, fit, min_score, iou, openvino)
                 continue
             except Exception as error:
                 if size == 1 or not is_out_of_memory(error):
@@ -99,9 +162,10 @@ class InferenceRunner:
         *,
         min_score: float,
         iou: float,
+        openvino: OpenVinoNetwork | None = None,
     ) -> list[RawDetections]:
         """Detections in each of some tiles, which are at the grid's working size; not merged."""
-        results = self._infer_batch(cut, tiles, grid, fit, min_score, iou)
+        results = self._infer_batch(cut, tiles, grid, fit, min_score, iou, openvino)
         # A box outside its tile is clipped to nothing.
         return [part[(part.xyxy[:, 2:] > part.xyxy[:, :2]).all(1)] for part in results]
 
@@ -117,14 +181,13 @@ class InferenceRunner:
         fit: StainFit,
         min_score: float,
         iou: float,
+        openvino: OpenVinoNetwork | None,
     ) -> list[RawDetections]:
         """What is in each of some tiles, in image pixels."""
         padded = [tiling.pad_tile(tile, self._stride) for tile in cut]
         top, left = padded[0][1]
         x = fit.mix_tiles(self.network, np.stack([tile for tile, _ in padded]))
-        x = x.to(memory_format=image_layout(self.device))
-        with self._lock, no_gradients(self.device):
-            raw = self.network.predict_mixed(x.half() if self.half else x)
+        raw = self._predict(x, openvino)
         end2end = bool(getattr(self.network, "end2end", False))
         found = select_boxes(raw, self.network.model[-1].nc, min_score, iou, end2end)
         offset = np.array([left, top, left, top], np.float32)
@@ -134,6 +197,17 @@ class InferenceRunner:
             )
             for tile, part in zip(tiles, found, strict=True)
         ]
+
+    def _predict(self, x: torch.Tensor, openvino: OpenVinoNetwork | None) -> Any:
+        """What the network's head returns of `x` (N, 3, h, w)."""
+        if openvino is not None and not self._refusal:
+            try:
+                return openvino(x)
+            except RuntimeError as error:  # too little memory is a `MemoryError`
+                self._refusal = str(error).strip().splitlines()[-1]
+        x = x.to(memory_format=image_layout(self.device))
+        with self._lock, no_gradients(self.device):
+            return self.network.predict_mixed(x.half() if self.half else x)
 
     def merge_tiles(
         self, parts: Sequence[RawDetections], grid: TileGrid, iou: float

@@ -116,12 +116,15 @@ class DetectionPipeline:
         report: Report | None,
         cached: ImageCacheEntry | None = None,
         size_hint: float | None = None,
+        wait: bool = False,
     ) -> None:
+        """`wait`: for OpenVINO, if it is being prepared."""
         self.runner, self.info, self.pixels = runner, info, pixels
         self.settings, self.report, self._size_hint = settings, report, check_size_hint(size_hint)
         self._cached = cached or ImageCacheEntry()
-        self.tile = self._requested_tile = self._tile_side()
         self.notes = list(runner.notes)
+        self.openvino = runner.openvino(settings.openvino, self.notes, wait=wait)
+        self.tile = self._requested_tile = self._tile_side()
         self.shape: tuple[int, int] = pixels.shape[:2]
         self._sizes: dict[str, dict[str, float]] = info.get("object_sizes") or {}
         self.training_sizes = TrainingSizes.of(self._sizes, info["classes"])
@@ -145,15 +148,17 @@ class DetectionPipeline:
         """
         settings = self.settings
         key = (settings.object_size, settings.pixel_size_yx, settings.iou, self.tile)
+        key += (self.runner.describe(self.openvino),)
         cached = self._cached.choices.get(key)
         if cached is not None:
             choice, self._passes, notes = cached
             self.notes += notes
             return choice  # type: ignore[no-any-return]
+        told = len(self.notes)
         choice = self._find_scale()
         if self.tile == self._requested_tile:  # memory sufficed
             passes = {scale: one for scale, one in self._passes.items() if scale == choice.scale}
-            self._cached.choices[key] = choice, passes, list(self.notes)
+            self._cached.choices[key] = choice, passes, self.notes[told:]
         return choice
 
     def _find_scale(self) -> ScaleChoice:
@@ -335,6 +340,7 @@ class DetectionPipeline:
             iou=self.settings.iou,
             batch=self.settings.batch,
             notes=notes,
+            openvino=self.openvino,
             report=report,
         )
         self.notes += [note for note in notes if note not in self.notes]
@@ -406,7 +412,7 @@ class DetectionPipeline:
         assert self.grid is not None
         return {
             "model": self.info.get("name", ""),
-            "device": describe_device(self.runner.device),
+            "device": self.runner.describe(self.openvino),
             "scale": round(scale, 5),
             "object_size": None
             if self.typical_size is None

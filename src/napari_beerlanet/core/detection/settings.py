@@ -39,6 +39,9 @@ def _check_pixel_size(value: Any) -> Any:
     return numbers[0] if expected == 1 else tuple(numbers)
 
 
+OpenVinoMode = Literal["auto", "float32", "bfloat16", "off"]
+"""How OpenVINO runs a network on the CPU, if at all."""
+
 _Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -67,6 +70,12 @@ class DetectSettings(Settings):
     batch: Annotated[
         Annotated[int, Field(ge=1)] | Literal["auto"], BeforeValidator(_whole_float)
     ] = Field("auto", description="Tiles per batch; halved where memory does not suffice.")
+
+    openvino: OpenVinoMode = Field(
+        "auto",
+        description="On the CPU, run the network in OpenVINO: auto where it is installed, float32, "
+        "bfloat16, or off.",
+    )
 
     @property
     def pixel_size_yx(self) -> tuple[float, float] | None:

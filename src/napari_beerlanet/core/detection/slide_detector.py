@@ -31,7 +31,7 @@ from napari_beerlanet.core.detection.pipeline import (
     PixelSize,
 )
 from napari_beerlanet.core.detection.scale_search import ScaleChoice
-from napari_beerlanet.core.detection.settings import DetectSettings
+from napari_beerlanet.core.detection.settings import DetectSettings, OpenVinoMode
 from napari_beerlanet.core.detection.tiling import TileGrid
 from napari_beerlanet.core.images.pyramid import as_levels
 from napari_beerlanet.core.images.tissue import TissueMask, find_tissue
@@ -81,6 +81,7 @@ class SlideDetection(TileRun[RawDetections]):
         pixel_size: PixelSize | None = None,
         size_hint: float | None = None,
         skip_glass: bool = _DEFAULTS.skip_glass,
+        openvino: OpenVinoMode = _DEFAULTS.openvino,
         tissue: TissueMask | None = None,
         palette: Palette | None = None,
         results: Path | None = None,
@@ -100,6 +101,7 @@ class SlideDetection(TileRun[RawDetections]):
             tile=tile,
             pixel_size=pixel_size,
             skip_glass=skip_glass,
+            openvino=openvino,
         )
         self.model, self.levels = model, as_levels(data)
         self.pixels: Any = SlidePixels(self.levels)
@@ -197,7 +199,7 @@ class SlideDetection(TileRun[RawDetections]):
             cached.fits["whole"] = fit_palette(runner.network, palette)
         rest = subprogress(self._report, 0.8, 1.0)
         pipeline = DetectionPipeline(
-            runner, info, self.pixels, self.settings, rest, cached, size_hint
+            runner, info, self.pixels, self.settings, rest, cached, size_hint, wait=True
         )
         if earlier is not None:
             pipeline.scale_choice = ScaleChoice(*earlier.header["choice"])
@@ -239,7 +241,13 @@ class SlideDetection(TileRun[RawDetections]):
         runner, iou = pipeline.runner, self.settings.iou
         try:
             return runner.infer_tiles(
-                pixels, tiles, self.grid, pipeline.whole_fit, min_score=MIN_SCORE, iou=iou
+                pixels,
+                tiles,
+                self.grid,
+                pipeline.whole_fit,
+                min_score=MIN_SCORE,
+                iou=iou,
+                openvino=pipeline.openvino,
             )
         except Exception as error:
             if not is_out_of_memory(error):

@@ -22,7 +22,7 @@ from napari_beerlanet.core.classification.classifier import Classifier
 from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
 from napari_beerlanet.core.detection.detector import Detector
 from napari_beerlanet.core.detection.scale_search import typical_size
-from napari_beerlanet.core.detection.settings import DetectSettings
+from napari_beerlanet.core.detection.settings import DetectSettings, OpenVinoMode
 from napari_beerlanet.core.evaluation.classification import evaluate_classifier
 from napari_beerlanet.core.evaluation.live import LabelledBoxes, LiveEvaluation
 from napari_beerlanet.core.evaluation.metrics import SampledCurves
@@ -49,6 +49,7 @@ def evaluate(
     confidence: float = _DEFAULTS.confidence,
     iou: float = _DEFAULTS.iou,
     object_size: float | Literal["auto"] = _DEFAULTS.object_size,
+    openvino: OpenVinoMode = _DEFAULTS.openvino,
     ordered: Sequence[Sequence[str]] | None = None,
     detector: Detector | None = None,
     object_class: str | None = None,
@@ -84,7 +85,9 @@ def evaluate(
             report=report,
         )
     dataset = data if isinstance(data, Dataset) else read_dataset(data)
-    pairs = detect_split(model, dataset, split, iou=iou, object_size=object_size, report=report)
+    pairs = detect_split(
+        model, dataset, split, iou=iou, object_size=object_size, openvino=openvino, report=report
+    )
     return measure(pairs, model.classes, confidence)
 
 
@@ -95,6 +98,7 @@ def detect_split(
     *,
     iou: float = _DEFAULTS.iou,
     object_size: float | Literal["auto"] = _DEFAULTS.object_size,
+    openvino: OpenVinoMode = _DEFAULTS.openvino,
     report: Report | None = None,
 ) -> list[tuple[Detections, Annotations]]:
     """Run the model on a split: detections and annotations of every image."""
@@ -111,6 +115,7 @@ def detect_split(
             object_size=object_size,
             pixel_size=image.pixel_size,
             densities=False,
+            openvino=openvino,
         )
         boxes = cxcywh_to_xyxy(item.cxcywh, image.pixels.shape[:2])
         pairs.append((detections, Annotations(boxes, place[item.labels], model.classes)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from napari_beerlanet.core.checkpoints.info import CLASSIFIER, DETECTOR, limits_
 from napari_beerlanet.core.checkpoints.model_card import headline, training_facts
 from napari_beerlanet.core.common.device import import_torch
 from napari_beerlanet.core.common.progress import Report, report_progress
+from napari_beerlanet.core.detection.settings import DetectSettings, OpenVinoMode
 from napari_beerlanet.ui.common.controls import CollapsibleGroup, expand
 from napari_beerlanet.ui.common.model_picker import PANELS, ModelPicker, dropped_model
 from napari_beerlanet.ui.common.panel import Panel
@@ -68,6 +69,8 @@ def load_model(key: str, device: str, report: Report, kind: str = DETECTOR) -> A
     _check_kind(key, kind)
     model: Any = (load_classifier if kind == CLASSIFIER else load_detector)(key, device)
     report_progress(report, 1, 2, "loading the model")
+    if kind == DETECTOR:
+        model.runner.prepare()  # OpenVINO; not at the first image
     assert model.runner is not None  # created now, not at the first image
     return model
 
@@ -106,9 +109,16 @@ class ModelSection(QWidget):
     ready = Signal()
 
     def __init__(
-        self, panel: Panel, session: Session, device: DevicePicker, kind: str = DETECTOR
+        self,
+        panel: Panel,
+        session: Session,
+        device: DevicePicker,
+        kind: str = DETECTOR,
+        openvino: Callable[[], OpenVinoMode] = lambda: DetectSettings.default("openvino"),
     ) -> None:
+        """`openvino` tells how a detector runs on the CPU."""
         super().__init__()
+        self._openvino = openvino
         self._session, self._device, self.kind = session, device, kind
         self.task = panel.task()
         self.picker = ModelPicker(kind)
@@ -189,17 +199,24 @@ class ModelSection(QWidget):
         """This panel or another one has set the model of the session."""
         if model is None:
             return
-        from napari_beerlanet.core.common.device import describe_device
-
         self._last_key = str(self._key or "")
         self.picker.set_key(self._last_key)
         if self._last_key:
             self.picker.add_recent(self._last_key)
-        classifies, session = self.kind == CLASSIFIER, self._session
+        self.update_card()
+        self.ready.emit()
+
+    def update_card(self) -> None:
+        """Show the model of the session again: where it runs may have changed."""
+        model, classifies, session = self._model, self.kind == CLASSIFIER, self._session
+        if model is None:
+            return
+        from napari_beerlanet.core.common.device import describe_device
+
         palette = session.type_palette if classifies else session.palette
         colours = palette.colours(model.classes)
-        self.card.show_info({**model.info, "colours": colours}, describe_device(model.device))
-        self.ready.emit()
+        where = describe_device(model.device) if classifies else model.runs_on(self._openvino())
+        self.card.show_info({**model.info, "colours": colours}, where)
 
     def disconnect_session(self) -> None:
         """Disconnect from the session."""

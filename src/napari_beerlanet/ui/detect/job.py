@@ -105,6 +105,7 @@ def _run_job(job: DetectJob, report: Report) -> DetectResult:
         object_size=settings.object_size,
         pixel_size=settings.pixel_size_yx,
         size_hint=job.size_hint,
+        openvino=settings.openvino,
         report=subprogress(report, first, end),
     )
     if job.refine is not None:

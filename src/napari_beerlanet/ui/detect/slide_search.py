@@ -270,6 +270,7 @@ def search_slide(job: DetectJob, feed: SearchFeed, report: Report) -> DetectResu
         pixel_size=settings.pixel_size_yx,
         size_hint=job.size_hint,
         skip_glass=settings.skip_glass,
+        openvino=settings.openvino,
         results=job.results,
         source=job.source,
         report=subprogress(report, 0.05, _SETUP_FRACTION),

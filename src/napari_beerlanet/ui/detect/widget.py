@@ -72,7 +72,9 @@ class DetectWidget(ModelPanel):
     def _build(self) -> None:
         self.image = ImagePicker(self)
         self.form = DetectForm(self.image)
-        self.model = ModelSection(self, self.session, self.form.device)
+        self.model = ModelSection(
+            self, self.session, self.form.device, openvino=lambda: self.form.openvino_mode
+        )
         self.run_button = QPushButton("Find cells")
         self.run_button.setToolTip("Search with these settings (Ctrl+Shift+F).")
         self.run_reason = DisabledReason(self.run_button)
@@ -112,6 +114,7 @@ class DetectWidget(ModelPanel):
         self._debounce.triggered.connect(self._update_confidence)
         self.form.labels_changed.connect(self.result.set_labels)
         self.form.draw_requested.connect(self._draw)
+        self.form.openvino_changed.connect(self.model.update_card)
         self.ruler.measured.connect(self.form.set_measured_size)
         self.ruler.ended.connect(lambda: self.form.draw.setChecked(False))
         self.slide.boxes_added.connect(self.result.boxes_added)
