@@ -205,8 +205,9 @@ class NetworkBehindFrontEnd(nn.Module):
 
     def forward(self, mixed: Tensor) -> Tensor:
         """The head's output."""
-        output = self.network.predict_mixed(mixed)
-        return output[0] if isinstance(output, (list, tuple)) else output
+        output: Any = self.network.predict_mixed(mixed)
+        first: Tensor = output[0] if isinstance(output, (list, tuple)) else output
+        return first
 
 
 def _difference(network: StainDetectionModel, converted: OpenVinoNetwork) -> str:

@@ -147,8 +147,8 @@ class DetectionPipeline:
         A hint is no part of the cache's key: it only tells where to look first.
         """
         settings = self.settings
-        key = (settings.object_size, settings.pixel_size_yx, settings.iou, self.tile)
-        key += (self.runner.describe(self.openvino),)
+        how = self.runner.describe(self.openvino)
+        key = (settings.object_size, settings.pixel_size_yx, settings.iou, self.tile, how)
         cached = self._cached.choices.get(key)
         if cached is not None:
             choice, self._passes, notes = cached
