@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from napari_beerlanet.core.common.settings import FieldSpec, Settings
     from napari_beerlanet.core.detection.detector import Detector
 
+from napari_beerlanet.core.common.messages import quoted
+
 PROGRAM = "napari-beerlanet"
 DEFAULT_MODEL = "blood-cells"
 
@@ -123,7 +125,7 @@ def _value_parser(spec: FieldSpec) -> Callable[[str], Any]:
         high = math.inf if spec.maximum is None else spec.maximum
         if not (math.isfinite(value) and low <= value <= high and value > above):
             allowed = spec.allowed().replace('"', "")
-            raise argparse.ArgumentTypeError(f"{allowed} is needed, not {text!r}")
+            raise argparse.ArgumentTypeError(f"{allowed} is needed, not {quoted(text)}")
         return value
 
     return parse
@@ -132,7 +134,7 @@ def _value_parser(spec: FieldSpec) -> Callable[[str], Any]:
 def whole_number(text: str) -> int:
     """A whole number of at least 0."""
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"a whole number is needed, not {text!r}")
+        raise argparse.ArgumentTypeError(f"a whole number is needed, not {quoted(text)}")
     return int(text)
 
 

@@ -19,6 +19,7 @@ from napari_beerlanet.cli.common import (
     print_message,
     raise_if_interrupted,
 )
+from napari_beerlanet.core.common.messages import quoted
 
 Event = dict[str, Any]
 
@@ -84,7 +85,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
 def _key_value(text: str) -> tuple[str, Any]:
     key, sign, value = text.partition("=")
     if not sign or not key.isidentifier():
-        raise argparse.ArgumentTypeError(f"KEY=VALUE is needed, not {text!r}")
+        raise argparse.ArgumentTypeError(f"KEY=VALUE is needed, not {quoted(text)}")
     try:
         return key, json.loads(value)
     except ValueError:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from napari_beerlanet.core.benchmark.settings import TaskKind, TaskSettings
-from napari_beerlanet.core.common.messages import error_message
+from napari_beerlanet.core.common.messages import error_message, quoted
 from napari_beerlanet.core.common.progress import Cancelled, Report, report_progress
 from napari_beerlanet.core.common.storage import DataError, FileError, atomic_path
 from napari_beerlanet.core.evaluation.dataset import match_class_names
@@ -58,7 +58,7 @@ def laboratory_data(task: TaskSettings, number: int) -> LabelledData:
     else:
         if chosen not in data.splits:
             why = unreadable.get(
-                chosen, f"there is no split {chosen!r}" if chosen else "it is empty"
+                chosen, f"there is no split {quoted(chosen)}" if chosen else "it is empty"
             )
             raise DataError(f"{test.data}: nothing to test on ({str(why).rstrip('.')}).")
         items = list(data.splits[chosen])
@@ -93,15 +93,19 @@ def check_task(task: TaskSettings) -> None:
         if task.weights and not named and not Path(task.weights).exists():
             raise FileError(f"{task.weights}: there is no such file of weights.")
     except ValueError as error:
-        raise DataError(f"Task {task.name!r}: {error}") from error
+        raise DataError(f"Task {quoted(task.name)}: {error}") from error
     for number, test in enumerate(task.tests):
         try:
             match_class_names(present_classes(laboratory_data(task, number)), training.names)
         except FileError as error:
-            raise FileError(f"Task {task.name!r}, test set {test.name!r}: {error}") from error
+            raise FileError(
+                f"Task {quoted(task.name)}, test set {quoted(test.name)}: {error}"
+            ) from error
         except ValueError as error:
             said = str(error).replace("The model does not know", "the training data does not have")
-            raise DataError(f"Task {task.name!r}, test set {test.name!r}: {said}") from error
+            raise DataError(
+                f"Task {quoted(task.name)}, test set {quoted(test.name)}: {said}"
+            ) from error
 
 
 def present_classes(data: LabelledData) -> list[str]:

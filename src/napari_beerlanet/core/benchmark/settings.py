@@ -24,6 +24,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from napari_beerlanet.core.common.messages import quoted
 from napari_beerlanet.core.common.settings import Settings
 from napari_beerlanet.core.common.storage import FileError, atomic_path, read_settings
 
@@ -117,7 +118,7 @@ def find_method(name: object) -> Method:
     """A method by its name, however its words are joined; a `ValueError` lists all."""
     key = "-".join(str(name).lower().replace("_", " ").replace("-", " ").split())
     if key not in METHODS:
-        raise ValueError(f"There is no method {name!r}; there are {', '.join(METHODS)}.")
+        raise ValueError(f"There is no method {quoted(name)}; there are {', '.join(METHODS)}.")
     return METHODS[key]
 
 
@@ -182,15 +183,17 @@ class TaskSettings(Settings):
             if metric not in _METRICS[self.kind]:
                 known = ", ".join(_METRICS[self.kind])
                 raise ValueError(
-                    f"Task {self.name!r}: {metric} is no metric of {self.kind}; there are {known}."
+                    f"Task {quoted(self.name)}: {metric} is no metric of {self.kind}; there are "
+                    f"{known}."
                 )
         if "relaxed_accuracy" in self.metrics and not self.ordered:
             raise ValueError(
-                f"Task {self.name!r}: relaxed_accuracy needs `ordered`, groups of ordered classes."
+                f"Task {quoted(self.name)}: relaxed_accuracy needs `ordered`, groups of ordered "
+                "classes."
             )
         for key in ("detector", "object_class", "ordered"):
             if getattr(self, key) and self.kind == "detect":
-                raise ValueError(f"Task {self.name!r}: {key} is for tasks of kind classify.")
+                raise ValueError(f"Task {quoted(self.name)}: {key} is for tasks of kind classify.")
         return self
 
     @property
@@ -248,7 +251,9 @@ class BenchmarkSettings(Settings):
         if "seeds" in values:
             listed = _listed(values["seeds"], "seeds", "[0, 1, 2]")
             if not all(type(s) is int and s >= 0 for s in listed):
-                raise ValueError(f"seeds must be whole numbers of at least 0, not {listed!r}.")
+                raise ValueError(
+                    f"seeds must be whole numbers of at least 0, not {quoted(listed)}."
+                )
             values["seeds"] = tuple(dict.fromkeys(listed))
         return values
 
@@ -258,7 +263,9 @@ class BenchmarkSettings(Settings):
         names = [task.name for task in tasks]
         twice = [name for name in names if names.count(name) > 1]
         if twice:
-            raise ValueError(f"Two tasks are called {twice[0]!r}; give each a name of its own.")
+            raise ValueError(
+                f"Two tasks are called {quoted(twice[0])}; give each a name of its own."
+            )
         return tasks
 
     @classmethod
@@ -310,14 +317,16 @@ def _tasks(given: object) -> tuple[TaskSettings, ...]:
             made.append(task)
             continue
         if not isinstance(task, Mapping):
-            raise ValueError(f"Task {number} must have name, kind, train and tests, not {task!r}.")
+            raise ValueError(
+                f"Task {number} must have name, kind, train and tests, not {quoted(task)}."
+            )
         try:
             made.append(TaskSettings(**task))
         except (TypeError, ValueError) as error:
             said = str(error)
             name = task.get("name") or number
             raise ValueError(
-                said if said.startswith("Task ") else f"Task {name!r}: {said}"
+                said if said.startswith("Task ") else f"Task {quoted(name)}: {said}"
             ) from None
     return tuple(made)
 
@@ -338,12 +347,12 @@ def _laboratories(given: object, task: str) -> tuple[LaboratorySettings, ...]:
     ]
     if not made:
         raise ValueError(
-            f"Task {task!r}: tests must name data of other laboratories, such as "
+            f"Task {quoted(task)}: tests must name data of other laboratories, such as "
             "{other lab: other-lab/data.yaml}."
         )
     names = [one.name for one in made]
     if len(set(names)) < len(names):
-        raise ValueError(f"Task {task!r}: two test sets have the same name.")
+        raise ValueError(f"Task {quoted(task)}: two test sets have the same name.")
     return tuple(made)
 
 

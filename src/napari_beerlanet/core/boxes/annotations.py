@@ -16,7 +16,7 @@ import numpy.typing as npt
 from napari_beerlanet.core.boxes.detections import TYPE_COLUMN, Detections
 from napari_beerlanet.core.boxes.geometry import area, check_boxes, clip
 from napari_beerlanet.core.boxes.regions import Region, shape_bounds
-from napari_beerlanet.core.common.messages import count_of
+from napari_beerlanet.core.common.messages import count_of, quoted
 
 Indices = npt.NDArray[np.int64]
 
@@ -293,4 +293,4 @@ def _check_annotations(
         raise ValueError("Each annotation needs an id of its own.")
     wrong = sorted(set(status) - set(STATUSES))
     if wrong:
-        raise ValueError(f"The status is one of {', '.join(STATUSES)}, not {wrong[0]!r}.")
+        raise ValueError(f"The status is one of {', '.join(STATUSES)}, not {quoted(wrong[0])}.")

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from napari_beerlanet.core.boxes.geometry import BoxArray
+from napari_beerlanet.core.common.messages import quoted
 from napari_beerlanet.core.common.rectangle import Rectangle
 
 Mask = npt.NDArray[np.bool_]
@@ -37,7 +38,7 @@ class Region:
     def __post_init__(self) -> None:
         points = np.asarray(self.points, np.float64)
         if self.kind not in ("rectangle", "polygon"):
-            raise ValueError(f'A region is a "rectangle" or a "polygon", not {self.kind!r}.')
+            raise ValueError(f'A region is a "rectangle" or a "polygon", not {quoted(self.kind)}.')
         if points.ndim != 2 or points.shape[1] != 2 or len(points) < 3:
             raise ValueError(f"A region has at least 3 corners x, y; got shape {points.shape}.")
         if not np.isfinite(points).all():

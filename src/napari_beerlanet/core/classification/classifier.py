@@ -43,7 +43,7 @@ from napari_beerlanet.core.common.device import (
     place_on,
     precise_dtype,
 )
-from napari_beerlanet.core.common.messages import count_of
+from napari_beerlanet.core.common.messages import count_of, quoted
 from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
 from napari_beerlanet.core.stains.decompose import decompose
 from napari_beerlanet.core.stains.decomposition import Decomposition
@@ -165,10 +165,10 @@ class Classifier:
         """
         if batch != "auto" and (not isinstance(batch, (int, np.integer)) or batch < 1):
             raise ValueError(
-                f'batch must be a whole number of at least 1 or "auto", not {batch!r}.'
+                f'batch must be a whole number of at least 1 or "auto", not {quoted(batch)}.'
             )
         if fit not in (None, "crop", "image"):
-            raise ValueError(f'fit must be "crop" or "image", not {fit!r}.')
+            raise ValueError(f'fit must be "crop" or "image", not {quoted(fit)}.')
         fit = fit or self.network.settings.fit
         notes: list[str] = []
         read, count, whole, order = self._crop_reader(images, boxes, notes)

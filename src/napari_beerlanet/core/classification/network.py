@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from napari_beerlanet.core.classification.settings import ClassifierSettings
 from napari_beerlanet.core.common.device import image_layout, import_torchvision, without_compiler
+from napari_beerlanet.core.common.messages import quoted
 from napari_beerlanet.core.normalization.lstainnorm import LStainNorm
 from napari_beerlanet.core.stains.front_end import (
     PADDING,
@@ -180,7 +181,7 @@ def check_backbone_name(name: str) -> None:
     if name not in known:
         close = difflib.get_close_matches(name, known, n=3) or ["resnet18", "mobilenet_v2"]
         raise ValueError(
-            f"torchvision has no classification network {name!r}; it has, for instance, "
+            f"torchvision has no classification network {quoted(name)}; it has, for instance, "
             f"{', '.join(close)}."
         )
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 
 _MAX_QUOTED = 80  # characters of what is wrong
+_SHORT = reprlib.Repr()  # what is long is not written out before it is cut
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = _MAX_QUOTED
 
 
 def error_message(error: BaseException, hint: str = "", memory_advice: str = "") -> str:
@@ -58,7 +60,7 @@ def first_problem(error: ValidationError) -> str:
 
 def quoted(value: object) -> str:
     """A value for a message, as Python writes it, at most 80 characters of it."""
-    text = reprlib.repr(value)
+    text = _SHORT.repr(value)
     return text if len(text) <= _MAX_QUOTED else f"{text[: _MAX_QUOTED - 1]}…"
 
 

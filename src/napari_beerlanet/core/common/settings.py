@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 
+from napari_beerlanet.core.common.messages import quoted
+
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
@@ -132,9 +134,9 @@ def _message(cls: type[Settings], error: ValidationError) -> str:
     first = error.errors()[0]
     name = str(first["loc"][0]) if first["loc"] else ""
     if first["type"] == "extra_forbidden":
-        return f"There is no setting {name!r}; there are {', '.join(cls.model_fields)}."
+        return f"There is no setting {quoted(name)}; there are {', '.join(cls.model_fields)}."
     if first["type"] == "missing":
-        return f"The setting {name!r} is missing."
+        return f"The setting {quoted(name)} is missing."
     if first["type"] == "value_error":
         return str(first["ctx"]["error"])
-    return f"{name} must be {cls.spec(name).allowed()}, not {first['input']!r}."
+    return f"{name} must be {cls.spec(name).allowed()}, not {quoted(first['input'])}."

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from napari_beerlanet.core.common.messages import error_detail, system_reason
+from napari_beerlanet.core.common.messages import error_detail, quoted, system_reason
 from napari_beerlanet.core.common.progress import Progress, Report
 
 _MAX_FULL_HASH_BYTES = 1 << 28  # up to which all of an image is hashed; of a larger one, a sample
@@ -179,8 +179,8 @@ def read_json_of_kind(
         raise FileError(f"{path}: not {what} of napari-beerlanet.")
     if content.get("version") != version:
         raise FileError(
-            f"{path}: {what} of version {content.get('version')!r}, where version {version} is "
-            "known; a newer napari-beerlanet may read it."
+            f"{path}: {what} of version {quoted(content.get('version'))}, where version {version} "
+            "is known; a newer napari-beerlanet may read it."
         )
     return content
 

@@ -17,6 +17,7 @@ from napari_beerlanet.core.boxes.detections import (
     channel_name,
 )
 from napari_beerlanet.core.common.device import describe_device, is_out_of_memory
+from napari_beerlanet.core.common.messages import quoted
 from napari_beerlanet.core.common.progress import (
     Report,
     WorkProgress,
@@ -435,5 +436,5 @@ def check_size_hint(size: float | None) -> float | None:
     """A plausible object size in image pixels."""
     low, high = PLAUSIBLE_OBJECT_SIZES
     if size is not None and not low <= size <= high:
-        raise ValueError(f"size_hint must be from {low:g} to {high:g} pixels, not {size!r}.")
+        raise ValueError(f"size_hint must be from {low:g} to {high:g} pixels, not {quoted(size)}.")
     return size

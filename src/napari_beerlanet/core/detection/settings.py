@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BeforeValidator, Field
 
+from napari_beerlanet.core.common.messages import quoted
 from napari_beerlanet.core.common.settings import Settings
 
 MIN_TILE = 128
@@ -35,7 +36,7 @@ def _check_pixel_size(value: Any) -> Any:
         or len(sides) != expected
         or not all(0 < v < math.inf for v in numbers)
     ):
-        raise ValueError(f"pixel_size must be micrometres above 0, or (y, x), not {value!r}.")
+        raise ValueError(f"pixel_size must be micrometres above 0, or (y, x), not {quoted(value)}.")
     return numbers[0] if expected == 1 else tuple(numbers)
 
 

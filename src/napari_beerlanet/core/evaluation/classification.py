@@ -18,6 +18,7 @@ from napari_beerlanet.core.boxes.detections import TYPE_COLUMN, Detections
 from napari_beerlanet.core.boxes.geometry import xyxy_to_cxcywh
 from napari_beerlanet.core.boxes.matching import match_boxes
 from napari_beerlanet.core.classification.classifier import Classification, Classifier
+from napari_beerlanet.core.common.messages import quoted
 from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
 from napari_beerlanet.core.detection.detector import Detector
 from napari_beerlanet.core.formats.class_folders import (
@@ -114,7 +115,8 @@ def locate_cells(
     """
     if object_class is not None and object_class not in detector.classes:
         raise ValueError(
-            f"The detector has no class {object_class!r}; it has {', '.join(detector.classes)}."
+            f"The detector has no class {quoted(object_class)}; it has "
+            f"{', '.join(detector.classes)}."
         )
     located = []
     sizes: list[float] = []
@@ -298,10 +300,11 @@ def relaxed_accuracy(
         for name in group:
             if name not in names:
                 raise ValueError(
-                    f"ordered names {name!r}, which is no class; there are {', '.join(names)}."
+                    f"ordered names {quoted(name)}, which is no class; there are "
+                    f"{', '.join(names)}."
                 )
             if name in seen:
-                raise ValueError(f"ordered names {name!r} twice; a class is in one group.")
+                raise ValueError(f"ordered names {quoted(name)} twice; a class is in one group.")
             seen.add(name)
         places = [list(names).index(name) for name in group]
         for a, b in pairwise(places):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from napari_beerlanet.core.boxes.detections import Detections
+from napari_beerlanet.core.common.messages import quoted
 from napari_beerlanet.core.common.storage import FileError
 from napari_beerlanet.core.formats.coco import (
     coco_image_names,
@@ -148,7 +149,7 @@ def _first_text(path: Path) -> str:
 
 def _check_format_name(name: str) -> str:
     if name.lower() not in FORMATS:
-        raise ValueError(f"There is no format {name!r}; there are {', '.join(FORMATS)}.")
+        raise ValueError(f"There is no format {quoted(name)}; there are {', '.join(FORMATS)}.")
     return name.lower()
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy.typing as npt
 
 from napari_beerlanet.core.boxes.detections import RESERVED_COLUMNS, TYPE_COLUMN, Detections
+from napari_beerlanet.core.common.messages import quoted
 from napari_beerlanet.core.common.storage import FileError, csv_cell, csv_text
 from napari_beerlanet.core.formats.common import (
     AnyPath,
@@ -155,7 +156,7 @@ def _lines_of_image(
         return body
     if image_name not in images:
         raise FileError(
-            f"{path}: about {len(images)} images, of which {image_name!r} is none; "
+            f"{path}: about {len(images)} images, of which {quoted(image_name)} is none; "
             "say which is meant by its name."
         )
     return [line for line in body if len(line) <= place or line[place] == image_name]

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from napari_beerlanet.core.boxes.detections import Detections
+from napari_beerlanet.core.common.messages import quoted
 from napari_beerlanet.core.formats.common import (
     AnyPath,
     BoxRows,
@@ -121,7 +122,7 @@ def _add_element(parent: ET.Element, tag: str, content: Any) -> None:
     strange = _NOT_XML.search(text)
     if strange:
         raise ValueError(
-            f"XML cannot hold the character {strange[0]!r} in {text!r:.60}; "
+            f"XML cannot hold the character {quoted(strange[0])} in {quoted(text)}; "
             "choose another name or another format."
         )
     ET.SubElement(parent, tag).text = text

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from napari_beerlanet._version import __version__
-from napari_beerlanet.core.common.messages import system_reason
+from napari_beerlanet.core.common.messages import quoted, system_reason
 from napari_beerlanet.core.common.storage import FileError, atomic_path
 from napari_beerlanet.core.images.files import read_image
 from napari_beerlanet.core.normalization.normalizer import Normalizer, NormalizerError
@@ -138,7 +138,9 @@ def find_method(name: str) -> NormalizationMethod:
     """The method of a name; a `NormalizerError` lists those that there are."""
     known = METHODS | TRAINED_METHODS
     if name not in known:
-        raise NormalizerError(f"No normalization method {name!r}; there are {', '.join(known)}.")
+        raise NormalizerError(
+            f"No normalization method {quoted(name)}; there are {', '.join(known)}."
+        )
     return known[name]
 
 
@@ -284,7 +286,7 @@ def _read_header(metadata: dict[str, str] | None) -> dict[str, Any]:
         raise ValueError("it is another safetensors file, such as a model's")
     if header.get("version") != _VERSION:
         raise ValueError(
-            f"it is of version {header.get('version')!r}, where version {_VERSION} is known"
+            f"it is of version {quoted(header.get('version'))}, where version {_VERSION} is known"
         )
     if not isinstance(header.get("method"), str) or not isinstance(header.get("settings"), dict):
         raise ValueError("its description is damaged")

@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from napari_beerlanet.core.common.locking import FolderLock
+from napari_beerlanet.core.common.messages import quoted
 from napari_beerlanet.core.common.storage import (
     FileError,
     atomic_path,
@@ -247,7 +248,9 @@ def _path_inside(root: Path, where: str) -> Path:
     """A path of the journal, which must not lead out of the folder."""
     parts = PurePosixPath(where).parts
     if not parts or ".." in parts or PurePosixPath(where).is_absolute() or ":" in parts[0]:
-        raise FileError(f"{root / JOURNAL_FILE}: names {where!r}, which is not in the project.")
+        raise FileError(
+            f"{root / JOURNAL_FILE}: names {quoted(where)}, which is not in the project."
+        )
     return root.joinpath(*parts)
 
 

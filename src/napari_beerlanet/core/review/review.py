@@ -25,6 +25,7 @@ from napari_beerlanet.core.boxes.detections import (
 )
 from napari_beerlanet.core.boxes.matching import match_greedy, overlap_pairs
 from napari_beerlanet.core.common.arrays import stable_argsort
+from napari_beerlanet.core.common.messages import quoted
 from napari_beerlanet.core.common.storage import FileError, atomic_path, read_json_of_kind
 from napari_beerlanet.core.detection.settings import DetectSettings
 
@@ -285,7 +286,7 @@ class Review:
         unbiased sample.
         """
         if order not in ORDERS:
-            raise ValueError(f"The order is one of {', '.join(ORDERS)}, not {order!r}.")
+            raise ValueError(f"The order is one of {', '.join(ORDERS)}, not {quoted(order)}.")
         if order == "confidence":
             return np.flatnonzero(mask).astype(np.int64)
         if order == "uncertain":

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from napari_beerlanet.core.common.messages import quoted
 from napari_beerlanet.core.common.threads import chunk_slices, map_chunks
 from napari_beerlanet.core.images import Domain
 from napari_beerlanet.core.images.rgb import (
@@ -218,7 +219,9 @@ class Decomposition:
             return np.flatnonzero(wanted)
         whole = wanted.ndim == 1 and (wanted.size == 0 or wanted.dtype.kind in "iu")
         if not whole or ((wanted < 0) | (wanted >= r)).any():
-            raise ValueError(f"components must be indices from 0 to {r - 1}, not {components!r}.")
+            raise ValueError(
+                f"components must be indices from 0 to {r - 1}, not {quoted(components)}."
+            )
         wanted = wanted.astype(np.intp)
         return np.unique(wanted)
 

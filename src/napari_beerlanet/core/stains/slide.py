@@ -16,6 +16,7 @@ from typing import Any, get_args
 import numpy as np
 import numpy.typing as npt
 
+from napari_beerlanet.core.common.messages import quoted
 from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
 from napari_beerlanet.core.common.rectangle import Rectangle
 from napari_beerlanet.core.common.threads import map_threads
@@ -92,7 +93,7 @@ class SlideScan:
     def __post_init__(self) -> None:
         kinds = get_args(NonTissue)
         if isinstance(self.leave_out, str) or set(self.leave_out) - set(kinds):
-            raise ValueError(f"leave_out takes {', '.join(kinds)}, not {self.leave_out!r}.")
+            raise ValueError(f"leave_out takes {', '.join(kinds)}, not {quoted(self.leave_out)}.")
 
 
 WHOLE_SLIDE = SlideScan()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 from pydantic import Field, field_validator
 
 from napari_beerlanet.core.common.device import pick_device
+from napari_beerlanet.core.common.messages import quoted
 from napari_beerlanet.core.common.settings import Settings
 from napari_beerlanet.core.stains.settings import FrontEnd
 
@@ -79,7 +80,8 @@ class RunSettings(Settings):
     def differences(self, resumed: Settings) -> list[str]:
         """Sentences on what is asked for here and does not hold for the run that is resumed."""
         return [
-            f"The run is resumed with {name} {there!r}, as it was started, not {here!r}."
+            f"The run is resumed with {name} {quoted(there)}, as it was started, not "
+            f"{quoted(here)}."
             for name, here in self
             if here != (there := getattr(resumed, name)) and here != self.default(name)
         ]
@@ -91,7 +93,9 @@ class RunSettings(Settings):
         full = [f"cuda:{name}" if name.isdecimal() else name for name in names] or ["auto"]
         devices = [str(pick_device(name)) for name in full]
         if len(devices) > 1 and any(not name.startswith("cuda") for name in devices):
-            raise ValueError(f'Several devices must be GPUs such as "0,1", not {self.device!r}.')
+            raise ValueError(
+                f'Several devices must be GPUs such as "0,1", not {quoted(self.device)}.'
+            )
         return devices
 
     @property
@@ -353,7 +357,7 @@ def _make_jitter(settings: dict[str, Any]) -> ImageJitter:
     kinds: dict[str, type[ImageJitter]] = {"stain": StainJitter, "hed": HedJitter}
     kind = settings.pop("kind", "stain")
     if kind not in kinds:
-        raise ValueError(f'kind of jitter must be "stain" or "hed", not {kind!r}.')
+        raise ValueError(f'kind of jitter must be "stain" or "hed", not {quoted(kind)}.')
     try:
         return kinds[kind](**settings)
     except TypeError as error:

@@ -25,7 +25,7 @@ from napari_beerlanet.core.checkpoints.layout import check_layout
 from napari_beerlanet.core.checkpoints.serialize import describe_network
 from napari_beerlanet.core.common.device import image_layout
 from napari_beerlanet.core.common.events import EventCallback
-from napari_beerlanet.core.common.messages import error_detail, one_line
+from napari_beerlanet.core.common.messages import error_detail, one_line, quoted
 from napari_beerlanet.core.common.progress import Report, subprogress
 from napari_beerlanet.core.common.storage import DataError, FileError
 from napari_beerlanet.core.detection.detector import Detector
@@ -314,13 +314,13 @@ def _front_end(parent: Detector, settings: TrainSettings) -> FrontEnd:
     wanted = settings.front_end or own
     if wanted != own and not is_untrained(parent):
         raise ValueError(
-            f"front_end is {own!r} in the model that training starts from, and stays so; leave out "
-            f"front_end={wanted!r}, or start from a plain YOLO."
+            f"front_end is {quoted(own)} in the model that training starts from, and stays so; "
+            f"leave out front_end={quoted(wanted)}, or start from a plain YOLO."
         )
     if settings.scope == "stain" and wanted in ("none", "grey"):
         raise ValueError(
-            f'scope="stain" trains the front end alone, and front_end={wanted!r} has nothing to '
-            'train; use scope="head" or "all".'
+            f'scope="stain" trains the front end alone, and front_end={quoted(wanted)} has nothing '
+            'to train; use scope="head" or "all".'
         )
     return wanted
 

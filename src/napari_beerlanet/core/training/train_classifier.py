@@ -19,6 +19,7 @@ from pydantic import Field, field_validator
 from napari_beerlanet.core.boxes.annotations import MIN_CLASS_BOXES
 from napari_beerlanet.core.classification.settings import ClassifierSettings
 from napari_beerlanet.core.common.events import EventCallback, run_process
+from napari_beerlanet.core.common.messages import quoted
 from napari_beerlanet.core.common.progress import Report, subprogress
 from napari_beerlanet.core.common.storage import DataError
 from napari_beerlanet.core.formats.class_folders import (
@@ -165,7 +166,7 @@ class ClassifierTrainSettings(ClassifierSettings, RunSettings):
     def _check_prior(cls, prior: dict[str, float] | None) -> dict[str, float] | None:
         for name, value in (prior or {}).items():
             if not 0 < value <= 1e6:
-                raise ValueError(f"prior of {name} must be a number above 0, not {value!r}.")
+                raise ValueError(f"prior of {name} must be a number above 0, not {quoted(value)}.")
         return prior
 
     @property
@@ -328,7 +329,9 @@ class _ClassifierRun(TrainingRun):
         unknown = sorted(set(settings.prior or {}) - set(dataset.names))
         if unknown:
             known = ", ".join(dataset.names)
-            raise ValueError(f"prior names {unknown[0]!r}, which is no class; there are {known}.")
+            raise ValueError(
+                f"prior names {quoted(unknown[0])}, which is no class; there are {known}."
+            )
         checking = subprogress(self.report, 0.0, _DATA_CHECK_FRACTION)
         least = 0 if dataset.annotated else 1
         notes = check_crop_dataset(dataset, ("train", "val"), checking, least)
@@ -445,8 +448,8 @@ def _as_parent(settings: ClassifierTrainSettings) -> ClassifierTrainSettings:
         asked = getattr(settings, name)
         if asked not in (value, settings.default(name)):
             raise ValueError(
-                f"{name} is {value!r} in the model that training starts from, and stays so; leave "
-                f"out {name}={asked!r}, or train without a model."
+                f"{name} is {quoted(value)} in the model that training starts from, and stays so; "
+                f"leave out {name}={quoted(asked)}, or train without a model."
             )
     return settings.replace(**own)
 

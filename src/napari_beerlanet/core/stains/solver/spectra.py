@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from napari_beerlanet.core.common.messages import quoted
 from napari_beerlanet.core.stains.solver import MAX_COMPONENTS
 
 _DYES = {
@@ -71,9 +72,9 @@ def check_solver_settings(
     """Settings that decompose and BeerLaNet share, or a `ValueError` of one sentence."""
     _check_positive_integer(iterations, "iterations")
     if domain not in ("log", "intensity"):
-        raise ValueError(f'domain must be "log" or "intensity", not {domain!r}.')
+        raise ValueError(f'domain must be "log" or "intensity", not {quoted(domain)}.')
     if method not in ("auto", "palette", "dense"):
-        raise ValueError(f'method must be "auto", "palette" or "dense", not {method!r}.')
+        raise ValueError(f'method must be "auto", "palette" or "dense", not {quoted(method)}.')
     if reference_pixels is not None and check_number(reference_pixels, "reference_pixels") == 0:
         raise ValueError("reference_pixels must be positive or None, not 0.")
 
@@ -83,10 +84,10 @@ def check_number(value: Any, name: str, maximum: float = math.inf) -> float:
     number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
     if not (number and 0 <= value <= maximum and value < math.inf):
         upper = "" if maximum == math.inf else f" and at most {maximum:g}"
-        raise ValueError(f"{name} must be a number of at least 0{upper}, not {value!r}.")
+        raise ValueError(f"{name} must be a number of at least 0{upper}, not {quoted(value)}.")
     return float(value)
 
 
 def _check_positive_integer(value: Any, name: str) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}.")
+        raise ValueError(f"{name} must be a whole number of at least 1, not {quoted(value)}.")
