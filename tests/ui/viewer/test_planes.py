@@ -1,15 +1,21 @@
 """Which layers fit, and which pixels of them are meant."""
 
+import os
+
 import dask.array as da
 import numpy as np
 import pytest
+import tifffile
 import zarr
 from napari.components import ViewerModel
 from napari.layers import Image, Labels, Points
 
+from napari_beerlanet.core.common.storage import file_stamp
 from napari_beerlanet.core.images.rgb import ImageError
+from napari_beerlanet.ui.io.slide_reader import read_slides
 from napari_beerlanet.ui.viewer.planes import (
     Plane,
+    SlideCache,
     all_planes,
     colour_images,
     current_plane,
@@ -200,3 +206,29 @@ def test_an_image_is_placed_in_the_units_of_those_that_are_open():
     assert placement_kwargs(size, viewer) == in_lengths
     viewer.add_image(np.zeros((10, 10)))
     assert placement_kwargs(size, viewer) == in_pixels
+
+
+@pytest.mark.skipif(os.name == "nt", reason="what is open cannot be replaced")
+def test_results_are_of_the_file_that_was_opened_not_of_one_that_took_its_place(tmp_path):
+    """The layer still shows the pixels of the first."""
+    path, viewer = tmp_path / "slide.svs", ViewerModel()
+
+    def opened():
+        data, settings, _ = read_slides(path)[0]
+        layer = Image(data, **settings)
+        return SlideCache().entry(layer, current_plane(layer, viewer)).source
+
+    def write(name, grey):
+        pixels = np.full((64, 64, 3), grey, np.uint8)
+        tifffile.imwrite(tmp_path / name, pixels, photometric="rgb", tile=(32, 32))
+
+    write(path.name, 10)
+    first = file_stamp(path)
+    data, settings, _ = read_slides(path)[0]
+    layer = Image(data, **settings)
+    write("other", 200)
+    os.utime(tmp_path / "other", ns=(0, first["mtime_ns"] + 10**9))
+    os.replace(tmp_path / "other", path)
+    entry = SlideCache().entry(layer, current_plane(layer, viewer))
+    assert entry.source["mtime_ns"] == first["mtime_ns"]
+    assert opened()["mtime_ns"] == first["mtime_ns"] + 10**9

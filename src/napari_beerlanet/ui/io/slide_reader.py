@@ -46,20 +46,23 @@ def _napari_reader(path: Any) -> Reader | None:
 
 def read_slides(path: Any) -> list[tuple[Any, dict[str, Any], str]]:
     """A layer for each slide: its data, its settings, its kind."""
+    from napari_beerlanet.core.common.storage import file_stamp
     from napari_beerlanet.core.images.slide import open_slide
 
     paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
-    return [_slide_layer(open_slide(one)) for one in paths]
+    stamps = [file_stamp(Path(one)) for one in paths]  # before: what is opened is this or newer
+    return [_slide_layer(open_slide(one), stamp) for one, stamp in zip(paths, stamps, strict=True)]
 
 
-def _slide_layer(slide: Slide) -> tuple[Any, dict[str, Any], str]:
+def _slide_layer(slide: Slide, stamp: dict[str, Any]) -> tuple[Any, dict[str, Any], str]:
     import napari
 
-    from napari_beerlanet.ui.viewer.planes import placement_kwargs
+    from napari_beerlanet.ui.viewer.planes import OPENED_KEY, placement_kwargs
 
     levels = slide.dask()
     settings = placement_kwargs(slide.pixel_size, napari.current_viewer())
     settings["metadata"] = settings.get("metadata", {}) | {"path": str(slide.path)}
+    settings["metadata"][OPENED_KEY] = stamp
     settings |= {"name": slide.path.stem, "rgb": True}
     if len(levels) > 1:
         return levels, {**settings, "multiscale": True}, "image"

@@ -43,6 +43,9 @@ SLIDE_PIXELS_LAZY = 4_000_000
 PIXEL_SIZE_KEY = "pixel_size_um"
 """The key of a layer's metadata under which its pixel size is, (y, x) in micrometres."""
 
+OPENED_KEY = "opened_file"
+"""The key under which a reader of ours has put the `file_stamp` of the file that it opened."""
+
 _HOW_TO_FIX = "Open a colour image (RGB or RGBA)."
 
 
@@ -219,6 +222,13 @@ def layer_path(layer: Image) -> Path | None:
     return None
 
 
+def _opened_stamp(layer: Image, path: Path) -> dict[str, Any]:
+    """The stamp of the file whose pixels a layer shows; another one may have its name by now."""
+    opened = layer.metadata.get(OPENED_KEY) if isinstance(layer.metadata, dict) else None
+    now = file_stamp(path)
+    return opened if isinstance(opened, dict) and opened.get("path") == now.get("path") else now
+
+
 # --- tile results on disk -------------------------------------------------------------------------
 
 
@@ -266,7 +276,7 @@ class SlideCache:
             return SlideCacheEntry(None, results, {"session": token, "index": list(plane.index)})
         named = path.with_name(f"{path.name}-{suffix}") if suffix else path
         # Not the path: the file may be moved with its folder.
-        facts = {k: v for k, v in file_stamp(path).items() if k != "path"}
+        facts = {k: v for k, v in _opened_stamp(layer, path).items() if k != "path"}
         source = {"name": path.name, **facts, "index": list(plane.index)}
         return SlideCacheEntry(path, tile_store_path(named, ending), source)
 
