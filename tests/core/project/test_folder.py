@@ -424,7 +424,7 @@ def work(path, number):
                 print("class", *(c.replace(" ", "_") for c in project.classes), flush=True)
             elif kind == "remove":
                 print("begin crops", seed, flush=True)
-                project.remove_image(source.id)
+                project.remove_image(project.id_of(source))
                 print("crops", seed, 0, flush=True)
             else:
                 if kind == "image":  # the same pixels, in a file of another name
@@ -463,11 +463,12 @@ class Told:
     def _saved(self, project, seed):
         """How many objects, under which name."""
         found = project.load_annotations(self.fields[seed])
-        source = project.sources().get(self.fields[seed].id)
+        source = project.sources().get(project.id_of(self.fields[seed]))
         return None if found is None else (len(found), source.name.replace(" ", "_"))
 
     def _crops(self, project, seed):
-        return sum(row.boxes for row in project.crops if row.source == self.fields[seed].id)
+        name = project.id_of(self.fields[seed])
+        return sum(row.boxes for row in project.crops if row.source == name)
 
     def check(self, project, said):
         begun = None
