@@ -416,6 +416,8 @@ def work(path, number):
             seed = chance.choice(list(fields))
             source, rgb, annotations = fields[seed]
             kind = chance.choices(("add", "image", "class", "remove"), (4, 2, 2, 2))[0]
+            if kind == "remove" and seed < 3:  # two stay: without any there is no dataset to check
+                kind = "add"
             if kind == "class":
                 old = chance.choice(project.classes)
                 new = f"{{old.split()[0]}} {{number}}.{{step}}"
