@@ -17,6 +17,7 @@ from napari_beerlanet._version import __version__
 from napari_beerlanet.cli import (
     batch,
     benchmark,
+    benchmark_device,
     classify,
     convert,
     decompose,
@@ -45,6 +46,7 @@ _COMMANDS: dict[str, Any] = {
     "evaluate": evaluate,
     "batch": batch,
     "benchmark": benchmark,
+    "benchmark-device": benchmark_device,
     "report": report,
     "convert": convert,
     "train": train,

@@ -391,6 +391,37 @@ def test_any_other_exception_is_one_failure(start, data, tmp_path):
     assert kinds(tmp_path / "run").count("batch") == 1
 
 
+def test_too_little_memory_of_a_gpu_halves_the_batch_and_then_takes_the_cpu(
+    start, data, tmp_path, monkeypatch
+):
+    from napari_beerlanet.core.training import fine_tune as runs
+    from napari_beerlanet.core.training import settings as of_settings
+    from napari_beerlanet.core.training import setup
+
+    train, tried = setup.train_in_process, []
+
+    def scarce(folder, settings, *more):
+        tried.append((settings.device, settings.batch))
+        if settings.device != "cpu":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        train(folder, settings, *more)
+
+    monkeypatch.setattr(setup, "train_in_process", scarce)
+    for module in (runs, of_settings):
+        monkeypatch.setattr(module, "pick_device", torch.device)
+    options = {**QUICK, "epochs": 1, "batch": 4, "device": "cuda:0"}
+    model = fine_tune(start, data, tmp_path / "run", **options)
+    assert tried == [("cuda:0", 4), ("cuda:0", 2), ("cuda:0", 1), ("cpu", 4)]
+    assert model.device.type == "cpu"
+    told = [e["message"] for e in events(tmp_path / "run") if "did not suffice" in str(e)]
+    assert told == [
+        "Memory of cuda:0 did not suffice for a batch of 4; training resumes with 2.",
+        "Memory of cuda:0 did not suffice for a batch of 2; training resumes with 1.",
+        "Memory of cuda:0 did not suffice for a batch of 1; training resumes on the CPU.",
+    ]
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["state"] == "finished"
+
+
 @pytest.fixture(scope="module")
 def diverged(start, data, tmp_path_factory):
     """The folder of a run whose steps are far too large, and how it ended."""

@@ -55,8 +55,9 @@ class InferenceRunner:
         self.network = self.network.to(memory_format=image_layout(device))
         if self.half:
             self.network = self.network.half()  # the front end stays float32
-        # Of networks that suppress duplicates by themselves.
-        self.network.model[-1].max_det = _MAX_DETECTIONS_PER_TILE
+        head = self.network.model[-1]
+        head.max_det = _MAX_DETECTIONS_PER_TILE  # of those that suppress duplicates by themselves
+        head.stride = head.stride.cpu()  # it takes them as numbers, and would wait for the device
         self._stride = int(self.network.stride.max())
         self._lock = threading.Lock()  # Ultralytics' head keeps the last image's anchors
         self._refusal = ""  # why OpenVINO cannot run this network

@@ -162,7 +162,7 @@ def estimate_classifier_duration(
     count = min(batch, _MAX_TIMED_CROPS)
     trained = copy.deepcopy(network).to(device).train()
     images = torch.rand(max(count, 2), 3, size, size, device=device)
-    step = _time_call(lambda: _training_step(trained, images), device) / len(images)
+    step = _time_call(lambda: training_step(trained, images), device) / len(images)
     check = _time_call(lambda: _inference_step(trained.eval(), images), device) / len(images)
     report_progress(report, 3, 3, "done")
     seconds = epochs * ((crops * step + validated * check) * _STEP_OVERHEAD_FACTOR)
@@ -247,7 +247,7 @@ def _seconds_per_image(
             parameter.requires_grad = name.startswith(prefix)
         images = torch.rand(count, 3, size, size, device=device)
         _timings[key] = (
-            _time_call(lambda: _training_step(trained, images), device) / count,
+            _time_call(lambda: training_step(trained, images), device) / count,
             _time_call(lambda: _inference_step(trained, images), device) / count,
         )
     return _timings[key]
@@ -264,7 +264,8 @@ def _time_call(work: Any, device: torch.device) -> float:
     return (time.perf_counter() - started) / calls
 
 
-def _training_step(network: torch.nn.Module, images: torch.Tensor) -> None:
+def training_step(network: torch.nn.Module, images: torch.Tensor) -> None:
+    """Forward and backward on images (N, 3, H, W), which costs what a training step costs."""
     total = sum(
         part.float().mean() for part in _iter_tensors(network(images)) if part.requires_grad
     )

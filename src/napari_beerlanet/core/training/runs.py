@@ -59,6 +59,18 @@ class TrainingDiverged(ValueError):
     """Training made the model worse instead of better and was stopped; the message says so."""
 
 
+def _on_cpu(part: Any) -> Any:
+    """Dicts, lists and tuples with their tensors on the CPU; as they are where all are there."""
+    if isinstance(part, dict):
+        moved = {key: _on_cpu(value) for key, value in part.items()}
+        return part if all(moved[key] is value for key, value in part.items()) else moved
+    if isinstance(part, (list, tuple)):
+        items = [_on_cpu(value) for value in part]
+        same = all(a is b for a, b in zip(items, part, strict=True))
+        return part if same else type(part)(items)
+    return part.cpu() if hasattr(part, "cpu") else part
+
+
 class RunFolder:
     """A run's folder, locked for this process until `close`."""
 
@@ -156,7 +168,8 @@ class RunFolder:
         import torch
 
         with atomic_path(self.state_file) as unfinished:
-            torch.save(state, unfinished)
+            # On the CPU: a run may be resumed on a machine, or a device, of another kind.
+            torch.save(_on_cpu(state), unfinished)
 
     def read_state(self) -> dict[str, Any] | None:
         """What `write_state` saved, None where there is nothing; nothing in it is executed."""
