@@ -1,5 +1,6 @@
 """The command `train` on a tiny dataset: what it prints, what it writes, how it ends."""
 
+import errno
 import json
 import os
 import re
@@ -14,9 +15,12 @@ import yaml
 from napari_beerlanet.cli import main, train
 from napari_beerlanet.core.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from napari_beerlanet.core.checkpoints.serialize import describe_network
+from napari_beerlanet.core.common import storage
+from napari_beerlanet.core.common.events import RunState
 from napari_beerlanet.core.detection.detector import Detector
 from napari_beerlanet.core.detection.network import StainDetectionModel
 from napari_beerlanet.core.normalization.methods import fitted_normalizer, save_normalizer
+from napari_beerlanet.core.training.runs import inspect_run
 from tinydata import MODEL, NAMES, write_smears
 
 
@@ -153,6 +157,34 @@ def test_mistakes_are_one_line(arguments, status, word, capfd, tmp_path, monkeyp
     assert out == ""
     assert err.count("\n") == 1
     assert word in err
+
+
+@pytest.mark.parametrize("full", ["best.safetensors", "state.pt"])
+def test_a_full_disk_in_the_first_epoch(quick, tmp_path, capfd, monkeypatch, full):
+    """A whole model or none, one sentence, and with some space it is resumed."""
+    folder = tmp_path / "run"
+    replace = storage._replace_path
+
+    def replaced(new, path):
+        if path == folder / full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        replace(new, path)
+
+    monkeypatch.setattr(storage, "_replace_path", replaced)
+    assert run(*quick, "--epochs=1", "--quiet") == 1
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert f"{folder / full}" in err
+    assert "no space left on device" in err.lower()
+    for name in ("best.safetensors", "last.safetensors"):
+        if (folder / name).exists():
+            load_checkpoint(folder / name, "cpu")
+    assert not list(folder.glob(".*.partial*"))
+    monkeypatch.undo()
+    assert run("--resume", f"--out={folder}", "--device=cpu", "--quiet") == 0
+    load_checkpoint(folder / "best.safetensors", "cpu")
+    assert inspect_run(folder).state is RunState.FINISHED
 
 
 def test_help_answers_without_torch():

@@ -1,11 +1,13 @@
 """Open thousands of bad files and see that each ends in a result or in one sentence, at low cost.
 
     python tests/fuzz [--seconds 120] [--count N] [--seed S] [--keep FOLDER]
+    python tests/fuzz --corpus
 
 Good files and the hostile ones of corpus.py are changed at random and opened in a process of its
 own, under the promise of docs/security.md: no more than 1 GB beyond what the process had,
 10 seconds, and nothing but a result or one sentence. What breaks it is kept, and the exit status
-is 1. Linux only: elsewhere the kernel does not tell what a file cost.
+is 1. Linux only: elsewhere the kernel does not tell what a file cost. With `--corpus` nothing is
+changed: what each hostile file costs as it is, is printed as a table.
 """
 
 from __future__ import annotations
@@ -111,6 +113,16 @@ def check(opener: Opener, path: Path, tally: Tally, keep: Path) -> None:
             raise SystemExit(f"{MAX_BROKEN} files broke the promise; that is enough.")
 
 
+def print_corpus(opener: Opener, paths: list[Path]) -> None:
+    """What each file costs, and what is said of it."""
+    print("| file | bytes | s | MB | answer |\n|---|---|---|---|---|")
+    for path in paths:
+        said = opener.open(path)
+        answer = str(said["answer"]).replace(f"{path}: ", "").replace("|", "/")
+        cost = f"{said['seconds']:.1f} | {max(float(said['megabytes']), 0):.0f}"
+        print(f"| {path.name} | {path.stat().st_size} | {cost} | {answer} |", flush=True)
+
+
 def main() -> int:
     """Run for so long, print the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -118,6 +130,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, help="files to open, instead of a time")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--keep", type=Path, default=Path("fuzz-findings"))
+    parser.add_argument("--corpus", action="store_true", help="the hostile files as they are")
     options = parser.parse_args()
     os.environ.update(YOLO_OFFLINE="true", YOLO_CONFIG_DIR=tempfile.mkdtemp())
     rng, tally = random.Random(options.seed), Tally()
@@ -125,6 +138,10 @@ def main() -> int:
         good = good_files(Path(folder) / "good")
         hostile = hostile_files(Path(folder) / "hostile")
         opener = Opener(good)
+        if options.corpus:
+            print_corpus(opener, hostile)
+            opener.close()
+            return 0
         for path in [*good, *hostile]:
             check(opener, path, tally, options.keep)
         # Files of which many are read in a second come as often as models, which take longer.

@@ -34,6 +34,7 @@ from napari_beerlanet.cli.common import (
     Stopped,
     UsageError,
     print_message,
+    raise_if_interrupted,
     received_signals,
 )
 
@@ -64,6 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     before = _install_signal_handlers()
     try:
         status: int = options.run(options)
+        raise_if_interrupted()  # a script shall not go on, however late the signal came
         return status
     except UsageError as error:
         print_message(str(error))
