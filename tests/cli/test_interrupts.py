@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from napari_beerlanet.cli import main
+from napari_beerlanet.core.batch.image import WORK_FOLDER
 from napari_beerlanet.core.benchmark import example
 from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.checkpoints.checkpoint import save_checkpoint
@@ -32,11 +33,11 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT f
 
 OURS = str(Path(main.__file__).parents[1])
 QUICK = ["--components=2", "--iterations=2"]
+FINDING = ["--model=model.safetensors", "--no-previews"]
 DETECTOR = ["--model=model.safetensors", "--device=cpu"]
 
 COMMANDS = {
     "decompose": ["fields", "--out=OUT", *QUICK],
-    "decompose to zarr": ["fields", "--out=OUT", *QUICK, "--format=zarr"],
     "detect": ["fields", "--out=OUT", *DETECTOR],
     "classify": ["crops", "--recursive", "--out=OUT", "--model=types.safetensors"],
     "classify boxes": [
@@ -49,23 +50,22 @@ COMMANDS = {
     "malaria": ["fields", "--out=OUT", *DETECTOR, "--classify=stages.safetensors", "--no-reports"],
     "normalize": ["fields", "--out=OUT", "--method=reinhard", "--reference=fields/1.png"],
     "evaluate": ["--data=smears/data.yaml", *DETECTOR, "--out=OUT/metrics.json", "--quiet"],
-    "batch": ["fields", "--out=OUT", "--workers=0", "--model=model.safetensors", *QUICK],
-    "report": ["fields/1.png", "--out=OUT/report.html", *DETECTOR],
+    "batch": ["fields", "--out=OUT", "--workers=0", *FINDING, *QUICK, "--no-reports"],
+    "report": ["fields/1.png", "--out=OUT/report.html", *DETECTOR, "--no-stains"],
     "convert": ["many.csv", "OUT", "--to=geojson"],
 }
-"""Of which the moment is a share of all calls, so that they are carried out once as a whole."""
+"""Of which the moment is a share of all calls, so that they are carried out as a whole first."""
 
 LONG_COMMANDS = {
-    "train": "--data=smears/data.yaml --model=model.safetensors --out=OUT --epochs=2 --batch=2 "
-    "--device=cpu --json",
     "train a classifier": "--task=classify --data=crops --out=OUT --epochs=2 --batch=2 "
-    "--backbone=shufflenet_v2_x0_5 --weights=none --device=cpu --json",
+    "--backbone=shufflenet_v2_x0_5 --device=cpu --json",
     "normalize by a GAN": "fields --out=OUT --method=staingan --train-from=fields "
     "--reference=fields --steps=3 --filters=4 --blocks=1 --crop=64 --device=cpu",
     "benchmark": "--example --out=OUT --workers=0",
     "demo": "--no-window --out=OUT",
 }
-"""Of which it is the n-th look at whether a signal has come."""
+"""Of which it is the n-th look at whether a signal has come; `train` of a detector is tested in
+test_train.py."""
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +129,9 @@ def calls_of(wanted: Callable[[FrameType], bool], interrupted: int = 0):
 
 
 def names_in(folder):
-    return {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
+    """All files but those from which a run is resumed."""
+    files = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return {str(file) for file in files if file.parts[0] != WORK_FOLDER}
 
 
 def check_interrupted(status, said, out):
@@ -141,12 +143,13 @@ def check_interrupted(status, said, out):
 
 @pytest.fixture(scope="module")
 def whole(workspace, tmp_path_factory):
-    """How many calls a command has, and the names of its files; each is carried out once."""
+    """How many calls a command has, and the names of its files."""
     done = {}
 
     def carried_out(command):
         if command not in done:
-            out = tmp_path_factory.mktemp("whole")
+            first, out = (tmp_path_factory.mktemp("whole") for _ in range(2))
+            assert main.main(arguments(command, COMMANDS[command], first)) == 0  # loads and caches
             with calls_of(lambda frame: True) as counted:
                 assert main.main(arguments(command, COMMANDS[command], out)) == 0
             done[command] = counted[0], names_in(out)
@@ -155,7 +158,7 @@ def whole(workspace, tmp_path_factory):
     return carried_out
 
 
-@pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
+@pytest.mark.parametrize("share", [0.4, 0.8])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_ctrl_c(command, share, whole, workspace, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(workspace)
@@ -167,7 +170,7 @@ def test_ctrl_c(command, share, whole, workspace, tmp_path, monkeypatch, capfd):
         status = main.main(given)
     check_interrupted(status, capfd.readouterr().err, out)
     assert names_in(out) <= names
-    if share == 0.6:
+    if share == 0.4 and command in ("decompose", "classify slides", "batch", "convert"):
         assert main.main(given) == 0
         assert names_in(out) == names
 
