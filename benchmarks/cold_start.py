@@ -146,37 +146,45 @@ def window(tab: str, pause: float) -> dict[str, float]:
 def run(case: str, repeat: int, pause: float) -> dict[str, dict[str, float]]:
     """The medians of a case's parts, by what was done."""
     results: dict[str, list[dict[str, float]]] = {}
-    for _ in range(repeat):
-        for what in ("stains", "cells", "script"):
-            if case == "never" and what == "script":
-                continue  # a script has no process beside it
-            with tempfile.TemporaryDirectory() as folder:
-                results.setdefault(what, []).append(_measure(case, what, Path(folder), pause))
+    with tempfile.TemporaryDirectory() as top:
+        filled = Path(top) / "filled"
+        if case == "second":
+            _compile_all(_environment(case, filled))
+        for k in range(repeat):
+            for what in ("stains", "cells", "script"):
+                if case == "never" and what == "script":
+                    continue  # a script has no process beside it
+                folder = filled if case == "second" else Path(top) / f"{what}{k}"
+                command = [sys.executable, __file__, "--measure", what, "--pause", str(pause)]
+                environment = _environment(case, folder)
+                done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
+                parts = json.loads(done.stdout.decode().splitlines()[-1])
+                results.setdefault(what, []).append(parts)
     return {
         what: {name: median(each[name] for each in parts) for name in parts[0]}
         for what, parts in results.items()
     }
 
 
-def _measure(case: str, what: str, folder: Path, pause: float) -> dict[str, float]:
-    environment = os.environ | {
+def _environment(case: str, folder: Path) -> dict[str, str]:
+    """Caches of its own, and whether a process compiles beside the window."""
+    return os.environ | {
         "NUMBA_CACHE_DIR": str(folder / "numba"),
         "XDG_CACHE_HOME": str(folder / "cache"),
         "NAPARI_BEERLANET_CONFIG": str(folder / "config"),
         "NAPARI_CONFIG": "",
         "NAPARI_BEERLANET_COMPILE": "0" if case == "nothing" else "1",
     }
-    if case == "second":
-        module = "napari_beerlanet.core.detection.compile_kernels"
-        also = "napari_beerlanet.ui.viewer.fast_shapes:fast_shapes_supported"
-        command = [sys.executable, "-m", module, also]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, env=environment) as process:
-            if process.wait() != 0:
-                sys.exit("Nothing could be compiled.")
-    command = [sys.executable, __file__, "--measure", what, "--pause", str(pause)]
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
-    parts: dict[str, float] = json.loads(done.stdout.decode().splitlines()[-1])
-    return parts
+
+
+def _compile_all(environment: dict[str, str]) -> None:
+    """What an earlier start has left."""
+    module = "napari_beerlanet.core.detection.compile_kernels"
+    also = "napari_beerlanet.ui.viewer.fast_shapes:fast_shapes_supported"
+    command = [sys.executable, "-m", module, also]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, env=environment) as process:
+        if process.wait() != 0:
+            sys.exit("Nothing could be compiled.")
 
 
 def main() -> None:
