@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from napari_beerlanet.cli.common import (
-    Stopped,
     UsageError,
     echo,
     prepare_folder,
@@ -17,7 +16,7 @@ from napari_beerlanet.cli.common import (
     raise_if_interrupted,
     whole_number,
 )
-from napari_beerlanet.cli.study import ConsoleOutput, JsonOutput
+from napari_beerlanet.cli.study import ConsoleOutput, JsonOutput, run_to_end
 
 if TYPE_CHECKING:
     from napari_beerlanet.core.benchmark.benchmark import BenchmarkEntry, BenchmarkResult
@@ -71,30 +70,16 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run a benchmark; 0 if all went well, 1 if some jobs failed."""
-    from napari_beerlanet.core.common.messages import error_message
-    from napari_beerlanet.core.common.progress import Cancelled
-
     output = _JsonLines() if options.json else _Console(options.quiet, options.debug)
-    try:
+
+    def work() -> int:
         result = _run(options, output)
-    except Cancelled:
-        output.abort("cancelled", "")
-        print_message("stopped as requested; finished jobs are saved.")
-        return 1
-    except (KeyboardInterrupt, Stopped):
-        output.abort("cancelled", "")
-        raise
-    except ValueError as error:
-        output.abort("failed", str(error))
-        raise UsageError(str(error)) from error
-    except (OSError, MemoryError, RuntimeError, UsageError) as error:
-        usage = isinstance(error, UsageError)
-        output.abort("failed", str(error) if usage else error_message(error))
-        raise
-    if result is None:
-        return 0
-    output.finish_benchmark(result)
-    return 1 if result.count("failed") or result.stopped else 0
+        if result is None:
+            return 0
+        output.finish_benchmark(result)
+        return 1 if result.count("failed") or result.stopped else 0
+
+    return run_to_end(work, output, "jobs")
 
 
 def _run(options: argparse.Namespace, output: _Console | _JsonLines) -> BenchmarkResult | None:
@@ -109,7 +94,9 @@ def _run(options: argparse.Namespace, output: _Console | _JsonLines) -> Benchmar
         raise UsageError("Give either a benchmark.yaml or --example.")
     if options.out is None and not options.example:
         raise UsageError("--out is needed: the folder for the results.")
-    out = prepare_folder(options.out or Path(_EXAMPLE_FOLDER))
+    out = options.out or Path(_EXAMPLE_FOLDER)
+    if options.example or not options.estimate:
+        prepare_folder(out)
     file = options.file
     if options.example:
         from napari_beerlanet.core.benchmark.example import write_example
@@ -188,7 +175,8 @@ class _Console(ConsoleOutput):
         elif self._is_log:
             took = "done already, skipped" if entry.status == "skipped" else ""
             number = f"[{self._counts.total()}/{self._total}]"
-            text = took or f"{_scores(entry)}, {format_duration(entry.seconds)}{self._left}"
+            left = self._left if self._counts.total() < self._total else ""
+            text = took or f"{_scores(entry)}, {format_duration(entry.seconds)}{left}"
             echo(f"{number} {entry.title}: {text}", sys.stderr)
 
     def finish_benchmark(self, result: BenchmarkResult) -> None:
@@ -202,10 +190,15 @@ class _Console(ConsoleOutput):
 
 
 class _JsonLines(JsonOutput):
-    """One JSON object per line: estimate, progress, job, and end, failed or cancelled at last."""
+    """One JSON object per line, of the event "estimating", "estimate", "progress" or "job".
+
+    The last is "end", "failed" or "cancelled".
+    """
 
     def on_estimate_progress(self, progress: Any) -> None:
-        """Nothing: it takes a moment."""
+        """Write what is timed."""
+        facts = {"done": progress.done, "total": progress.total, "message": progress.message}
+        self._write("estimating", **facts)
 
     def on_estimate(self, estimate: BenchmarkEstimate) -> None:
         """Write it."""

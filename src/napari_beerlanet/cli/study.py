@@ -8,7 +8,7 @@ import logging
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,24 +40,36 @@ def run_files(
     **more: Any,
 ) -> int:
     """Run a study; 0 if all went well, 1 if some images failed. `more` as for `run_study`."""
+
+    def work() -> int:
+        study = _run_study(images, out, settings, output, layout, more)
+        output.finish(study, layout)
+        return 1 if study.count("failed") or study.stopped else 0
+
+    return run_to_end(work, output, "results")
+
+
+def run_to_end(work: Callable[[], int], output: ConsoleOutput | JsonOutput, saved: str) -> int:
+    """The exit status of `work`; `output` is told where it ends early. `saved` is what then is."""
     from napari_beerlanet.core.common.messages import error_message
     from napari_beerlanet.core.common.progress import Cancelled
 
     try:
-        study = _run_study(images, out, settings, output, layout, more)
+        return work()
     except Cancelled:
         output.abort("cancelled", "")
-        print_message("stopped as requested; finished results are saved.")
+        print_message(f"stopped as requested; finished {saved} are saved.")
         return 1
     except (KeyboardInterrupt, Stopped):
         output.abort("cancelled", "")
         raise
+    except (TypeError, ValueError) as error:
+        output.abort("failed", str(error))
+        raise UsageError(str(error)) from error
     except (OSError, MemoryError, RuntimeError, UsageError) as error:
         usage = isinstance(error, UsageError)
         output.abort("failed", str(error) if usage else error_message(error))
         raise
-    output.finish(study, layout)
-    return 1 if study.count("failed") or study.stopped else 0
 
 
 def run_preset(options: argparse.Namespace, settings: Mapping[str, Any]) -> int:
@@ -87,23 +99,20 @@ def _run_study(
 
     # tifffile logs what it finds odd in a file; what matters comes as an exception.
     logging.getLogger("tifffile").addHandler(logging.NullHandler())
-    try:
-        chosen = StudySettings(**settings)
-        if chosen.device != "auto" and not more.get("scheduler"):
-            from napari_beerlanet.core.common.device import pick_device
+    chosen = StudySettings(**settings)
+    if chosen.device != "auto" and not more.get("scheduler"):
+        from napari_beerlanet.core.common.device import pick_device
 
-            pick_device(chosen.device)
-        return run_study(
-            images,
-            prepare_folder(out),
-            chosen,
-            report=output.report,
-            ended=output.on_image,
-            layout=layout,
-            **more,
-        )
-    except (TypeError, ValueError) as error:
-        raise UsageError(str(error)) from error
+        pick_device(chosen.device)
+    return run_study(
+        images,
+        prepare_folder(out),
+        chosen,
+        report=output.report,
+        ended=output.on_image,
+        layout=layout,
+        **more,
+    )
 
 
 class ConsoleOutput:

@@ -25,8 +25,8 @@ from napari_beerlanet.core.checkpoints.checkpoint import save_checkpoint
 from napari_beerlanet.core.common.events import RunState
 from napari_beerlanet.core.common.jobs import LOCK_FILE
 from napari_beerlanet.samples import blood_smear
-from napari_beerlanet.ui.batch import progress
 from napari_beerlanet.ui.batch.widget import BatchWidget
+from napari_beerlanet.ui.common import background_process
 from napari_beerlanet.ui.common.background_process import RunEnd
 from napari_beerlanet.ui.common.session import get_session
 from napari_beerlanet.ui.detect.widget import DetectWidget
@@ -58,7 +58,7 @@ def images(tmp_path):
 @pytest.fixture
 def viewer(shared_viewer, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr(progress, "lower_priority", lambda process: None)
+    monkeypatch.setattr(background_process, "lower_priority", lambda process: None)
     return shared_viewer()
 
 
@@ -259,7 +259,7 @@ def test_it_goes_on_without_the_panel_and_is_found_again(panel, opened, tmp_path
         assert again.study_config().settings.iterations == 2
         until(lambda: not again.progress.running)
         assert "6 done" in again.progress.message.text()
-    until(lambda: not progress.active_process(out))
+    until(lambda: not background_process.running_process(out))
     assert len(pd.read_csv(out / "summary.csv")) == COUNT
 
 
@@ -304,10 +304,10 @@ def test_what_limits_the_counts_is_said_once(counted):
     limits = ["Does not know parasites; may call them WBC or Platelets."]
     notes = [f"blood-cells: {limits[0]}", "install pyarrow for Parquet"]
     event = {"event": "end", "done": 2, "notes": notes, "limits": limits}
-    assert progress.summarize_end(event) == "2 done. Install pyarrow for Parquet"
+    assert background_process.summarize_end(event) == "2 done. Install pyarrow for Parquet"
     assert limits[0] in " ".join(StudyCounts.read(counted).reservations())
     del event["limits"]  # of a version before
-    assert limits[0] in progress.summarize_end(event)
+    assert limits[0] in background_process.summarize_end(event)
 
 
 def cells(results):

@@ -81,7 +81,8 @@ class BenchmarkEstimate:
     def sentence(self) -> str:
         """For people."""
         if not self.jobs:
-            return f"All {count_of(self.done, 'job')} are done."
+            many = f"All {count_of(self.done, 'job')} are done."
+            return many if self.done != 1 else "It is done."
         before = f", {self.done} are done" if self.done else ""
         side = f" with {count_of(self.workers, 'worker')}" if self.workers > 1 else ""
         return (

@@ -16,14 +16,18 @@ from napari_beerlanet.core.common.storage import read_json_or_empty
 from napari_beerlanet.ui.batch.form import BatchForm
 from napari_beerlanet.ui.batch.inputs import BatchInputs
 from napari_beerlanet.ui.batch.progress import (
+    RECENT_BATCHES,
     BatchProcess,
     BatchProgress,
-    active_process,
-    find_active_batch,
     prepare_study_folder,
 )
 from napari_beerlanet.ui.batch.results import BatchResults
-from napari_beerlanet.ui.common.background_process import CloseConfirmation, RunEnd
+from napari_beerlanet.ui.common.background_process import (
+    CloseConfirmation,
+    RunEnd,
+    find_running,
+    running_process,
+)
 from napari_beerlanet.ui.common.controls import (
     CollapsibleGroup,
     SettingsPanel,
@@ -77,7 +81,7 @@ class BatchWidget(Panel):
         self.inputs.changed.connect(self._update)
         self.form.changed.connect(self._update)
         self.progress.ended.connect(self._on_end)
-        self.progress.image_ended.connect(self._update_results)
+        self.progress.unit_ended.connect(self._update_results)
         self.inputs.out.textChanged.connect(lambda *_: self._load_results_soon())
         self.form.model.chosen.connect(self._model_chosen)
         self.form.detect.native.clicked.connect(self._model_chosen)
@@ -273,12 +277,12 @@ class BatchWidget(Panel):
 
 def _start_or_attach(config: StudyConfig) -> tuple[Path, int | None]:
     """Write the study file; an active run in that folder is followed instead: its process."""
-    pid = active_process(config.out)
+    pid = running_process(config.out)
     return (config.out, pid) if pid is not None else (prepare_study_folder(config), None)
 
 
 def _find_active_batch() -> tuple[Path, int, dict[str, Any]] | None:
-    active = find_active_batch()
+    active = find_running(RECENT_BATCHES)
     return None if active is None else (*active, read_json_or_empty(active[0] / STUDY_FILE))
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 import psutil
-from qtpy.QtCore import Qt, QUrl, Signal
+from qtpy.QtCore import QObject, Qt, QUrl
 from qtpy.QtGui import QDesktopServices
 from qtpy.QtWidgets import QHeaderView, QTableWidget, QTableWidgetItem, QVBoxLayout, QWidget
 
@@ -18,98 +20,106 @@ from napari_beerlanet.core.benchmark.table import (
     TableRow,
     read_table,
 )
-from napari_beerlanet.core.common.events import RunState
-from napari_beerlanet.core.common.jobs import LOCK_FILE
-from napari_beerlanet.core.common.locking import local_owner
-from napari_beerlanet.core.common.messages import count_of, format_duration
+from napari_beerlanet.core.common.events import EventTail
+from napari_beerlanet.core.common.messages import count_of
+from napari_beerlanet.core.common.progress import Report, report_progress
+from napari_beerlanet.core.common.storage import FileError
 from napari_beerlanet.ui.common.background_process import (
-    BackgroundProcess,
+    EVENTS_FILE,
+    CommandProcess,
+    ProcessView,
     RunEnd,
     RunWording,
+    apply_to_process_tree,
     explain_exit,
     launch_detached,
-    lower_priority,
+    summarize_end,
 )
-from napari_beerlanet.ui.common.controls import (
-    button,
-    copy_text,
-    heading,
-    not_none,
-    row,
-    wrapping_label,
-)
-from napari_beerlanet.ui.common.panel import Panel, ThemedLabel
-from napari_beerlanet.ui.common.progress_bar import Activity, activity_bar
+from napari_beerlanet.ui.common.controls import button, copy_text, heading, not_none, row
+from napari_beerlanet.ui.common.panel import Panel
 from napari_beerlanet.ui.common.recent import RecentPaths
 
-_EVENTS_FILE = "progress.jsonl"
-_END_TEXTS = RunWording("benchmark", "press Start again", "the last finished epoch")
 _LINE_PX = 24
+_STOP_TIMEOUTS_S = 60.0, 90.0  # a step of a large network takes long
+_POLL_INTERVAL_S = 0.1
 
 RECENT_BENCHMARKS = RecentPaths("benchmarks", "benchmarks.json")
 """Output folders."""
 
 
-class BenchmarkProcess(BackgroundProcess):
+class BenchmarkProcess(CommandProcess):
     """The benchmark that the benchmark.yaml of an output folder describes."""
 
-    def _launch(self) -> psutil.Process:
-        settings = str(self.folder / SETTINGS_FILE)
-        words = ["napari_beerlanet.cli.main", "benchmark", settings, "--out", str(self.folder)]
-        words.append("--json")
-        child = launch_detached(words, self.folder, self.folder / _EVENTS_FILE, self.environment)
-        process = psutil.Process(child.pid)
-        lower_priority(process)
-        return process
+    wording = RunWording(
+        "benchmark", "press Resume", "the last finished epoch", "job", "jobs and epochs"
+    )
 
-    def _explain_exit(self, code: int | None = None, error: BaseException | None = None) -> str:
-        return explain_exit(self.folder, code, error, _END_TEXTS)
+    def __init__(self, folder: Path, parent: QObject | None = None, workers: int = 1) -> None:
+        super().__init__(folder, parent, _STOP_TIMEOUTS_S)
+        self.workers = workers
+
+    def command(self) -> list[str]:
+        """With so many jobs side by side."""
+        return _command(self.folder, self.folder, self.workers)
+
+
+def _command(settings: Path, out: Path, workers: int) -> list[str]:
+    file = str(settings / SETTINGS_FILE)
+    return ["benchmark", file, "--out", str(out), "--workers", str(workers)]
 
 
 def prepare_benchmark_folder(settings: BenchmarkSettings, out: Path) -> Path:
     """Write the settings; the folder that a `BenchmarkProcess` can then start in."""
     out.mkdir(parents=True, exist_ok=True)
     settings.write(out)
-    (out / _EVENTS_FILE).write_bytes(b"")
+    (out / EVENTS_FILE).write_bytes(b"")
     RECENT_BENCHMARKS.add(out)
     return out
 
 
-def running_process(out: Path) -> int | None:
-    """The process on this computer that writes a benchmark to a folder, None if there is none."""
-    return local_owner(out / LOCK_FILE) if (out / SETTINGS_FILE).is_file() else None
+def estimate_in_process(
+    settings: BenchmarkSettings, out: Path, workers: int, report: Report
+) -> str:
+    """How long a benchmark will take, in one sentence.
+
+    Trainings are timed for it, in a process of their own: they change settings of torch that hold
+    for all threads of this one.
+    """
+    with tempfile.TemporaryDirectory(prefix="beerlanet-estimate-") as place:
+        folder = Path(place)
+        settings.write(folder)
+        words = ["napari_beerlanet.cli.main", *_command(folder, out, workers)]
+        child = launch_detached([*words, "--estimate", "--json"], folder, folder / EVENTS_FILE)
+        tail, done, total, doing = EventTail(folder), 0, 1, "starting"
+        try:
+            while True:
+                ended = child.poll() is not None  # before reading, so that all is read
+                for event in tail.read():
+                    if event["event"] == "estimate":
+                        return str(event["message"])
+                    if event["event"] == "failed":
+                        raise FileError(str(event.get("message")))
+                    if event["event"] == "estimating":
+                        done, total, doing = event["done"], event["total"], event["message"]
+                if ended:
+                    raise FileError(
+                        explain_exit(folder, child.returncode, wording=BenchmarkProcess.wording)
+                    )
+                report_progress(report, done, total, doing)
+                time.sleep(_POLL_INTERVAL_S)
+        finally:
+            if child.poll() is None:
+                apply_to_process_tree(psutil.Process(child.pid), "kill")
+            child.wait()
 
 
-def find_running_benchmark() -> tuple[Path, int] | None:
-    """The output folder and process of a benchmark that runs, of those that were started last."""
-    for out in RECENT_BENCHMARKS.paths():
-        number = running_process(out)
-        if number is not None:
-            return out, number
-    return None
-
-
-class BenchmarkView(QWidget):
-    """Shows one benchmark at a time: what runs, and its table; `ended` passes its end on."""
-
-    ended = Signal(object)
+class BenchmarkView(ProcessView):
+    """Shows one benchmark at a time: what runs, and its table."""
 
     def __init__(self, panel: Panel) -> None:
-        super().__init__()
-        self.process: BenchmarkProcess | None = None
-        self.out: Path | None = None
+        super().__init__(BenchmarkProcess.wording)
         self.table_shown: ResultTable | None = None
         self._read_task = panel.task()
-        self.bar = activity_bar("Progress of the benchmark, and the estimated time left.")
-        self.activity = Activity(
-            self, self._stop, "Stop", "Stop the run; finished jobs and epochs are saved."
-        )
-        self.activity.changed.connect(self._show_activity)
-        self.stop = button("Stop", self.activity.stop_tip, self.activity.stop)
-        self.message = wrapping_label()
-        self.failures = ThemedLabel(kind="warning")
-        self.failures.setToolTip("Jobs that failed, and why; also listed in failures.csv.")
-        self._failed: list[str] = []
         self.title = heading("Results")
         self.table = QTableWidget()
         self.table.setToolTip(
@@ -122,110 +132,51 @@ class BenchmarkView(QWidget):
         self.open_page = button(
             "Open page", "Open the HTML page with table, pictures and curves.", self._open_page
         )
-        self.open_folder = button(
-            "Open folder", "Show the results in the file manager.", self._open_folder
-        )
+        self.open = button("Open folder", "Show the results in the file manager.", self.open_folder)
         self.copy = button("Copy table", "Copy the table for a spreadsheet.", self.copy_table)
         self.results = QWidget()
         results = QVBoxLayout(self.results)
         results.setContentsMargins(0, 0, 0, 0)
         results.setSpacing(6)
-        for part in (self.title, self.table, row(self.open_page, self.copy, self.open_folder)):
+        for part in (self.title, self.table, row(self.open_page, self.copy, self.open)):
             results.addWidget(part)
-        layout = QVBoxLayout(self)
-        layout.setContentsMargins(0, 0, 0, 0)
-        layout.setSpacing(6)
-        layout.addWidget(row(self.bar, self.stop, stretch=0))
-        for part in (self.message, self.failures, self.results):
-            layout.addWidget(part)
-        self._show_activity()
-        self._show_failures()
-        self.message.hide()
+        self.body.addWidget(self.results)
+        self.unit_ended.connect(lambda: self.load(self.folder))
         self.show_table(None)
 
     # --- a run ------------------------------------------------------------------------------------
 
-    @property
-    def running(self) -> bool:
-        """Whether a run is followed that has not ended."""
-        return self.process is not None and self.process.running
-
-    def follow(self, process: BenchmarkProcess) -> None:
-        """Show a run from now on. To be called before it starts or is attached to."""
-        self.detach()
-        self.process, self.out = process, process.folder
-        process.event_received.connect(self._on_event)
-        process.ended.connect(self._on_end)
-        self._failed.clear()
-        self._show_failures()
-        self._say("Continues in the background if the viewer is closed; reopen it to follow it.")
-        self.activity.begin("starting …")
+    def follow(self, process: CommandProcess) -> None:
+        """Show a run from now on, and what is there of its table."""
+        super().follow(process)
         self.load(process.folder)
 
-    def detach(self) -> None:
-        """Follow this run no more; it continues in the background."""
-        process, self.process = self.process, None
-        if process is not None:
-            process.release(self.activity)
+    def on_event(self, event: dict[str, Any]) -> None:
+        """Show what the run says; notes, of which there may be many, are on its page."""
+        super().on_event(event)
+        if event["event"] == "estimating":
+            self.activity.report(f"estimating: {event['message']}")
+        elif event["event"] == "end":
+            notes = event.get("notes") or []
+            seen = f" {count_of(len(notes), 'note')} on the page." if notes else ""
+            self.say(summarize_end({**event, "notes": []}) + seen)
 
-    def _on_event(self, event: dict[str, Any]) -> None:
-        if event["event"] == "progress":
-            self._show_progress(event)
-        elif event["event"] == "estimate":
-            self._say(str(event.get("message", "")))
-        elif event["event"] == "job":
-            if event.get("status") == "failed":
-                about = f"{event.get('task')}, {event.get('method')}, seed {event.get('seed')}"
-                self._failed.append(f"{about}: {event.get('error')}")
-                self._show_failures()
-            self.load(self.out)
+    def failure_texts(self, event: dict[str, Any]) -> tuple[str, str]:
+        """The job by its task, method and seed."""
+        about = f"{event.get('task')}, {event.get('method')}, seed {event.get('seed')}"
+        text = f"{about}: {event.get('error')}"
+        return text, text
 
-    def _show_progress(self, event: dict[str, Any]) -> None:
-        text = self.activity.text
-        if self.process is not None and not self.process.stopping:
-            left = event.get("eta_seconds")
-            eta = "" if left is None else f" · {format_duration(left)} left"
-            text = f"{event['done']:,} of {event['total']:,} jobs{eta}"
-            if event.get("message"):
-                self._say(str(event["message"]))
-        self.activity.report(text, float(event.get("fraction", 0)))
-
-    def _stop(self) -> None:
-        if self.process is not None and self.process.running:
-            self.process.stop()
-            self.activity.report("stopping …")
-
-    def _on_end(self, end: RunEnd) -> None:
-        if end.state is RunState.FINISHED:
-            self.activity.report(self.activity.text, 1.0)
-            self._say("Done." if not self._failed else "Done; some jobs failed.")
-        self.activity.end()
-        if end.state is RunState.STOPPED:
-            self._say("Stopped; finished jobs and epochs are saved. Press Resume to continue.")
-        elif end.message:
-            self._say(end.message[:1].upper() + end.message[1:])
-        self.load(self.out)
-        self.ended.emit(end)
-
-    def _say(self, text: str) -> None:
-        self.message.setText(text)
-        self.message.setVisible(bool(text))
-
-    def _show_failures(self) -> None:
-        count = count_of(len(self._failed), "job")
-        self.failures.setText(f"⚠ {count} failed. " + "  ".join(self._failed[-3:]))
-        self.failures.setVisible(bool(self._failed))
-
-    def _show_activity(self) -> None:
-        self.activity.show_on(self.bar, self.stop)
-        for widget in (self.bar, self.stop):
-            widget.setVisible(self.activity.shown_in_panel)
+    def on_end(self, end: RunEnd) -> None:
+        """The run has ended; its table is complete, or as far as it came."""
+        self.load(self.folder)
+        super().on_end(end)
 
     # --- the table --------------------------------------------------------------------------------
 
     def load(self, out: Path | None) -> None:
         """Read the table of a folder off the GUI thread, and show it."""
-        self.out = out
+        self.folder = out
         if out is None:
             self.show_table(None)
             return
@@ -256,7 +207,7 @@ class BenchmarkView(QWidget):
         seeds = [len(cell.values) for line in shown.rows for cell in line.cells]
         done, wanted = sum(seeds), len(seeds) * len(shown.seeds)
         self.title.setText("Results" if done >= wanted else f"Results so far: {done} of {wanted}")
-        self.open_page.setEnabled(self.out is not None and (self.out / PAGE_FILE).is_file())
+        self.open_page.setEnabled(self.folder is not None and (self.folder / PAGE_FILE).is_file())
 
     def copy_table(self) -> None:
         """Put the table on the clipboard, as a spreadsheet takes it."""
@@ -267,12 +218,8 @@ class BenchmarkView(QWidget):
             copy_text("\n".join("\t".join(cells) for cells in lines))
 
     def _open_page(self) -> None:
-        if self.out is not None:
-            QDesktopServices.openUrl(QUrl.fromLocalFile(str(self.out / PAGE_FILE)))
-
-    def _open_folder(self) -> None:
-        if self.out is not None:
-            QDesktopServices.openUrl(QUrl.fromLocalFile(str(self.out)))
+        if self.folder is not None:
+            QDesktopServices.openUrl(QUrl.fromLocalFile(str(self.folder / PAGE_FILE)))
 
 
 def _headings(table: ResultTable) -> list[str]:

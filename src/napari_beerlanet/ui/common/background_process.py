@@ -19,25 +19,34 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import psutil
-from qtpy.QtCore import QEvent, QObject, QTimer, Signal
-from qtpy.QtWidgets import QMessageBox, QWidget
+from qtpy.QtCore import QEvent, QObject, Qt, QTimer, QUrl, Signal
+from qtpy.QtGui import QDesktopServices
+from qtpy.QtWidgets import QListWidget, QListWidgetItem, QMessageBox, QVBoxLayout, QWidget
 
 from napari_beerlanet.core.common.events import FINAL_EVENTS, EventTail, RunState
-from napari_beerlanet.core.common.messages import error_message
+from napari_beerlanet.core.common.jobs import LOCK_FILE
+from napari_beerlanet.core.common.locking import local_owner
+from napari_beerlanet.core.common.messages import count_of, error_message, format_duration
 from napari_beerlanet.core.training.runs import inspect_run
-from napari_beerlanet.ui.common.progress_bar import Activity
+from napari_beerlanet.ui.common.controls import button, heading, row, wrapping_label
+from napari_beerlanet.ui.common.progress_bar import Activity, activity_bar
+from napari_beerlanet.ui.common.recent import RecentPaths
 
 PROCESS_LOG = "process.log"
 """The file in the run's folder with what the process prints to stderr."""
+
+EVENTS_FILE = "progress.jsonl"
+"""The file in the run's folder with its events."""
 
 _POLL_INTERVAL_MS = 200
 _REPLAY_BYTES = 1 << 16  # of earlier events that are emitted again when a run is attached
 _EXIT_GRACE_PERIOD_S = 10.0  # for a process to exit after its final event
 _MIN_FREE_BYTES = 20e6  # on a disk that is not full
 _LOG_TAIL_BYTES = 2000
+_MAX_VISIBLE_FAILURES = 5
 _STATE_OF_EVENT = {
     "end": RunState.FINISHED,
     "cancelled": RunState.STOPPED,
@@ -358,11 +367,16 @@ def apply_to_process_tree(process: psutil.Process | None, method: str) -> bool:
 
 @dataclass(frozen=True)
 class RunWording:
-    """The name of a kind of run, how to resume one, and where it then continues."""
+    """The name of a kind of run, how to resume one, and where it then continues.
+
+    `unit` is what it consists of, and the event that ends one; `saved` is what a stop keeps.
+    """
 
     name: str
     resume_hint: str
     resume_point: str
+    unit: str = "epoch"
+    saved: str = "epochs"
 
 
 TRAINING_WORDING = RunWording("training", "resume", "the last finished epoch")
@@ -405,6 +419,190 @@ def last_log_line(path: Path) -> str:
     except OSError:
         return ""
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+# --- commands that write many results into a folder ----------------------------------------------
+
+
+class CommandProcess(BackgroundProcess):
+    """A command of ours that does many things and writes their results into the folder."""
+
+    wording: ClassVar[RunWording]
+
+    def command(self) -> list[str]:
+        """The command and its arguments, without `--json`."""
+        raise NotImplementedError
+
+    def _launch(self) -> psutil.Process:
+        words = ["napari_beerlanet.cli.main", *self.command(), "--json"]
+        child = launch_detached(words, self.folder, self.folder / EVENTS_FILE, self.environment)
+        process = psutil.Process(child.pid)
+        lower_priority(process)
+        return process
+
+    def _explain_exit(self, code: int | None = None, error: BaseException | None = None) -> str:
+        return explain_exit(self.folder, code, error, self.wording)
+
+
+def running_process(out: Path) -> int | None:
+    """The process on this computer that writes results to a folder, None where there is none."""
+    return local_owner(out / LOCK_FILE)
+
+
+def find_running(recent: RecentPaths) -> tuple[Path, int] | None:
+    """The folder and process of a run that is under way, of those that were started last."""
+    for out in recent.paths():
+        number = running_process(out)
+        if number is not None:
+            return out, number
+    return None
+
+
+class ProcessView(QWidget):
+    """Shows one `CommandProcess` at a time: progress and ETA, Stop, what it says, what failed.
+
+    `ended` passes its end on, `unit_ended` that of an image or a job. Subclasses add to `body`.
+    """
+
+    ended = Signal(object)
+    unit_ended = Signal()
+
+    def __init__(self, wording: RunWording) -> None:
+        super().__init__()
+        self.wording = wording
+        self.process: CommandProcess | None = None
+        self.folder: Path | None = None
+        self.bar = activity_bar(f"Progress of the {wording.name}, and the estimated time left.")
+        self.activity = Activity(
+            self, self._stop, "Stop", f"Stop the run; finished {wording.saved} are saved."
+        )
+        self.activity.changed.connect(self._show_activity)
+        self.stop = button("Stop", self.activity.stop_tip, self.activity.stop)
+        self.message = wrapping_label()
+        self.failed, self.failures = heading(""), QListWidget()
+        self.failures.setToolTip(
+            f"{wording.unit.capitalize()}s that failed, and why; also listed in failures.csv."
+        )
+        self.failures.setWordWrap(True)
+        self.body = QVBoxLayout(self)
+        self.body.setContentsMargins(0, 0, 0, 0)
+        self.body.setSpacing(6)
+        self.body.addWidget(row(self.bar, self.stop, stretch=0))
+        for part in (self.message, self.failed, self.failures):
+            self.body.addWidget(part)
+        self._show_activity()
+        self._show_failures()
+        self.say("")
+
+    @property
+    def running(self) -> bool:
+        """Whether a run is followed that has not ended."""
+        return self.process is not None and self.process.running
+
+    def follow(self, process: CommandProcess) -> None:
+        """Show a run from now on. To be called before it starts or is attached to."""
+        self.detach()
+        self.process, self.folder = process, process.folder
+        process.event_received.connect(self.on_event)
+        process.ended.connect(self.on_end)
+        self.failures.clear()
+        self._show_failures()
+        self.say(
+            "Continues in the background if the viewer is closed; reopen this panel to follow it."
+        )
+        self.activity.begin("starting …")
+
+    def detach(self) -> None:
+        """Follow this run no more; it continues in the background."""
+        process, self.process = self.process, None
+        if process is not None:
+            process.release(self.activity)
+
+    def open_folder(self) -> None:
+        """Show the results in the system's file manager."""
+        if self.folder is not None:
+            QDesktopServices.openUrl(QUrl.fromLocalFile(str(self.folder)))
+
+    def say(self, text: str) -> None:
+        """Show a message; "" hides it."""
+        self.message.setText(text)
+        self.message.setVisible(bool(text))
+
+    def on_event(self, event: dict[str, Any]) -> None:
+        """Show what the run says."""
+        if event["event"] == "progress":
+            self._show_progress(event)
+        elif event["event"] == "estimate":
+            self.say(str(event.get("message", "")))
+        elif event["event"] == self.wording.unit:
+            if event.get("status") == "failed":
+                self._add_failure(*self.failure_texts(event))
+            self.unit_ended.emit()
+        elif event["event"] == "end":
+            self.say(summarize_end(event))
+
+    def failure_texts(self, event: dict[str, Any]) -> tuple[str, str]:
+        """What failed and why, in short and for the tooltip."""
+        raise NotImplementedError
+
+    def on_end(self, end: RunEnd) -> None:
+        """The run has ended."""
+        if end.state is RunState.FINISHED:
+            self.activity.report(self.activity.text, 1.0)
+        self.activity.end()
+        if end.state is RunState.STOPPED:
+            hint = self.wording.resume_hint
+            hint = hint[:1].upper() + hint[1:]
+            self.say(f"Stopped; finished {self.wording.saved} are saved. {hint} to continue.")
+        elif end.message:
+            self.say(end.message[:1].upper() + end.message[1:])
+        self.ended.emit(end)
+
+    def _show_progress(self, event: dict[str, Any]) -> None:
+        text = self.activity.text
+        if self.process is not None and not self.process.stopping:
+            left = event.get("eta_seconds")
+            eta = "" if left is None else f" · {format_duration(left)} left"
+            text = f"{event['done']:,} of {event['total']:,} {self.wording.unit}s{eta}"
+            if event.get("message"):
+                self.say(str(event["message"]))
+        self.activity.report(text, float(event.get("fraction", 0)))
+
+    def _add_failure(self, text: str, tooltip: str) -> None:
+        item = QListWidgetItem(text)
+        item.setToolTip(tooltip)
+        item.setFlags(item.flags() | Qt.ItemFlag.ItemIsSelectable)
+        self.failures.addItem(item)
+        self._show_failures()
+
+    def _show_failures(self) -> None:
+        count = self.failures.count()
+        self.failed.setText(f"{count_of(count, self.wording.unit)} failed")
+        rows = 2 * min(count, _MAX_VISIBLE_FAILURES)  # a sentence mostly takes two lines
+        self.failures.setFixedHeight(rows * self.failures.fontMetrics().lineSpacing() + 8)
+        for widget in (self.failed, self.failures):
+            widget.setVisible(count > 0)
+
+    def _stop(self) -> None:
+        if self.process is not None and self.process.running:
+            self.process.stop()
+            self.activity.report("stopping …")
+
+    def _show_activity(self) -> None:
+        self.activity.show_on(self.bar, self.stop)
+        for widget in (self.bar, self.stop):
+            widget.setVisible(self.activity.shown_in_panel)
+
+
+def summarize_end(event: dict[str, Any]) -> str:
+    """The outcome of a run, by its last event; the table of counts says what limits these."""
+    counts = [f"{event['done']:,} done"]
+    counts += [f"{event['skipped']:,} already done"] if event.get("skipped") else []
+    counts += [f"{event['failed']:,} failed"] if event.get("failed") else []
+    more = [event["stopped"]] if event.get("stopped") else []
+    said = event.get("limits") or []
+    more += [note for note in event.get("notes") or [] if not any(text in note for text in said)]
+    return " ".join([", ".join(counts) + ".", *(text[:1].upper() + text[1:] for text in more)])
 
 
 # --- when the viewer is closed --------------------------------------------------------------------
