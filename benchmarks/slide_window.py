@@ -2,8 +2,9 @@
 
 `python benchmarks/slide_window.py --side 20480` writes a synthetic smear as a zarr pyramid once to
 a cache folder, opens it in napari and prints figures: by the clock, and in processor time of the
-process or of the window's thread, which other programs disturb less. Without a display, run it
-under `xvfb-run -a -s "-screen 0 1400x900x24"`.
+process or of the window's thread, which other programs disturb less. `--normalized vahadane` pans
+over the slide and over its normalized version in turns instead. Without a display, run it under
+`xvfb-run -a -s "-screen 0 1400x900x24"`.
 """
 
 import argparse
@@ -92,15 +93,20 @@ class Window:
         self.until(lambda: time.monotonic() > ends)
 
     def pan(self, what: str) -> None:
-        took = []
-        for _ in range(12):
-            before, camera = time.thread_time(), self.viewer.camera
-            camera.center = tuple(np.array(camera.center) + np.array([0, 30, 40]) * SCALE)
-            self.wait(0.05)
-            took.append(1e3 * (time.thread_time() - before))
+        took = 1e3 * self.steps(12)[:, 0]
         print(
             f"a step of panning, {what}: median {np.median(took):.0f} ms, most {max(took):.0f} ms"
         )
+
+    def steps(self, count: int, forth: float = 1.0) -> np.ndarray:
+        """(count, 2) seconds of each step of panning: of the window's thread, of all threads."""
+        took = []
+        for _ in range(count):
+            before, camera = (time.thread_time(), time.process_time()), self.viewer.camera
+            camera.center = tuple(np.array(camera.center) + forth * np.array([0, 30, 40]) * SCALE)
+            self.wait(0.05)
+            took.append((time.thread_time() - before[0], time.process_time() - before[1]))
+        return np.array(took)
 
 
 def stains(window: Window, layer: Any) -> None:
@@ -139,6 +145,44 @@ def stains(window: Window, layer: Any) -> None:
     window.viewer.window.remove_dock_widget(panel)
 
 
+def normalized(window: Window, layer: Any, method: str) -> None:
+    """The slide and its normalized version in turns, over the same fields, there and back."""
+    from napari_beerlanet.ui.normalize.widget import CompareWidget
+
+    panel = CompareWidget(window.viewer)
+    window.viewer.window.add_dock_widget(panel)
+    window.wait(1)
+    for name, box in panel.methods.boxes.items():
+        box.setChecked(name == method)
+    panel.side_by_side.setChecked(False)
+    window.begin()
+    clock, busy = time.perf_counter(), time.process_time()
+    panel.run_button.click()
+    window.until(lambda: panel.comparison is not None and not panel.adding)
+    seconds, processor = time.perf_counter() - clock, time.process_time() - busy
+    print(f"{method}: layer after {seconds:.1f} s, {processor:.1f} s of processor time")
+    window.say("normalizing")
+    made = panel.layers.of(layer)[method]
+    window.viewer.camera.zoom *= 6
+    taken: dict[str, list[np.ndarray]] = {"slide": [], method: []}
+    for turn in range(5):
+        for name, shown in (("slide", layer), (method, made)):
+            for one in (layer, made):
+                one.visible = one is shown
+            window.wait(1)
+            found = window.steps(12, 1.0 if turn % 2 == 0 else -1.0)
+            window.steps(12, -1.0 if turn % 2 == 0 else 1.0)  # both from the same place
+            if turn:  # the first compiles, and fills caches
+                taken[name].append(found)
+    print("\n| a step of panning, ms | window: median | most | all threads: median | most |")
+    print("|---|---:|---:|---:|---:|")
+    for name, found in taken.items():
+        times = 1e3 * np.concatenate(found)
+        cells = [f"{f(column):.0f}" for column in times.T for f in (np.median, np.max)]
+        print(f"| {name} | {' | '.join(cells)} |")
+    window.viewer.window.remove_dock_widget(panel)
+
+
 def search(window: Window, tiles: int) -> None:
     from napari_beerlanet.ui.detect.widget import DetectWidget
 
@@ -169,6 +213,7 @@ def main() -> None:
     parser.add_argument("--side", type=int, default=20_480, help="pixels, a multiple of 2048")
     parser.add_argument("--tiles", type=int, default=6, help="of the search that is watched")
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "beerlanet")
+    parser.add_argument("--normalized", metavar="METHOD", help="only compare panning with this one")
     asked = parser.parse_args()
     asked.cache.mkdir(parents=True, exist_ok=True)
     path = asked.cache / f"smear-{asked.side}.zarr"
@@ -180,8 +225,11 @@ def main() -> None:
     place = {"scale": (SCALE, SCALE), "units": ("um", "um")}
     layer = window.viewer.add_image(levels, rgb=True, multiscale=True, name="slide", **place)
     window.wait(1)
-    stains(window, layer)
-    search(window, asked.tiles)
+    if asked.normalized:
+        normalized(window, layer, asked.normalized)
+    else:
+        stains(window, layer)
+        search(window, asked.tiles)
     window.viewer.close()
 
 

@@ -225,7 +225,7 @@ def test_it_is_stopped_resumed_followed_and_fills_the_table(opened, until, tmp_p
     task.add_laboratory(str(there))
     choose(panel, "none")
     panel.form.seeds.setValue(1)
-    task.epochs.setValue(30)
+    task.epochs.setValue(12)
     task.image_size.setValue(32)
     out = panel.form.out_folder
 
@@ -252,7 +252,7 @@ def test_it_is_stopped_resumed_followed_and_fills_the_table(opened, until, tmp_p
     (run,) = (out / "runs").iterdir()
 
     panel.start_button.click()
-    until(lambda: view.running)
+    until(lambda: background_process.running_process(out) is not None)
     other = BenchmarkWidget(panel.viewer)
     until(lambda: other.view.running or bool(ended))
     assert other.view.process.pid == view.process.pid
