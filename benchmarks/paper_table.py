@@ -51,7 +51,7 @@ class Budget:
 
 BUDGETS = {
     "quick": Budget(
-        (256, 8, 8), (64, 8, 32), {"filters": 16, "blocks": 6, "crop": 96, "steps": 400}, SCRATCH
+        (224, 6, 8), (64, 6, 32), {"filters": 16, "blocks": 6, "crop": 64, "steps": 200}, SCRATCH
     ),
     "small": Budget(
         (320, 15, 8), (96, 12, 32), {"filters": 16, "blocks": 6, "crop": 128, "steps": 600}, SCRATCH

@@ -84,7 +84,7 @@ def test_its_settings_are_those_of_a_benchmark_that_can_run(paper, tmp_path):
         "white cells": ["bccd", "cellavision"],
         "tumour": ["lc25000"],
     }
-    assert [task.image_size for task in read.tasks] == [256, 64, 64]
+    assert [task.image_size for task in read.tasks] == [224, 64, 64]
     content = file.read_bytes()
     paper.write_settings(paper.parsed([*words, "--budget", "quick", "--threads", "1"]))
     assert file.read_bytes() == content, "what is there is taken as it is"

@@ -126,6 +126,7 @@ def test_settings_of_a_file_are_shown_and_what_has_no_widget_is_kept(opened, tmp
     form = panel.form
     assert panel.settings() == BenchmarkSettings.read(file)
     assert form.out.text() == str(tmp_path / "mine-benchmark")
+    assert [form.tasks.tabText(k) for k in range(2)] == ["cells", "types"]
     shown = [page.kept.text() for page in form.task_forms]
     assert shown == [
         "Also from the file: batch 4.",

@@ -363,8 +363,10 @@ class TaskForm(QWidget):
 
     @property
     def title(self) -> str:
-        """The task's name: that of its training data's folder, "" where there is none."""
+        """The task's name: that of its training data's folder, or the file's; "" without data."""
         text = self.train.text().strip()
+        if self._shown is not None and text == self._shown.train:
+            return self._shown.name
         place = Path(text).expanduser().absolute()
         return (place.parent.name if place.suffix else place.name) if text else ""
 
@@ -394,11 +396,9 @@ class TaskForm(QWidget):
             "epochs": self.epochs.value() or None,
             "image_size": self.image_size.value() or None,
         }
-        shown, name = self._shown, self.title
-        if shown is not None and shown.kind == kind:
-            chosen |= {key: getattr(shown, key) for key in _KEPT}
-            name = shown.name if shown.train == chosen["train"] else name
-        return TaskSettings(name=_free_name(name, taken), **chosen)
+        if self._shown is not None and self._shown.kind == kind:
+            chosen |= {key: getattr(self._shown, key) for key in _KEPT}
+        return TaskSettings(name=_free_name(self.title, taken), **chosen)
 
     def show_settings(self, task: TaskSettings) -> None:
         """Show the settings of a task; those without a widget are kept, and named."""

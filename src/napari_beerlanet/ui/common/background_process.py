@@ -487,7 +487,8 @@ class ProcessView(QWidget):
         self.body = QVBoxLayout(self)
         self.body.setContentsMargins(0, 0, 0, 0)
         self.body.setSpacing(6)
-        self.body.addWidget(row(self.bar, self.stop, stretch=0))
+        self._bar_row = row(self.bar, self.stop, stretch=0)
+        self.body.addWidget(self._bar_row)
         for part in (self.message, self.failed, self.failures):
             self.body.addWidget(part)
         self._show_activity()
@@ -590,7 +591,7 @@ class ProcessView(QWidget):
 
     def _show_activity(self) -> None:
         self.activity.show_on(self.bar, self.stop)
-        for widget in (self.bar, self.stop):
+        for widget in (self.bar, self.stop, self._bar_row):
             widget.setVisible(self.activity.shown_in_panel)
 
 
