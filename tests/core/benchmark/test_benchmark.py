@@ -346,6 +346,26 @@ def test_stopped_within_a_training_it_resumes_there(data, tmp_path):
     assert [path.name for path in (tmp_path / "runs").iterdir()] == [run.name]
 
 
+@pytest.mark.parametrize("kind", ["detect", "classify"])
+def test_a_results_folder_that_was_moved_in_mid_training_resumes(data, tmp_path, kind):
+    """The images that a normalizer has changed are in it, too."""
+
+    def stop_in_training(progress):
+        if "epoch 2" in progress.message:
+            raise Cancelled("enough")
+
+    chosen = settings(data, methods=("reinhard",), kinds=(kind,))
+    chosen["tasks"][0]["epochs"] = 2
+    with pytest.raises(Cancelled):
+        run_benchmark(chosen, tmp_path / "here", workers=0, report=stop_in_training)
+    (tmp_path / "here").rename(tmp_path / "there")
+    done = run_benchmark(chosen, tmp_path / "there", workers=0)
+    assert done.failures == {}
+    assert done.count("done") == 1
+    assert [epoch for epoch, _ in done.records[0]["curve"]] == [1, 2]
+    assert not (tmp_path / "here").exists()
+
+
 def test_a_full_disk_ends_it_in_one_sentence_and_keeps_what_is_finished(
     data, tmp_path, monkeypatch
 ):

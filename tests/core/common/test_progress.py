@@ -48,6 +48,18 @@ def test_a_part_reports_its_part_of_the_whole():
     assert subprogress(None, 0, 1) is None
 
 
+def test_a_part_that_is_done_does_not_say_so_of_the_whole():
+    heard = []
+    for first, last in ((0.0, 0.5), (0.5, 1.0)):
+        part = subprogress(heard.append, first, last)
+        report_progress(part, 0, 1, "counting")
+        report_progress(part, 1, 1, "done")
+    assert [(p.fraction, p.message) for p in heard] == [
+        *((0.0, "counting"), (0.5, "counting")),
+        *((0.5, "counting"), (1.0, "done")),
+    ]
+
+
 def test_work_is_counted_and_more_of_it_never_goes_back():
     seen = []
     work = WorkProgress(seen.append)

@@ -33,17 +33,27 @@ Report = Callable[[Progress], None]
 """Called from the thread that does the work. Raise `Cancelled` in it to stop."""
 
 
+DONE = "done"
+"""The last message of work that has come to its end."""
+
 _RESOLUTION = 100_000
 
 
 def subprogress(report: Report | None, start: float, stop: float) -> Report | None:
-    """A report for a part of the work: its 0 … 1 becomes `start` … `stop` of the whole."""
+    """A report for a part of the work: its 0 … 1 becomes `start` … `stop` of the whole.
+
+    That a part is done is no message of the whole, which is not: the message before stays.
+    """
     if report is None:
         return None
+    said = ""
 
     def part(progress: Progress) -> None:
+        nonlocal said
         fraction = start + (stop - start) * progress.fraction
-        report(Progress(round(_RESOLUTION * fraction), _RESOLUTION, progress.message))
+        if progress.message != DONE or stop >= 1:
+            said = progress.message
+        report(Progress(round(_RESOLUTION * fraction), _RESOLUTION, said))
 
     return part
 

@@ -267,6 +267,7 @@ class TrainingRun:
             self._check_resumable(earlier)
             self.folder.trim_events()
             settings = self.settings_type(**earlier["settings"]).replace(device=requested.device)
+            settings = settings.replace(**self._moved_files(settings, requested))
         else:
             self.folder.check_not_overwriting()
             self.check_startable(requested, start)
@@ -286,6 +287,17 @@ class TrainingRun:
             settings=settings.model_dump(), state="running", message="", process=os.getpid()
         )
         return settings
+
+    def _moved_files(self, settings: Any, requested: Any) -> dict[str, str]:
+        """Where files now are that are not where the run had them: as requested, or beside it."""
+        found = {}
+        for name, value in settings.model_dump().items():
+            if isinstance(value, str) and os.path.isabs(value) and not os.path.exists(value):
+                places = (getattr(requested, name), str(self.folder.path / Path(value).name))
+                there = [place for place in places if place and os.path.exists(place)]
+                if there:
+                    found[name] = os.path.abspath(there[0])
+        return found
 
     def _check_resumable(self, earlier: dict[str, Any]) -> None:
         if earlier["settings"].get("task", "detect") != self.task:
