@@ -262,8 +262,6 @@ def benchmark(window: Pictures, shared: Path) -> None:
     panel.open_settings(window.results.absolute())
     window.wait(lambda: panel.view.table_shown is not None, "the table")
     window.pause(1)
-    window.save("window-benchmark-form")
-    panel.show_soon(panel.view.results)
     window.save("window-benchmark")
 
 

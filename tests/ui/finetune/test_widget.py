@@ -376,6 +376,10 @@ def test_settings_of_the_form(panel):
     asked = form.settings()
     assert (asked["scope"], asked["length"], asked["epochs"]) == ("stain", "quick", 7)
     assert asked["learning_rate"] == pytest.approx(0.001)
+    assert TrainSettings(model="m", data="d", **asked).jitter_kind == "stain"
+    for kind in ("hed", "none"):
+        form.jitter.value = kind
+        assert TrainSettings(model="m", data="d", **form.settings()).jitter_kind == kind
     assert form.image_size.native.text() == "auto"
     form.image_size.value = 640
     assert form.settings()["image_size"] == 640

@@ -61,6 +61,7 @@ _LABELS = {
     "image_size": "Image size",
     "batch": "Batch size",
     "learning_rate": "Learning rate",
+    "jitter": "Colour jitter",
     "seed": "Seed",
     "device": "Device",
 }
@@ -88,6 +89,7 @@ _CLASSIFIER_LABELS = {
     "epochs": "Epochs",
     "batch": "Batch size",
     "learning_rate": "Learning rate",
+    "jitter": "Colour jitter",
     "seed": "Seed",
     "device": "Device",
 }
@@ -117,6 +119,7 @@ class FineTuneForm(QWidget):
         self.image_size = _optional_spin_box(TrainSettings, "image_size", max=4096, step=32)
         self.batch = field_widget(TrainSettings, "batch", max=512)
         self.learning_rate = _optional_spin_box(TrainSettings, "learning_rate", max=1, step=0.0001)
+        self.jitter = _jitter_choice(TrainSettings)
         self.seed = field_widget(TrainSettings, "seed", max=2**31 - 1)
         auto = TrainSettings.default("device")
         self.device: Any = field_widget(
@@ -199,6 +202,7 @@ class ClassifierForm(QWidget):
         self.epochs = _optional_spin_box(of, "epochs", max=10_000)
         self.batch = _optional_spin_box(of, "batch", max=4096)
         self.learning_rate = _optional_spin_box(of, "learning_rate", max=1, step=0.0001)
+        self.jitter = _jitter_choice(of)
         self.seed = field_widget(of, "seed", max=2**31 - 1)
         auto = of.default("device")
         self.device: Any = field_widget(
@@ -319,6 +323,13 @@ class _PathEntry(QWidget):
             path, _ = QFileDialog.getOpenFileName(self, "Open a file", "", self._kinds)
         if path:
             self.set_path(path)
+
+
+def _jitter_choice(settings: type[RunSettings]) -> Any:
+    """How the colours of training images vary."""
+    usual = settings.default("jitter")
+    kinds = [("Stains and light", usual), ("HED", "hed"), ("None", "none")]
+    return field_widget(settings, "jitter", widget_type="ComboBox", choices=kinds, value=usual)
 
 
 def _optional_spin_box(settings: type[RunSettings], name: str, **options: Any) -> Any:
