@@ -23,6 +23,7 @@ import numpy.typing as npt
 from napari_beerlanet.core.common.messages import format_percent
 from napari_beerlanet.core.common.threads import chunk_slices, map_chunks
 from napari_beerlanet.core.images.rgb import RGBImage, check_rgb, to_uint8, white_level
+from napari_beerlanet.core.stains.decomposition import display_colours
 from napari_beerlanet.core.stains.palette import Palette, palette_of, palette_pays
 
 Array = npt.NDArray[np.float64]
@@ -57,6 +58,29 @@ class Appearance:
     background: Array | None = None
     stains: Array | None = None
     strengths: Array | None = None
+
+    def colours(self) -> list[npt.NDArray[np.uint8]]:
+        """RGB (3,) of the background, where it is known, then of each stain."""
+        found: list[npt.NDArray[np.uint8]] = []
+        if self.background is not None:
+            found.append(np.rint(255 * np.clip(self.background, 0, 1)).astype(np.uint8))
+        if self.stains is not None:
+            found += list(display_colours(np.maximum(self.stains, 0)))
+        return found
+
+    @property
+    def description(self) -> str:
+        """Background and stain vectors in numbers, a line each."""
+        lines = []
+        if self.background is not None:
+            pairs = zip("RGB", self.background, strict=True)
+            lines.append(f"Background: {', '.join(f'{c} {100 * v:.0f}' for c, v in pairs)} %")
+        for k, stain in enumerate(self.stains.T if self.stains is not None else []):
+            vector = ", ".join(f"{v:z.2f}" for v in stain)
+            strong = self.strengths
+            strength = f"; 99 % of densities below {strong[k]:.2f}" if strong is not None else ""
+            lines.append(f"Stain {k + 1}: absorbs red, green, blue {vector}{strength}")
+        return "\n".join(lines) or "No background or stains could be measured."
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
-import numpy as np
 import numpy.typing as npt
 from napari.layers import Image
 from qtpy.QtCore import Qt, QTimer, Signal
@@ -37,7 +36,6 @@ from napari_beerlanet.core.normalization.methods import (
     save_normalizer,
 )
 from napari_beerlanet.core.normalization.normalizer import Appearance
-from napari_beerlanet.core.stains.decomposition import display_colours
 from napari_beerlanet.samples import PHOTOGRAPHS, photograph_path
 from napari_beerlanet.ui.common.controls import (
     DisabledReason,
@@ -863,43 +861,20 @@ class VersionLine:
 
 
 def _paint_looks(label: QLabel, looks: Appearance | None, viewer: Viewer) -> None:
-    label.setPixmap(swatches(appearance_colours(looks), theme_colour(viewer, "secondary")))
-    label.setToolTip(appearance_text(looks))
+    looks = looks or Appearance()
+    colours = looks.colours()[: _MAX_STAINS + 1]
+    label.setPixmap(swatches(colours, theme_colour(viewer, "secondary")))
+    label.setToolTip(looks.description)
 
 
 def _own_terms(result: MethodResult) -> str:
     """Background and stains before and after, as the method itself knows them."""
     known = [(word, looks) for word, looks in (("before", result.before), ("after", result.after))]
     return "".join(
-        f"\n\nAs the method sees it {word}:\n{appearance_text(looks)}"
+        f"\n\nAs the method sees it {word}:\n{looks.description}"
         for word, looks in known
         if looks is not None
     )
-
-
-def appearance_colours(looks: Appearance | None) -> list[npt.NDArray[np.uint8]]:
-    """RGB of the background, then of the strongest stains."""
-    colours: list[npt.NDArray[np.uint8]] = []
-    if looks is not None and looks.background is not None:
-        colours.append(np.rint(255 * np.clip(looks.background, 0, 1)).astype(np.uint8))
-    if looks is not None and looks.stains is not None:
-        colours += list(display_colours(np.maximum(looks.stains, 0)))[:_MAX_STAINS]
-    return colours
-
-
-def appearance_text(looks: Appearance | None) -> str:
-    """Background and stain vectors in numbers."""
-    parts = []
-    if looks is not None and looks.background is not None:
-        percent = (f"{name} {100 * v:.0f}" for name, v in zip("RGB", looks.background, strict=True))
-        parts.append(f"Background: {', '.join(percent)} %")
-    stains = None if looks is None else looks.stains
-    for k, stain in enumerate(stains.T if stains is not None else []):
-        vector = ", ".join(f"{v:z.2f}" for v in stain)
-        strong = looks.strengths if looks is not None else None
-        strength = f"; 99 % of densities below {strong[k]:.2f}" if strong is not None else ""
-        parts.append(f"Stain {k + 1}: absorbs red, green, blue {vector}{strength}")
-    return "\n".join(parts) or "No background or stains could be measured."
 
 
 def swatches(colours: Sequence[npt.ArrayLike], edge: QColor) -> QPixmap:
