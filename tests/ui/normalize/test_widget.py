@@ -23,7 +23,6 @@ from napari_beerlanet.ui.normalize.job import CompareJob, Reference, compare_met
 from napari_beerlanet.ui.normalize.widget import (
     RECENT_REFERENCES,
     CompareWidget,
-    appearance_colours,
 )
 from napari_beerlanet.ui.viewer import planes
 from napari_beerlanet.ui.viewer.layers import show_in_place_of_others
@@ -206,7 +205,7 @@ def test_what_a_method_did_to_background_and_stains_is_beside_it(opened, compare
         (table.reference, reference),
         (table.lines["macenko"].colours, macenko.looks),
     ):
-        colours = [tuple(map(int, colour)) for colour in appearance_colours(looks)]
+        colours = [tuple(map(int, colour)) for colour in looks.colours()]
         picture = label.pixmap().toImage()
         drawn = [picture.pixelColor(16 * k + 7, 7) for k in range(len(colours))]
         assert [(c.red(), c.green(), c.blue()) for c in drawn] == colours
