@@ -27,6 +27,7 @@ from classify import LABORATORIES
 from smears import write_bccd, write_other_lab
 
 from napari_beerlanet.cli.main import main as command
+from napari_beerlanet.core.benchmark.page import spread_text
 from napari_beerlanet.core.benchmark.settings import METHODS, BenchmarkSettings
 from napari_beerlanet.core.benchmark.table import paper_table, read_table
 from napari_beerlanet.core.common.messages import count_of, format_duration
@@ -184,10 +185,9 @@ def set_up(settings, results):
     )
     records = [read_json_or_empty(path) for path in sorted(results.glob("records/*.json"))]
     hours = format_duration(sum(sum((r.get("seconds") or {}).values()) for r in records))
-    seeds = ", ".join(map(str, settings.seeds))
     return (
-        f"{'; '.join(said)}. Seeds {seeds}: {count_of(len(records), 'job')}, {hours} of computing. "
-        "Mean ± standard deviation in percent; the best is bold, the second best starred."
+        f"{'; '.join(said)}. {count_of(len(records), 'job')}, {hours} of computing. "
+        f"{spread_text(settings)}, in percent; the best is bold, the second best starred."
     )
 
 

@@ -127,4 +127,5 @@ def test_its_section_of_a_page_says_where_beerlanet_does_not_win(paper, tmp_path
     assert "| cells → there mAP50 | Macenko | 70.00 | 60.00 | 10.00 | 2 of 3 |" in text
     assert "| cells → there mAP50-95 | BeerLaNet | 30.00 | 30.00 | 0.00 | 1 of 3 |" in text
     assert "smears of 256 pixels, 8 epochs, batches of 8" in text
+    assert "Of one seed, in percent" in text
     assert "48.66" in text, "the paper's own numbers"
