@@ -6,6 +6,8 @@ import threading
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import napari_beerlanet as nb
 from algorithm1 import algorithm1, columns_of
@@ -99,6 +101,37 @@ def test_the_result_is_that_of_algorithm_1(method, picture, domain):
     np.testing.assert_allclose(d.densities.reshape(4, -1), end.D.T, rtol=1e-6, atol=1e-7)
     assert d.method == method
     assert (d.lam, d.gamma, d.domain) == (0.3, 0.05, domain)
+
+
+@settings(max_examples=60)
+@given(
+    colours=st.integers(1, 300),
+    r=st.integers(1, 9),
+    K=st.integers(1, 10),
+    dtype=st.sampled_from(["uint8", "uint16"]),
+    hidden=st.sampled_from([None, 0.0, 0.5, 0.95]),
+    reference=st.sampled_from([None, 50.0]),
+    unit=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_odd_images_have_the_result_of_algorithm_1(
+    colours, r, K, dtype, hidden, reference, unit, seed
+):
+    rng = np.random.default_rng(seed)
+    palette = rng.integers(0, np.iinfo(dtype).max, (colours, 3), dtype, endpoint=True)
+    image = palette[rng.integers(0, colours, (13, 17))]
+    if hidden is not None:
+        mask = rng.uniform(size=(13, 17)) < hidden
+        mask[0, 0] = False
+        image = with_alpha(image, mask)
+    given_settings = {"reference_pixels": reference, "unit_spectra": unit}
+    d = decompose(image, r, K, start(r), 0.3, 0.05, method="palette", **given_settings)
+    X, w = columns_of(image)
+    end = algorithm1(X, start(r), 0.3, 0.05, K, w=w, **given_settings)
+    np.testing.assert_allclose(d.background, end.x0, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(d.spectra, end.S, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(d.objective, end.objective, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(d.densities.reshape(r, -1), end.D.T, rtol=1e-6, atol=1e-7)
 
 
 def test_the_penalties_that_were_chosen_are_the_penalties_that_were_used():

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from napari_beerlanet.core.common.device import pick_device
 from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
-from napari_beerlanet.core.common.threads import chunk_slices
+from napari_beerlanet.core.common.threads import chunk_slices, in_numpy
 from napari_beerlanet.core.images import Domain
 from napari_beerlanet.core.images.rgb import (
     ImageError,
@@ -28,7 +28,7 @@ from napari_beerlanet.core.stains.decomposition import Decomposition, DensityArr
 from napari_beerlanet.core.stains.palette import Palette, palette_of, palette_pays
 from napari_beerlanet.core.stains.presets import NamedSpectrum, StainPreset, match_names
 from napari_beerlanet.core.stains.settings import DEFAULT_ITERATIONS, DecomposeSettings, Method
-from napari_beerlanet.core.stains.solver import model_selection
+from napari_beerlanet.core.stains.solver import kernels, model_selection
 from napari_beerlanet.core.stains.solver.columns import (
     PIXELS_PER_BLOCK,
     ArrayColumns,
@@ -44,7 +44,7 @@ from napari_beerlanet.core.stains.solver.converge import (
 )
 from napari_beerlanet.core.stains.solver.fixed_spectra import solve_fixed_spectra
 from napari_beerlanet.core.stains.solver.spectra import check_spectra
-from napari_beerlanet.core.stains.solver.unroll import unroll
+from napari_beerlanet.core.stains.solver.unroll import unroll, unroll_one
 
 if TYPE_CHECKING:
     import torch
@@ -304,12 +304,14 @@ def solve_unrolled(
     if lam is None or gamma is None:
         lam, gamma = model_selection.auto_penalties(problem.cells(), lam, gamma)
     columns = _make_columns(problem, iterations, device)
-    settings: tuple[Any, ...] = (problem.start, lam, gamma)
-    if not isinstance(columns, (ArrayColumns, StreamedColumns)):
-        settings = columns.as_tensors(*settings)
-    done = unroll(
-        [columns], *settings, iterations=iterations, unit_spectra=unit_spectra, track=True
-    )
+    start: tuple[Any, ...] = (problem.start, lam, gamma)
+    settings: Any = {"iterations": iterations, "unit_spectra": unit_spectra, "track": True}
+    if isinstance(columns, ArrayColumns):
+        done = unroll_one(columns, *start, **settings)
+    elif isinstance(columns, StreamedColumns):
+        done = unroll([columns], *start, **settings)
+    else:
+        done = unroll([columns], *columns.as_tensors(*start), **settings)
     scale, background, spectra, objective, m = (
         to_numpy(t[0])
         for t in (done.scale, done.background, done.spectra, done.objective, done.sums.m)
@@ -398,7 +400,11 @@ def _palette_densities(problem: Problem, palette: Palette, fit: Fit) -> DensityA
     table = fit.table
     if table is None:
         table = fit.columns_to_densities(to_columns(palette.colours, problem.domain))
-    return np.ascontiguousarray(table.T, dtype=np.float32)
+    if in_numpy():
+        return np.ascontiguousarray(table.T, dtype=np.float32)
+    entries = np.empty(table.shape[::-1], np.float32)
+    kernels.scale_to_rows(np.ascontiguousarray(table), np.ones(len(table)), entries)
+    return entries
 
 
 def _look_up_pixels(

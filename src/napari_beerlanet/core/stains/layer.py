@@ -36,6 +36,7 @@ from napari_beerlanet.core.stains.solver.unroll_backward import (
 _MAX_LOG_PENALTY = 40.0  # of λ and γ: beyond it nothing lives, and sums would overflow
 _SORTED_CODES = 1 << 17  # pixels of an image up to which a GPU sorts its colours
 _PIXELS_PER_TASK = 1 << 18  # pixels per task of the look-up's gradient: fixed, as sums depend on it
+_PIXELS_PER_LOOK_UP = 1 << 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -294,10 +295,12 @@ def _mix_colours(
 def _look_up(rows: npt.NDArray[Any], entries: npt.NDArray[Any], planes: npt.NDArray[Any]) -> None:
     """planes (m, n) = the entries (u, m) of rows (n,)."""
 
-    def work(part: slice) -> None:
-        kernels.look_up_rows(rows[part], entries, planes[:, part])
+    which = np.arange(len(planes))
 
-    map_chunks(work, len(rows), _PIXELS_PER_TASK)
+    def work(part: slice) -> None:
+        kernels.look_up_rows(rows[part], entries, which, planes, part.start)
+
+    map_chunks(work, len(rows), _PIXELS_PER_LOOK_UP)
 
 
 def _scatter(rows: npt.NDArray[Any], planes: npt.NDArray[Any], u: int) -> npt.NDArray[Any]:

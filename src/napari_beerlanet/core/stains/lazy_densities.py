@@ -72,7 +72,7 @@ class DensityTable:
         """Fill `out` (k, n); False where a colour is not in the table."""
         which = np.arange(len(self.components))
         return all(
-            kernels.look_up_pixels(flat[part], codes, self._index, table, which, out[:, part])
+            kernels.look_up_pixels(flat[part], codes, self._index, table, which, out, part.start)
             for part in chunk_slices(len(flat), _PIXELS_PER_LOOK_UP)
         )
 

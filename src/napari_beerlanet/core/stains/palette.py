@@ -33,6 +33,7 @@ TileCallback = Callable[[npt.NDArray[Any], Rectangle], None]
 PixelMask = Callable[[Rectangle], npt.NDArray[np.bool_]]
 
 _PIXELS_PER_TASK = 1 << 18
+_PIXELS_PER_LOOK_UP = 1 << 16  # so that two threads have as much to do in a small image
 _SAMPLE_PIXELS = 1 << 16  # by which `palette_pays` judges
 _MAX_TABLES = 4  # each is 64 MB of address space
 _THREADS_PER_TABLE = 4
@@ -92,16 +93,17 @@ class Palette:
         """
         if pixels.dtype != self.dtype or len(table) != len(self):
             raise ValueError(f"A palette of {len(self)} {self.dtype} colours does not fit these.")
-        which = np.flatnonzero(table.any(axis=0))
-        planes = np.zeros((table.shape[1], len(pixels)), np.float32)
+        which = _live_columns(table)
+        make = np.empty if len(which) == table.shape[1] else np.zeros
+        planes = make((table.shape[1], len(pixels)), np.float32)
         if self.dtype == np.uint8 and not in_numpy():
             index = _row_index(self.codes)
 
             def look_up(part: slice) -> bool:
-                given = pixels[part], self.codes, index, table, which
-                return bool(kernels.look_up_pixels(*given, planes[:, part]))
+                given = pixels[part], self.codes, index, table, which, planes, part.start
+                return bool(kernels.look_up_pixels(*given))
 
-            complete = map_chunks(look_up, len(pixels), _PIXELS_PER_TASK)
+            complete = map_chunks(look_up, len(pixels), _PIXELS_PER_LOOK_UP)
             _spare_index.append(index)
             if not all(complete):
                 raise KeyError(_UNKNOWN_COLOUR)
@@ -288,7 +290,7 @@ def look_up_rows(
     if in_numpy():
         planes[:] = table[rows].T
     else:
-        kernels.look_up_rows(rows, table, planes)
+        kernels.look_up_rows(rows, table, np.arange(len(planes)), planes, 0)
     return planes
 
 
@@ -366,6 +368,15 @@ def _get_tables() -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8]]:
         return _spare_tables.pop()
     except IndexError:
         return np.zeros(kernels.CODE_COUNT, np.uint32), np.zeros(kernels.CODE_COUNT >> 6, np.uint8)
+
+
+def _live_columns(table: npt.NDArray[np.float32]) -> npt.NDArray[np.intp]:
+    """Columns of a table (u, r) that are not zero throughout, ascending."""
+    u, r = table.shape
+    wide = u // 64 * 64  # NumPy reduces long rows many times as fast as short ones
+    live = table[wide:].any(axis=0)
+    live |= table[:wide].reshape(-1, 64 * r).any(axis=0).reshape(64, r).any(axis=0)
+    return np.flatnonzero(live)
 
 
 def _row_index(codes: npt.NDArray[np.uint32]) -> npt.NDArray[np.int32]:

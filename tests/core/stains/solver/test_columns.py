@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from algorithm1 import columns_of
-from napari_beerlanet.core.stains.solver import columns
+from napari_beerlanet.core.stains.solver import columns, unrolled_kernels
 from napari_beerlanet.core.stains.solver.columns import (
     ArrayColumns,
     MapChain,
@@ -169,3 +169,21 @@ def test_maps_give_the_same_colour_the_same_densities():
     np.testing.assert_allclose(D, stored.D[:, pick], rtol=1e-12, atol=1e-13)
     chain = MapChain(maps, done.scale[0])
     np.testing.assert_allclose(chain(X[:, pick]), D * done.scale[0][:, None], rtol=1e-12)
+
+
+@pytest.mark.parametrize("c", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("r", [1, 2, 4, 5, 8, 9])
+@pytest.mark.parametrize("u", [1, 300])
+def test_a_step_by_the_factors_of_its_map_is_the_step(c, r, u):
+    rng = np.random.default_rng(10 * c + r)
+    X, w = rng.normal(size=(c, u)), rng.integers(0, 5, u).astype(float)
+    D, b = np.maximum(rng.normal(size=(r, u)), 0), rng.normal(size=r)
+    a, A, N = rng.uniform(size=r), rng.normal(size=(r, c)), rng.normal(size=(c, r)) / c
+    M = np.diag(a) + A @ N
+    out, sums = kernel_step(X, w, D, M, N, b)
+    assert u == 1 or (out > 0).any(), "not only zeros are compared"
+    found = np.full_like(out, 7.0)
+    totals = Sums(np.zeros((r, r)), np.zeros((c, r)), np.zeros(r))
+    unrolled_kernels.density_step(X, w, D, M, N, b, a, A, found, *totals, 0, u)
+    for x, y in zip((found, *totals), (out, *sums), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-11, atol=1e-12)

@@ -97,7 +97,7 @@ def test_look_up_and_scatter_are_fancy_indexing(n, dtype):
     table = rng.normal(size=(17, 5)).astype(np.float32)
     rows = rng.integers(0, 17, n).astype(dtype)
     planes = np.empty((5, n), np.float32)
-    kernels.look_up_rows(rows, table, planes)
+    kernels.look_up_rows(rows, table, np.arange(5), planes, 0)
     np.testing.assert_array_equal(planes, table[rows].T)
 
     expected, got = np.ones((17, 5)), np.ones((17, 5))
@@ -144,14 +144,38 @@ def test_look_up_pixels(n, channels):
     index[codes] = np.argsort(order)
     table, planes = rng.normal(size=(64, 3)).astype(np.float32), np.empty((3, n), np.float32)
     which = np.arange(3)
-    assert kernels.look_up_pixels(pixels, codes[order], index, table[order], which, planes)
+    assert kernels.look_up_pixels(pixels, codes[order], index, table[order], which, planes, 0)
     rows = pixels[:, 0] * 16 + pixels[:, 1] * 4 + pixels[:, 2]
     np.testing.assert_array_equal(planes, table[rows].T)
     some = np.full((3, n), 7, np.float32)
     which = np.array([0, 2])
-    assert kernels.look_up_pixels(pixels, codes[order], index, table[order], which, some)
+    assert kernels.look_up_pixels(pixels, codes[order], index, table[order], which, some, 0)
     np.testing.assert_array_equal(some[which], planes[which])
     assert (some[1] == 7).all()
+
+
+@pytest.mark.parametrize("n", [0, 1, 7, 8, 9, 511, 519, 1300])
+@pytest.mark.parametrize(
+    ("r", "which"),
+    [
+        (8, range(8)),
+        (9, range(9)),
+        (17, range(17)),
+        (9, range(1, 9)),
+        (16, [0, 2, 3, 4, 5, 6, 7, 8, 9, 15]),
+        (8, [0, 1, 2, 3, 4, 5, 7]),
+        (3, []),
+    ],
+)
+def test_look_up_of_many_planes_writes_those_that_are_wanted(n, r, which):
+    rng = np.random.default_rng(n)
+    table = rng.normal(size=(40, r)).astype(np.float32)
+    rows = rng.integers(0, 40, n).astype(np.int32)
+    which, expected = np.array(which, np.int64), np.full((r, n + 10), 7, np.float32)
+    expected[which, 3 : n + 3] = table[rows].T[which]
+    planes = np.full((r, n + 10), 7, np.float32)
+    kernels.look_up_rows(rows, table, which, planes, 3)
+    np.testing.assert_array_equal(planes, expected)
 
 
 @pytest.mark.parametrize("garbage", [-1, 0, 63, 64, 2**31 - 1])
@@ -161,7 +185,7 @@ def test_look_up_pixels_refuses_a_colour_it_does_not_hold(garbage):
     index[codes] = np.arange(64)
     table, planes = np.zeros((64, 2), np.float32), np.zeros((2, 3), np.float32)
     pixels = np.array([[1, 1, 1], [9, 9, 9], [2, 2, 2]], np.uint8)
-    assert not kernels.look_up_pixels(pixels, codes, index, table, np.arange(2), planes)
+    assert not kernels.look_up_pixels(pixels, codes, index, table, np.arange(2), planes, 0)
 
 
 @pytest.mark.parametrize("u", [1, 513])
@@ -173,7 +197,8 @@ def test_density_step_touches_its_own_columns_only(u, q):
     M, N, b = rng.normal(size=(q, r)), rng.normal(size=(c, r)), rng.normal(size=r)
     first, last = u // 3, u - u // 4
     out, G, P, m = np.full((r, u), 7.0), np.zeros((r, r)), np.zeros((c, r)), np.zeros(r)
-    unrolled_kernels.density_step(X, w, D, M, N, b, out, G, P, m, first, last)
+    none = np.empty(0), np.empty((0, 0))
+    unrolled_kernels.density_step(X, w, D, M, N, b, *none, out, G, P, m, first, last)
     expected = np.maximum(M.T @ D + N.T @ X + b[:, None], 0)[:, first:last]
     weighted = expected * w[first:last]
     np.testing.assert_allclose(out[:, first:last], expected, rtol=1e-12, atol=1e-14)

@@ -22,6 +22,7 @@ Array = npt.NDArray[np.float64]
 Map = tuple[Array, Array, Array]
 COLUMNS_PER_TASK = 1 << 14
 """Columns that one thread takes: fixed, so that sums do not depend on the number of threads."""
+_NO_SCALE, _NO_FACTOR = np.empty(0), np.empty((0, 0))
 
 
 class AffineMap(NamedTuple):
@@ -152,8 +153,10 @@ class MapChain:
 def column_totals(X: Array, w: Array) -> Totals:
     """Sums of X (c, u) weighted by w (u,); the mean is 0 where nothing has weight."""
     weight = w.sum()
-    mean = (X * w).sum(1) / weight if weight > 0 else np.zeros(len(X))
-    return Totals(weight, mean, ((X - mean[:, None]) ** 2 * w).sum())
+    mean = np.einsum("cu,u->c", X, w) / weight if weight > 0 else np.zeros(len(X))
+    distance = X - mean[:, None]
+    distance *= distance
+    return Totals(weight, mean, np.einsum("cu,u->", distance, w))
 
 
 def namespace(array: Any) -> Any:
@@ -200,15 +203,16 @@ def kernel_step(
     if in_numpy():
         weighted = kernel_map(X, D, M, N, b, mapped) * w
         return mapped, Sums(weighted @ mapped.T, X @ weighted.T, weighted.sum(1))
+    given = X, w, D, M, N, b, _NO_SCALE, _NO_FACTOR, mapped
     if u <= COLUMNS_PER_TASK:  # nothing to share out: a small image is solved in microseconds
         one = Sums(np.zeros((r, r)), np.zeros((c, r)), np.zeros(r))
-        unrolled_kernels.density_step(X, w, D, M, N, b, mapped, *one, 0, u)
+        unrolled_kernels.density_step(*given, *one, 0, u)
         return mapped, one
     sums = (_zeros_per_chunk(u, r, r), _zeros_per_chunk(u, c, r), _zeros_per_chunk(u, r))
 
     def work(k: int, part: slice) -> None:
         mine = (s[k] for s in sums)
-        unrolled_kernels.density_step(X, w, D, M, N, b, mapped, *mine, part.start, part.stop)
+        unrolled_kernels.density_step(*given, *mine, part.start, part.stop)
 
     _run_chunks(work, u)
     return mapped, Sums(*(s.sum(0) for s in sums))

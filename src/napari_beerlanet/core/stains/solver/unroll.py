@@ -17,17 +17,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from napari_beerlanet.core.common.threads import in_numpy
 from napari_beerlanet.core.stains.solver import unrolled_kernels
 from napari_beerlanet.core.stains.solver.columns import (
-    COLUMNS_PER_TASK,
     AffineMap,
     Array,
     ArrayColumns,
     Columns,
     Sums,
+    contiguous,
     namespace,
     ratio,
 )
+
+
+COLUMNS_PER_KERNEL = 1 << 16
+"""Columns up to which one thread solves for an image sooner than several that wait for another."""
 
 
 class IterationState(NamedTuple):
@@ -95,7 +100,7 @@ def unroll(
     return Unrolled(x0, S, a, sums, objective, maps, states)
 
 
-def unroll_small(
+def unroll_one(
     columns: ArrayColumns,
     S: Array,
     lam: Any,
@@ -105,14 +110,17 @@ def unroll_small(
     unit_spectra: bool,
     track: bool = False,
 ) -> Unrolled:
-    """`unroll` on one image of at most `COLUMNS_PER_TASK` columns, all of it in one kernel.
+    """`unroll` on one image: in one kernel for all iterations if it has no more columns than pay.
 
-    There the arithmetic on c × r numbers takes longer in NumPy than the columns take, and threads
-    wait for each other in it.
+    Up to there the arithmetic on c × r numbers takes longer in NumPy than the columns take, and
+    threads wait for each other in it.
     """
     X, w = columns.X, columns.w
     (c, u), r, K = X.shape, S.shape[1], iterations
-    assert u <= COLUMNS_PER_TASK
+    if u > COLUMNS_PER_KERNEL or in_numpy():
+        return unroll(
+            [columns], S, lam, gamma, iterations=K, unit_spectra=unit_spectra, track=track
+        )
     totals = columns.totals()
     weight, mean = totals.weight, totals.mean
     rooms = columns.rooms(K)
@@ -121,10 +129,10 @@ def unroll_small(
     states = np.empty((K, c, r)), np.empty((K, c)), np.empty((K, r))
     raw = np.zeros((K, r, r)), np.zeros((K, c, r)), np.zeros((K, r))
     sums = np.empty((K, r, r)), np.empty((K, c, r)), np.empty((K, r))
-    nothing = np.empty((0, u)), np.empty((0, r))
+    nothing = np.empty((0, u)), np.empty((0, r)), np.empty(0)
     numbers = (float(np.asarray(value).item()) for value in (lam, gamma))
     unrolled_kernels.unroll_columns(
-        X, w, float(weight), mean, S, *numbers, unit_spectra, D, rooms, *nothing,
+        X, w, float(weight), mean, contiguous(S), *numbers, unit_spectra, D, rooms, *nothing,
         M, N, b, *states, *raw, *sums,
     )  # fmt: skip
     columns.keep([D[k] for k in rooms], [Sums(*(t[k] for t in raw)) for k in range(K)])

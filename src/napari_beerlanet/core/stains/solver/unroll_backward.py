@@ -44,7 +44,7 @@ from napari_beerlanet.core.stains.solver.unroll import (
     root,
     scaled,
     unroll,
-    unroll_small,
+    unroll_one,
 )
 
 Pullback = Callable[..., Any]
@@ -151,7 +151,7 @@ class Tape:
     def _backward_small(
         self, stored: Sequence[Array], g_D: Array, ga: Array, gx0: Array, gS: Array
     ) -> LearnedParameters:
-        """The same by one kernel per iteration; see `unroll.unroll_small`."""
+        """The same by one kernel per iteration; see `unroll.unroll_one`."""
         _, lam, gamma = (np.asarray(value) for value in self.learned)
         weight, room, none = float(self.w.sum()), np.empty_like(g_D), np.empty(0)
         total, gm = np.zeros(2), np.zeros_like(ga)
@@ -344,9 +344,7 @@ def unroll_tensors(
     def solve(image: TensorColumns) -> tuple[ArrayColumns, Unrolled]:
         X, w = contiguous(image.X), contiguous(image.w)
         columns = RecordedColumns(X, w, iterations) if record else ArrayColumns(X, w)
-        if X.shape[1] <= COLUMNS_PER_TASK:
-            return columns, unroll_small(columns, *learned, **settings)
-        return columns, unroll([columns], *learned, **settings)
+        return columns, unroll_one(columns, *learned, **settings)
 
     columns, done = zip(*for_each_image(solve, images), strict=True)
     solutions = [(d.scale, d.background, d.spectra) for d in done]

@@ -26,10 +26,11 @@ def density_map(X, D, M, N, b, out, first, last):
 
 
 @njit(cache=True, nogil=True, fastmath=FASTMATH)
-def density_step(X, w, D, M, N, b, out, G, P, m, first, last):
+def density_step(X, w, D, M, N, b, a, A, out, G, P, m, first, last):
     """`density_map` and the result's sums weighted by w (u,), for columns first … last − 1.
 
-    Adds to G (r, r) = out W outᵀ; P (c, r) = X W outᵀ; m (r,) = out w.
+    Adds to G (r, r) = out W outᵀ; P (c, r) = X W outᵀ; m (r,) = out w. Where M = diag(a) + A N,
+    with a (r,) and A (r, c), giving them spares half of the map's products; a is (0,) elsewhere.
     """
     c = X.shape[0]
     r = M.shape[1]
@@ -37,13 +38,18 @@ def density_step(X, w, D, M, N, b, out, G, P, m, first, last):
     X1 = np.ones((c + 1, _CACHE_BLOCK))  # X and a row of ones: P and m in one go
     square = np.zeros((r, r))
     P1 = np.zeros((r, c + 1))
+    factored = a.shape[0] > 0
+    rest, A4, N3 = _pad_factors(A, N)
     for start in range(first, last, _CACHE_BLOCK):
         stop = min(start + _CACHE_BLOCK, last)
         n = stop - start
-        _map_block(X, D, M, N, b, out, start, stop)
         _copy_block(X, start, stop, X1)
-        for i in range(r):
-            _weigh(weighted[i, :n], w[start:stop], out[i, start:stop])
+        if factored:
+            _map_rest_block(X1, w, D, a, A4, N3, b, out, weighted, rest, start, stop)
+        else:
+            _map_block(X, D, M, N, b, out, start, stop)
+            for i in range(r):
+                _weigh(weighted[i, :n], w[start:stop], out[i, start:stop])
         _add_products(weighted, out, start, n, True, square)
         _add_products(weighted, X1, 0, n, False, P1)
     for i in range(r):
@@ -51,7 +57,6 @@ def density_step(X, w, D, M, N, b, out, G, P, m, first, last):
             G[i, j] += square[i, j]
             G[j, i] += square[i, j]
         G[i, i] += square[i, i]
-    for i in range(r):
         for k in range(c):
             P[k, i] += P1[i, k]
         m[i] += P1[i, c]
@@ -59,16 +64,17 @@ def density_step(X, w, D, M, N, b, out, G, P, m, first, last):
 
 @njit(cache=True, nogil=True, fastmath=FASTMATH)
 def unroll_columns(
-    X, w, weight, mean, S0, lam, gamma, unit, Ds, rooms, no_D, no_M, Ms, Ns, bs, Ss, x0s, As,
+    X, w, weight, mean, S0, lam, gamma, unit, Ds, rooms, no_D, no_M, no_a, Ms, Ns, bs, Ss, x0s, As,
     raw_G, raw_P, raw_m, Gs, Ps, ms,
 ):  # fmt: skip
     """All iterations of `unroll.unroll` on columns X (c, u) of weight w from S0 (c, r).
 
     Iteration k writes D to Ds[rooms[k]], (r, u), its map to Ms[k], Ns[k], bs[k], what it leaves to
     Ss[k], x0s[k], As[k] and Gs[k], Ps[k], ms[k], and adds the sums of the unscaled D to raw_G[k],
-    raw_P[k], raw_m[k]. no_D (0, u) and no_M (0, r) stand for D = 0.
+    raw_P[k], raw_m[k]. no_D (0, u), no_M (0, r) and no_a (0,) stand for D = 0.
     """
     c, r = S0.shape
+    A = np.zeros((r, c))
     for k in range(rooms.shape[0]):
         S = S0 if k == 0 else Ss[k - 1]
         x0, M, N, b, out = x0s[k], Ms[k], Ns[k], bs[k], Ds[rooms[k]]
@@ -94,16 +100,19 @@ def unroll_columns(
             a[j] = lam * tau * np.sqrt(length)
             b[j] = tau * along - gamma * a[j]
         if k == 0:
-            density_step(X, w, no_D, no_M, N, b, out, raw_G[k], raw_P[k], raw_m[k], 0, w.size)
+            D, M_k, a_before = no_D, no_M, no_a
         else:
+            D, M_k, a_before = Ds[rooms[k - 1]], M, As[k - 1]
             for j in range(r):
+                for i in range(c):
+                    A[j, i] = a_before[j] * S[i, j]
                 for n in range(r):
                     product = 0.0
                     for i in range(c):
                         product += S[i, j] * S[i, n]
-                    M[j, n] = As[k - 1, j] * ((1.0 if j == n else 0.0) - tau * product)
-            D = Ds[rooms[k - 1]]
-            density_step(X, w, D, M, N, b, out, raw_G[k], raw_P[k], raw_m[k], 0, w.size)
+                    M[j, n] = a_before[j] * ((1.0 if j == n else 0.0) - tau * product)
+        sums = raw_G[k], raw_P[k], raw_m[k]
+        density_step(X, w, D, M_k, N, b, a_before, A, out, *sums, 0, w.size)
         for j in range(r):
             a[j] = _shrink(np.sqrt(raw_G[k, j, j]), a[j])
         G, P, m, S1 = Gs[k], Ps[k], ms[k], Ss[k]
@@ -378,6 +387,64 @@ def _map_block(X, D, M, N, b, out, start, stop):
         _add_rows(z, D, M, i, start)
         for t in range(z.shape[0]):
             z[t] = max(z[t], 0.0)
+
+
+@njit(cache=True, nogil=True)
+def _pad_factors(A, N):
+    """Room for the rest of a block, and A (r, c), N (c, r) with zeros up to whole fours and threes.
+
+    So `_map_rest_block` has no remainders to look after.
+    """
+    c, r = N.shape
+    threes = (c + 2) // 3 * 3
+    A4, N3 = np.zeros(((r + 3) // 4 * 4, threes)), np.zeros((threes, r))
+    for k in range(c):
+        for j in range(r):
+            N3[k, j] = N[k, j]
+            if A.shape[0] > 0:
+                A4[j, k] = A[j, k]
+    return np.zeros((threes, _CACHE_BLOCK)), A4, N3
+
+
+@njit(cache=True, nogil=True, fastmath=FASTMATH)
+def _map_rest_block(X1, w, D, a, A4, N3, b, out, weighted, rest, start, stop):
+    """`_map_block` and `_weigh` by way of `rest` = X + Aᵀ D, which the densities do not explain.
+
+    X1 holds the block's columns of X; A4, N3 and `rest` are as `_pad_factors` has them.
+    """
+    n, c, r = stop - start, X1.shape[0] - 1, a.shape[0]
+    threes = N3.shape[0]
+    for k in range(c):
+        for t in range(n):
+            rest[k, t] = X1[k, t]
+    for k in range(0, threes, 3):
+        r0, r1, r2 = rest[k, :n], rest[k + 1, :n], rest[k + 2, :n]
+        for j in range(0, r, 4):
+            d0, d1 = D[j, start:stop], D[min(j + 1, r - 1), start:stop]
+            d2, d3 = D[min(j + 2, r - 1), start:stop], D[min(j + 3, r - 1), start:stop]
+            a00, a01, a02 = A4[j, k], A4[j, k + 1], A4[j, k + 2]
+            a10, a11, a12 = A4[j + 1, k], A4[j + 1, k + 1], A4[j + 1, k + 2]
+            a20, a21, a22 = A4[j + 2, k], A4[j + 2, k + 1], A4[j + 2, k + 2]
+            a30, a31, a32 = A4[j + 3, k], A4[j + 3, k + 1], A4[j + 3, k + 2]
+            for t in range(n):
+                x0, x1, x2, x3 = d0[t], d1[t], d2[t], d3[t]
+                r0[t] += a00 * x0 + a10 * x1 + a20 * x2 + a30 * x3
+                r1[t] += a01 * x0 + a11 * x1 + a21 * x2 + a31 * x3
+                r2[t] += a02 * x0 + a12 * x1 + a22 * x2 + a32 * x3
+    weights = w[start:stop]
+    for i in range(r):
+        z, d, wz = out[i, start:stop], D[i, start:stop], weighted[i, :n]
+        scale, shift = a[i], b[i]
+        for k in range(0, threes, 3):
+            r0, r1, r2 = rest[k, :n], rest[k + 1, :n], rest[k + 2, :n]
+            n0, n1, n2 = N3[k, i], N3[k + 1, i], N3[k + 2, i]
+            floor = 0.0 if k + 3 == threes else -np.inf
+            for t in range(n):
+                value = shift + scale * d[t] + n0 * r0[t] + n1 * r1[t] + n2 * r2[t]
+                value = max(value, floor)
+                z[t] = value
+                wz[t] = weights[t] * value
+            d, scale, shift = z, 1.0, 0.0
 
 
 @njit(cache=True, nogil=True, fastmath=FASTMATH)
