@@ -4,10 +4,15 @@
 512 × 512 chunks; about 0.6 GB per gigapixel, says so where the disk has no room) and prints, for
 each size, the best of some runs in turn: reading every chunk, decomposing, their ratio by the clock
 and in processor time (which other programs disturb less), and the peak memory of the process.
+
+`python benchmarks/slide.py --stages` prints megapixels per second of one core for each stage of a
+slide's way (docs/slides.md, "Scale on paper"): decoding a JPEG slide, counting its colours, looking
+densities up, and detection by torch and by OpenVINO, each with one thread and in processor time.
 """
 
 import argparse
 import json
+import os
 import resource
 import shutil
 import subprocess
@@ -16,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import zarr
@@ -26,6 +31,7 @@ T = TypeVar("T")
 CHUNK = 512
 FIELD = 2048  # side of the fields that the slide is laid out with
 BYTES = 3  # of a pixel, at worst
+SLIDE = Path(__file__).resolve().parents[2] / "shared/data/slide/CMU-1-Small-Region.svs"
 
 
 def make_slide(path: Path, gigapixels: float) -> None:
@@ -106,6 +112,86 @@ def measure(path: Path, repeats: int, iterations: str) -> dict[str, float]:
     }
 
 
+def stage_rates(slide: Path, repeats: int) -> dict[str, float]:
+    """Megapixels per second of processor time, one thread."""
+    import torch
+
+    import napari_beerlanet as nb
+    from napari_beerlanet.core.images.pyramid import chunk_aligned_regions, read_region
+    from napari_beerlanet.core.stains.palette import ColourCounter, palette_of
+
+    torch.set_num_threads(1)
+    with nb.open_slide(slide) as opened:
+        level = opened.levels[0]
+        parts = chunk_aligned_regions(level)
+        size = level.shape[0] * level.shape[1]
+        decode = fastest(lambda: [read_region(level, part) for part in parts], repeats)
+        pixels = np.asarray(level)
+    counter = ColourCounter()
+    count = fastest(lambda: counter.add(pixels), repeats)
+    flat = np.ascontiguousarray(pixels).reshape(-1, pixels.shape[2])
+    palette = palette_of(flat)
+    rates = {"decode (JPEG)": size / decode, "count colours": size / count}
+    for r in (3, 8):
+        table = np.random.default_rng(0).random((len(palette), r)).astype(np.float32)
+        seconds = fastest(lambda table=table: palette.look_up(table, flat), repeats)
+        rates[f"look up {r} densities"] = size / seconds
+
+    model = nb.load_checkpoint("blood-cells", device="cpu")
+    side = 640
+    tile = np.ascontiguousarray(pixels[:side, :side, :3])
+    from napari_beerlanet.core.stains.front_end import fit_stain
+
+    fit = fit_stain(model.network, pixels[..., :3])
+    mixing = fastest(lambda: fit.mix_tiles(model.network, tile[None]), repeats)
+    rates["front end of a tile"] = side * side / mixing
+
+    class Behind(torch.nn.Module):
+        """The network behind the front end alone."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = model.network
+
+        def forward(self, mixed: Any) -> Any:
+            found = self.network.predict_mixed(mixed)
+            return found[0] if isinstance(found, (tuple, list)) else found
+
+    network = Behind().eval()
+    mixed = torch.rand(1, 3, side, side)
+    with torch.inference_mode():
+        last = mixed.to(memory_format=torch.channels_last)
+        rates["network, torch"] = side * side / fastest(lambda: network(last), repeats)
+    for precision in ("f32", "bf16"):
+        run = openvino_network(network, mixed, precision)
+        if run is not None:
+            name = {"f32": "float32", "bf16": "bfloat16"}[precision]
+            rates[f"network, OpenVINO {name}"] = side * side / fastest(run, repeats)
+    return {name: rate / 1e6 for name, rate in rates.items()}
+
+
+def openvino_network(network: Any, mixed: Any, precision: str) -> Callable[[], object] | None:
+    """A call of the network in OpenVINO with one thread; None where that is not installed."""
+    try:
+        import openvino
+    except ImportError:
+        return None
+    import torch
+
+    with torch.no_grad():
+        converted = openvino.convert_model(network, example_input=mixed, input=list(mixed.shape))
+    settings = {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": precision}
+    request = openvino.Core().compile_model(converted, "CPU", settings).create_infer_request()
+    given = mixed.numpy()
+    return lambda: request.infer({0: given}, share_inputs=True)
+
+
+def fastest(work: Callable[[], object], repeats: int) -> float:
+    """Seconds of processor time of the fastest of some runs, after one to warm up."""
+    work()
+    return min(timed(work)[1] for _ in range(repeats))
+
+
 def slide_of(folder: Path, gigapixels: float) -> Path | None:
     path = folder / f"synthetic-{gigapixels:g}.zarr"
     if not path.exists():
@@ -135,10 +221,18 @@ def main() -> None:
         "--folder", type=Path, default=Path(tempfile.gettempdir()) / "beerlanet-slide"
     )
     parser.add_argument("--json", type=Path, help="write the figures to this file, too")
+    parser.add_argument("--stages", action="store_true", help="rates of one core instead")
+    parser.add_argument("--slide", type=Path, default=SLIDE, help="a JPEG slide, for --stages")
     parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
         print(json.dumps(measure(options.one, options.repeats, options.iterations)))
+        return
+    if options.stages:
+        os.environ["OMP_NUM_THREADS"] = "1"
+        print("| stage | megapixels per second and core |\n|---|---|")
+        for name, rate in stage_rates(options.slide, options.repeats).items():
+            print(f"| {name} | {rate:.3g} |", flush=True)
         return
     print(
         "| gigapixels | read | decompose | ratio | of processor time | processor s per gigapixel "

@@ -345,6 +345,8 @@ def test_adjoint_is_automatic_differentiation(unit, K, lam, dead):
 @pytest.mark.parametrize("K", [1, 4])
 @pytest.mark.parametrize(("lam", "dead"), [(0.1, False), (2.0, True), (1e3, False)])
 def test_adjoint_of_more_columns_than_one_kernel_takes(unit, K, lam, dead, monkeypatch):
+    solver = "napari_beerlanet.core.stains.solver"
+    monkeypatch.setattr(f"{solver}.unroll.COLUMNS_PER_KERNEL", 0)
     monkeypatch.setattr(unroll_backward, "COLUMNS_PER_TASK", 0)
     monkeypatch.setattr(unrolled_kernels, "iteration_backward", None)
     monkeypatch.setattr(unrolled_kernels, "unroll_columns", None)

@@ -254,14 +254,14 @@ def _transpose_eight(typing_context, source, places, target, distance):
     """
 
     def generate(context, builder, signature, arguments):
-        number, four = ir.IntType(64), ir.FloatType()
+        number, four, short = ir.IntType(64), ir.FloatType(), ir.IntType(32)
         eight = ir.VectorType(four, 8)
         table, places, plane, distance = arguments
         table, plane = (builder.inttoptr(a, four.as_pointer()) for a in (table, plane))
         places = builder.inttoptr(places, number.as_pointer())
 
         def shuffled(a, b, order):
-            return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(ir.IntType(32), 8), order))
+            return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(short, 8), order))
 
         rows = []
         for k in range(8):

@@ -30,7 +30,6 @@ from napari_beerlanet.core.stains.solver.columns import (
     ratio,
 )
 
-
 COLUMNS_PER_KERNEL = 1 << 16
 """Columns up to which one thread solves for an image sooner than several that wait for another."""
 
