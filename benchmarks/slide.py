@@ -126,7 +126,7 @@ def stage_rates(slide: Path, repeats: int) -> dict[str, float]:
         parts = chunk_aligned_regions(level)
         size = level.shape[0] * level.shape[1]
         decode = fastest(lambda: [read_region(level, part) for part in parts], repeats)
-        pixels = np.asarray(level)
+        pixels = np.asarray(level[: level.shape[0], : level.shape[1]])
     counter = ColourCounter()
     count = fastest(lambda: counter.add(pixels), repeats)
     flat = np.ascontiguousarray(pixels).reshape(-1, pixels.shape[2])
@@ -151,7 +151,7 @@ def stage_rates(slide: Path, repeats: int) -> dict[str, float]:
 
         def __init__(self) -> None:
             super().__init__()
-            self.network = model.network
+            self.network = model.runner.network
 
         def forward(self, mixed: Any) -> Any:
             found = self.network.predict_mixed(mixed)
