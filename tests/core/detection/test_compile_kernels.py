@@ -135,6 +135,12 @@ def test_it_is_again_compiled_when_a_source_has_changed(compiles_nothing, monkey
     assert not is_compiled()
 
 
+def test_numba_lists_what_it_keeps_in_files():
+    found = compile_kernels.kernel_files()
+    assert len(found) == 4
+    assert {Path(path).suffix for path in found} == {".nbi"}
+
+
 def test_nothing_is_compiled_where_nothing_can_be_kept(compiles_nothing, monkeypatch):
     monkeypatch.setattr(compile_kernels, "kernel_files", list)
     monkeypatch.setattr(compile_kernels, "compile_for_decomposition", pytest.fail)
