@@ -375,7 +375,7 @@ class Classifier:
             try:
                 if network is None:
                     network = self.runner if device == self.device else self._make_runner(device)
-                parts.append(self._infer(network, crops, front))
+                parts.append(self._infer(network, device, crops, front))
                 done += len(crops)
                 continue
             except Exception as error:
@@ -393,10 +393,13 @@ class Classifier:
         return np.concatenate([np.empty((0, len(self.classes))), *parts])
 
     def _infer(
-        self, network: ClassificationNetwork, crops: Pixels, front: StainFit | None
+        self,
+        network: ClassificationNetwork,
+        device: torch.device,
+        crops: Pixels,
+        front: StainFit | None,
     ) -> npt.NDArray[np.float64]:
-        """Logits (m, k) of crops (m, size, size, 3)."""
-        device = next(network.parameters()).device
+        """Logits (m, k) of crops (m, size, size, 3), of a network that is on the device."""
         precise = precise_dtype(device)
         with no_gradients(device):
             if front is not None:
