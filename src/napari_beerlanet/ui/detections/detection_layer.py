@@ -53,6 +53,7 @@ from napari_beerlanet.ui.viewer.viewport import current_plane_index
 if TYPE_CHECKING:
     from napari.viewer import Viewer
 
+_SHARE_DELAY_MS = 30  # until other panels hear of new types: after the canvas is painted
 _REDRAW_INTERVAL_MS = 60  # between changes of what is drawn, while the viewport moves
 
 # napari holds callbacks weakly: a `DetectionLayer` lives as long as its Shapes layer.
@@ -403,8 +404,9 @@ class DetectionLayer:
     def _write_types(self, store: BoxStore, types: TypeColumns) -> None:
         store.set_types(types)
         self._restyle()  # at once: the new table must not be mistaken for an edit of the user's
-        # To draw boxes takes long, and to list them anew in a review: two turns of the event loop.
-        QTimer.singleShot(0, self._share_types)
+        # To draw boxes takes long, and to list them anew in a review: between the two the canvas is
+        # painted, and the window answers.
+        QTimer.singleShot(_SHARE_DELAY_MS, self._share_types)
         self.changed.emit()
 
     def _share_types(self) -> None:
