@@ -257,6 +257,44 @@ def test_wrong_input_is_one_sentence(clf, crops, call, words):
     assert "\n" not in str(caught.value)
 
 
+BOX = np.array([[2.0, 2, 20, 20]])
+CALLS = {
+    "crops": lambda c, x: c.classify(x),
+    "boxes": lambda c, x: c.classify(x, BOX),
+    "detections": lambda c, x: c.classify_detections(
+        x, Detections(BOX, np.zeros(1, int), np.ones(1), ["RBC"]), ["RBC"]
+    ),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(
+    "odd",
+    [
+        None,
+        "a.png",
+        3,
+        {"a": 1},
+        [[1, 2], [3]],
+        np.zeros((30, 30)),
+        np.zeros((0, 30, 3), np.uint8),
+        np.zeros((30, 30, 3), object),
+        np.zeros((30, 30, 3), np.int32),
+        np.full((30, 30, 3), np.nan),
+        np.full((30, 30, 3), 3.0),
+        np.zeros((30, 30, 3), complex),
+        np.ma.MaskedArray(np.zeros((30, 30, 3), np.uint8), True),
+        torch.zeros(30, 30, 3, requires_grad=True),
+        torch.zeros(30, 30, 3, device="meta"),
+        torch.zeros(30, 30, 3).to_sparse(),
+    ],
+    ids=lambda odd: type(odd).__name__,
+)
+def test_odd_arrays_are_one_sentence(clf, call, odd):
+    with pytest.raises(ValueError, match=r"^[^\n]{10,400}$"):
+        CALLS[call](clf, odd)
+
+
 def test_on_another_device_it_is_the_same_model(clf, crops):
     again = clf.to("cpu")
     np.testing.assert_array_equal(again.classify(crops).scores, clf.classify(crops).scores)

@@ -45,6 +45,7 @@ from napari_beerlanet.core.common.device import (
 )
 from napari_beerlanet.core.common.messages import count_of, quoted
 from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
+from napari_beerlanet.core.images.rgb import check_rgb
 from napari_beerlanet.core.stains.decompose import decompose
 from napari_beerlanet.core.stains.decomposition import Decomposition
 from napari_beerlanet.core.stains.domain_shift import mean_stain, stain_warnings, summarize_stain
@@ -215,7 +216,8 @@ class Classifier:
         chosen = classes_to_classify(self.info, source.names, classes or ()) if len(source) else []
         wanted = np.isin(source.labels, [source.names.index(name) for name in chosen])
         wanted &= source.is_above(confidence)
-        usable = area(clip(source.xyxy, image.shape[:2])) > 0
+        shape = image.shape[:2] if _is_lazy(image) else check_rgb(image).shape
+        usable = area(clip(source.xyxy, shape)) > 0
         rows = np.flatnonzero(wanted & usable)
         telling = None if counted is None else counted[rows]
         result = self.classify(image, source.xyxy[rows], report, batch, fit=fit, counted=telling)
