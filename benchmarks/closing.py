@@ -176,9 +176,14 @@ def compare_normalizations(case: Case) -> Running:
 
 def add_to_project(case: Case) -> Running:
     """Crops of an annotated image are written."""
+    from napari_beerlanet.core.project.project import Project
+    from projects import NAMES
+
     case.image()
     panel = case.panel("Annotate")
-    panel.project.create_project(case.folder / f"project {time.monotonic_ns()}")
+    path = case.folder / f"project {time.monotonic_ns()}"
+    Project.create(path, NAMES).close()
+    panel.project.open(path)
     case.wait(lambda: panel.store.project is not None)
     actions_of_panel = panel.annotation_actions
     case.wait(panel.annotate.isEnabled)
@@ -252,7 +257,7 @@ def train(case: Case) -> Running:
     model = Detector(network, describe_network(network, "tiny", list(NAMES), 64))
     get_session(case.viewer).set_model(model, "tiny")
     annotate = case.panel("Annotate")
-    annotate.project.open_project(path)
+    annotate.project.open(path)
     case.wait(lambda: annotate.store.project is not None, "the project")
     panel = case.panel("Fine-tune")
     _stop_when_asked(panel.close_confirmation)
