@@ -86,10 +86,14 @@ class InferenceRunner:
         if precision is None or (preparing and not wait):
             return None
         found = self._convert(precision)
-        if found is None and not self._refusal_told:
+        self.tell_refusal(notes)
+        return None if self._refusal else found
+
+    def tell_refusal(self, notes: list[str]) -> None:
+        """Add to `notes`, once, that OpenVINO cannot run the network, or failed in a run."""
+        if self._refusal and not self._refusal_told:
             self._refusal_told = True
             notes.append(f"OpenVINO cannot run this network ({self._refusal}), so torch does.")
-        return found
 
     def _prepare(self) -> None:
         precision = choose_precision("auto", [])

@@ -407,6 +407,7 @@ class DetectionPipeline:
 
     def run_report(self) -> dict[str, Any]:
         """How the detections came about."""
+        self.runner.tell_refusal(self.notes)
         scale, notes = self.scale_choice.scale, list(self.notes)
         if self.tile < self._requested_tile:
             notes.append(f"Memory did not suffice for larger tiles than {self.tile} pixels.")
