@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from napari_beerlanet.core.common.progress import Cancelled
+from napari_beerlanet.core.training.trainer import trainer as trainer_module
 from napari_beerlanet.core.training.trainer.data import ReplayedPhotograph, StainJitter
 from napari_beerlanet.core.training.trainer.deterministic import DeterministicTrainer
 from napari_beerlanet.core.training.trainer.trainer import (
@@ -367,6 +368,19 @@ def test_going_on_gives_the_same_numbers(data, tmp_path, settings):
             assert changed(state[kind], other[kind]) == set()
         assert state["best_fitness"] == other["best_fitness"]
         assert state["updates"] == other["updates"]
+
+
+def test_going_on_with_the_photograph_gives_the_same_numbers(data, tmp_path, monkeypatch):
+    """Its turns and stains are those of the epoch, whether the run was interrupted or not."""
+    monkeypatch.setattr(trainer_module, "_VISIBLE_SCORE", -1.0)
+    settings = {"epochs": 2, "keep_statistics": True, "average": 3}
+    whole, part = Memory(), Memory()
+    trainer, _ = trained(data, tmp_path / "whole", whole, **settings)
+    assert isinstance(trainer.model.criterion._replay, ReplayedPhotograph)
+    trained(data, tmp_path / "part", part, state=whole.states[0], **settings)
+    assert part.rows == whole.rows[1:]
+    for kind in ("model", "ema"):
+        assert changed(part.states[0][kind], whole.states[1][kind]) == set()
 
 
 def test_epochs_end_with_a_step(data, tmp_path):
