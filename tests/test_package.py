@@ -33,7 +33,7 @@ HEAVY = {"torch", "numba"}
 # Four are the panels Compare normalizations (widget, job) and Run benchmark (widget, run view).
 # Four make normalizers a part of networks: LStainNorm, StainGAN's networks and its training, batch
 # statistics of other images.
-MAX_MODULES, MAX_IN_A_FOLDER = 265, 13
+MAX_MODULES, MAX_IN_A_FOLDER = 267, 13
 
 
 def loaded_after(code: str) -> set[str]:

@@ -24,6 +24,7 @@ from napari_beerlanet.cli import (
     demo,
     detect,
     evaluate,
+    export,
     malaria,
     normalize,
     report,
@@ -50,6 +51,7 @@ _COMMANDS: dict[str, Any] = {
     "benchmark-device": benchmark_device,
     "report": report,
     "convert": convert,
+    "export": export,
     "train": train,
     "demo": demo,
 }

@@ -13,6 +13,7 @@ import hashlib
 import os
 import threading
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
@@ -160,7 +161,7 @@ def convert(network: StainDetectionModel) -> bytes:
     try:
         content = _core().compile_model(to_openvino(network), "CPU", _EXACT).export_model()
         content = content if isinstance(content, bytes) else content.getvalue()
-        difference = _difference(network, OpenVinoNetwork(content, "float32", 1))
+        difference = describe_difference(network, OpenVinoNetwork(content, "float32", 1))
     except MemoryError:
         raise
     except Exception as error:
@@ -210,8 +211,8 @@ class NetworkBehindFrontEnd(nn.Module):
         return first
 
 
-def _difference(network: StainDetectionModel, converted: OpenVinoNetwork) -> str:
-    """In what the results of both differ, if they do."""
+def describe_difference(network: StainDetectionModel, converted: Callable[[Tensor], Tensor]) -> str:
+    """In what the results of a network and of what it was converted to differ, "" if they agree."""
     random = torch.Generator().manual_seed(0)
     for count, height, width in _PROBES:
         images = torch.rand(count, 3, height, width, generator=random)
