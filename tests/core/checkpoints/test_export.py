@@ -12,7 +12,6 @@ from PIL import Image
 from discs import SIZES, enlivened
 from napari_beerlanet.cli import common
 from napari_beerlanet.cli.main import main
-from napari_beerlanet.core.checkpoints.checkpoint import save_checkpoint
 from napari_beerlanet.core.checkpoints.export import export_detector
 from napari_beerlanet.core.detection.detector import Detector
 from napari_beerlanet.core.detection.network import StainDetectionModel
@@ -105,13 +104,11 @@ def test_the_front_end_is_data(tmp_path):
 
 
 def test_a_signal_leaves_nothing_behind(tmp_path, monkeypatch, capsys):
-    checkpoint = tmp_path / "tiny.safetensors"
-    save_checkpoint(detector(), checkpoint)
     monkeypatch.setattr(
         "napari_beerlanet.core.checkpoints.export._write_onnx",
         lambda network, path: (path.write_bytes(b"half"), common.received_signals.append(2)),
     )
-    assert main(["export", str(checkpoint), "--out", str(tmp_path / "out")]) == 130
+    assert main(["export", "blood-cells", "--out", str(tmp_path / "out")]) == 130
     assert not (tmp_path / "out").exists()
     assert "interrupted" in capsys.readouterr().err
 
