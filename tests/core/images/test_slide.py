@@ -9,7 +9,7 @@ import tifffile
 from PIL import Image
 
 from napari_beerlanet.core.common.rectangle import Rectangle
-from napari_beerlanet.core.common.storage import FileError
+from napari_beerlanet.core.common.storage import FileError, file_stamp
 from napari_beerlanet.core.images import pyramid, slide
 from napari_beerlanet.core.images.files import read_image
 from napari_beerlanet.core.images.pyramid import read_region
@@ -231,7 +231,8 @@ def test_napari_gets_a_multiscale_layer(image, tmp_path):
     assert [level.shape for level in levels] == [(700, 900, 3), (350, 450, 3)]
     assert settings["multiscale"]
     assert settings["rgb"]
-    assert settings["metadata"] == {"pixel_size_um": (0.5, 0.5), "path": str(path)}
+    stamp = {"opened_file": file_stamp(path)}
+    assert settings["metadata"] == {"pixel_size_um": (0.5, 0.5), "path": str(path), **stamp}
     assert not {"scale", "units"} & set(settings)
     from napari.layers import Image as Layer
 

@@ -177,11 +177,12 @@ class BenchmarkWidget(Panel):
 
     def open_settings(self, path: Path) -> None:
         """Show the settings of a benchmark.yaml, or of the results folder that has one."""
-        file = path / SETTINGS_FILE if path.is_dir() else path
+        in_folder = path.is_dir()
+        file = path / SETTINGS_FILE if in_folder else path
 
         def done(settings: BenchmarkSettings) -> None:
             self.open_bar.set_message("")
-            self.form.show_settings(settings, _results_folder(file))
+            self.form.show_settings(settings, path if in_folder else _results_folder(file))
 
         self._open_task.start(lambda report: BenchmarkSettings.read(file), done)
 

@@ -269,7 +269,9 @@ class _BackboneChoice(QComboBox):
         self.addItems(_BACKBONES)
         self.value = ClassifierTrainSettings.default("backbone")
         self.activated.connect(lambda _: self.changed.emit(self.value))
-        not_none(self.lineEdit()).editingFinished.connect(lambda: self.changed.emit(self.value))
+        line = not_none(self.lineEdit())
+        line.setToolTip(self.toolTip())
+        line.editingFinished.connect(lambda: self.changed.emit(self.value))
 
     @property
     def native(self) -> QComboBox:
