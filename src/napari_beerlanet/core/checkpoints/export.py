@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from napari_beerlanet._version import __version__
+from napari_beerlanet.core.common.messages import quoted
 from napari_beerlanet.core.common.storage import FileError, staged_folder
 from napari_beerlanet.core.detection.detector import Detector
 from napari_beerlanet.core.detection.openvino_network import (
@@ -49,7 +50,7 @@ def export_detector(
     """
     network = model.runner.network
     if format not in get_args(ExportFormat):
-        raise ValueError(f'format must be "onnx" or "openvino", not {format!r}.')
+        raise ValueError(f'format must be "onnx" or "openvino", not {quoted(format)}.')
     if network.normalizer is not None or network.front_end == "lstainnorm":
         what = "a normalizer" if network.normalizer is not None else "LStainNorm"
         raise FileError(f"This detector has {what} in front of it, which cannot be exported.")
