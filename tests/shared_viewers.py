@@ -135,6 +135,15 @@ def _clear(shared: "_SharedViewer") -> list[str]:
     return found + [repr(error) for _, error, _ in raised]
 
 
+def _close_notifications() -> None:
+    """Those that went with their window, too: napari keeps them in its list."""
+    for notification in list(NapariQtNotification._instances):
+        try:
+            notification.close()
+        except RuntimeError:  # Qt has deleted it
+            NapariQtNotification._instances.remove(notification)
+
+
 def _environment() -> ExitStack:
     """What `make_napari_viewer` has in a test: an application model, no console, no thread."""
 
@@ -196,6 +205,7 @@ class _SharedViewer:
         QApplication.instance().removeEventFilter(self.qt_window)
 
     def close(self) -> None:
+        _close_notifications()
         if not self.closed:
             with patch.object(self.qt_window, "_save_current_window_settings"):
                 self.viewer.close()
@@ -206,8 +216,7 @@ class _SharedViewer:
         viewer, window = self.viewer, self.viewer.window
         self.show = self.show or self.qt_window.isVisible()  # from now on it has been shown
         self.qt_window.hide()  # nothing need be drawn any more
-        for notification in list(NapariQtNotification._instances):
-            notification.close()
+        _close_notifications()
         for dock in self._own_docks():  # not "all", which are those of different names
             window.remove_dock_widget(dock)
         _delete_pending()

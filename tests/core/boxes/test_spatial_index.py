@@ -1,7 +1,5 @@
 """Which boxes are in a window: what the index finds is what a full search finds."""
 
-import time
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -120,13 +118,10 @@ def test_a_new_grid_is_asked_for_when_many_have_come():
 
 
 @pytest.mark.slow
-def test_a_million_boxes_are_no_stall():
+def test_of_a_million_boxes_few_are_looked_at():
     boxes = random_boxes(1_000_000, extent=100_000, largest=40)
     index = SpatialIndex(boxes)
-    times = []
     for k in range(20):
-        begun = time.perf_counter()
-        found = query(index, (4000 * k, 3000 * k, 4000 * k + 2000, 3000 * k + 1500))
-        times.append(time.perf_counter() - begun)
-        assert len(found) > 100
-    assert min(times) < 0.1
+        window = (4000 * k, 3000 * k, 4000 * k + 2000, 3000 * k + 1500)
+        found = query(index, window)
+        assert 100 < len(found) <= len(index.candidates_in(window)) < 0.01 * len(boxes)

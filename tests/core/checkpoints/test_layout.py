@@ -3,7 +3,6 @@
 import copy
 import json
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -154,10 +153,9 @@ EVIL = {
 @pytest.mark.parametrize("layout", EVIL.values(), ids=EVIL)
 def test_layout_is_refused_before_it_is_built(layout, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    began = time.perf_counter()
+    monkeypatch.setattr(torch.nn.Module, "__init__", lambda *_, **__: pytest.fail("built"))
     with pytest.raises(ValueError, match=r"model layout|layer|activation|network"):
         check_layout(layout)
-    assert time.perf_counter() - began < 1
     assert not list(tmp_path.iterdir())
 
 

@@ -106,19 +106,17 @@ def test_children_of_a_killed_owner_are_given_time(tmp_path, monkeypatch):
     path.write_text(json.dumps({"process": done.pid}))
     states = iter(["taken", "taken", "locked"])
     monkeypatch.setattr(locking, "try_lock", lambda file: next(states))
-    begun = time.monotonic()
-    FolderLock(path, timeout=10).release()
-    assert time.monotonic() - begun < 5
+    FolderLock(path, timeout=60).release()
+    assert next(states, None) is None
     path.write_text(json.dumps({"process": done.pid}))
     monkeypatch.setattr(locking, "try_lock", lambda file: "taken")
     with pytest.raises(LockedError):
         FolderLock(path, timeout=0.3)
 
 
-def test_a_second_lock_of_this_process_is_refused_at_once(tmp_path):
+def test_a_second_lock_of_this_process_is_refused_at_once(tmp_path, monkeypatch):
     lock = FolderLock(tmp_path / ".lock")
-    begun = time.monotonic()
+    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("it waits"))
     with pytest.raises(LockedError):
         FolderLock(tmp_path / ".lock", timeout=30)
-    assert time.monotonic() - begun < 5
     lock.release()
