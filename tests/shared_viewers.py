@@ -38,7 +38,7 @@ from napari_beerlanet.ui.common.session import ProjectStore
 from napari_beerlanet.ui.viewer.layers import guard_software_opengl
 
 _PACKAGE = "napari_beerlanet"
-_PATIENCE_S = 60
+_PATIENCE_S = 600
 _MAX_USES = 25  # napari, vispy and OpenGL keep a little of every layer
 _OF_THE_MOUSE = ("mouse_over_canvas", "cursor.position", "cursor._view_direction")
 """What follows the pointer, which is wherever the display has it."""

@@ -351,7 +351,7 @@ def test_a_run_can_be_resumed_by_the_command_that_it_names(home):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0
     for word in words:

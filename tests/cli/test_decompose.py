@@ -80,7 +80,7 @@ def test_script_from_start_to_end_without_the_viewer(tmp_path, out):
     source = save(tmp_path / "mein Bild ü.png", size=64)
     listing = os.environ | {"PYTHONPROFILEIMPORTTIME": "1"}  # every import, on standard error
     process = script("decompose", source, "--out", out, env=listing)
-    stdout, stderr = process.communicate(timeout=120)
+    stdout, stderr = process.communicate(timeout=600)
     assert process.returncode == 0, stderr[-2000:]
     assert stdout == "1 done, 0 skipped, 0 failed\n"
     assert "[1/1]" in stderr
@@ -430,7 +430,7 @@ def test_stopped_in_the_middle_of_many(tmp_path, out, capsys, form, total, sent,
         assert time.monotonic() < until
         time.sleep(0.02)
     process.send_signal(sent)
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=600)
     assert process.returncode == 128 + sent, stderr
     assert "Traceback" not in stderr
     assert stderr.splitlines()[-1] == f"napari-beerlanet: {word}; finished results are saved."

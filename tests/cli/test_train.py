@@ -213,7 +213,7 @@ def test_interrupted_by_the_keyboard(quick, tmp_path):
                 if json.loads(line)["event"] == "epoch":
                     process.send_signal(signal.SIGINT)
                     break
-            out, err = process.communicate(timeout=60)
+            out, err = process.communicate(timeout=600)
         finally:
             process.kill()
     assert process.returncode == 130

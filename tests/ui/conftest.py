@@ -166,7 +166,7 @@ def shared_viewer(request, qtbot, _shared_viewers) -> Iterator[Callable[..., Any
     def take(show: bool = False) -> Any:
         viewer = _shared_viewers.take(show)
         if show:
-            qtbot.wait_exposed(viewer.window._qt_window, timeout=60_000)
+            qtbot.wait_exposed(viewer.window._qt_window, timeout=600_000)
         return viewer
 
     yield take

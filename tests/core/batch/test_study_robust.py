@@ -66,7 +66,7 @@ def counts(out):
 
 def ended(process):
     process.kill()
-    process.wait(20)
+    process.wait(600)
 
 
 @contextmanager
@@ -383,7 +383,7 @@ def test_a_run_is_killed_with_its_workers_at_work_and_goes_on(images, right, tmp
     run.kill()
     run.communicate()
     (out / "records" / ".0123.partial.json").write_text("{")  # by a process that was killed
-    _, alive = psutil.wait_procs(crew, timeout=20)
+    _, alive = psutil.wait_procs(crew, timeout=600)
     assert not alive, "nobody is left to work for"
     again = run_study(images, out, QUICK, workers=0)
     assert again.count("skipped") > 0
@@ -398,7 +398,7 @@ def test_a_file_ends_a_run_and_two_runs_do_not_mix(images, tmp_path):
     with pytest.raises(FileError, match=f"another run writes .* \\(process {run.pid},"):
         run_study(images, out, QUICK, workers=0)
     (out / STOP_FILE).touch()
-    told, _ = run.communicate(timeout=60)
+    told, _ = run.communicate(timeout=600)
     events = [json.loads(line) for line in told.splitlines()]
     assert events[-1]["event"] in ("cancelled", "end")
     assert not (out / STOP_FILE).exists()

@@ -75,7 +75,7 @@ def test_the_packaged_model_runs_without_this_package(tmp_path, capsys, image):
     (tmp_path / "run.py").write_text(code)
     Image.fromarray(blood_smear((320, 416), seed=3).image).save(tmp_path / "field.png")
     command = [sys.executable, "-I", str(tmp_path / "run.py"), str(tmp_path / "field.png")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     from napari_beerlanet import load_checkpoint
     from napari_beerlanet.core.detection.scale_search import typical_size

@@ -22,7 +22,7 @@ from napari_beerlanet.core.detection.compile_kernels import (
 )
 from pictures import smear
 
-TIMEOUT_S = 60
+TIMEOUT_S = 600
 
 
 @pytest.fixture

@@ -256,7 +256,7 @@ def test_while_it_is_prepared_a_run_does_not_wait_unless_it_is_long(tiny, smear,
     go_on, convert = threading.Event(), detector.runner._convert
 
     def slow(precision):
-        go_on.wait(60)
+        go_on.wait(600)
         return convert(precision)
 
     monkeypatch.setattr(detector.runner, "_convert", slow)
@@ -298,7 +298,7 @@ def test_a_forked_child_detects_with_torch():
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
 

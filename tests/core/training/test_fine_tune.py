@@ -633,7 +633,7 @@ def test_killed_in_the_second_epoch_and_gone_on(whole, start, data, tmp_path):
     with (folder / "progress.jsonl").open("a") as file:
         file.write('{"event": "ba')  # as a kill may leave it
     with process(folder, "--resume") as second:
-        out, err = second.communicate(timeout=300)
+        out, err = second.communicate(timeout=600)
     assert second.returncode == 0, err
     assert err == ""
     told = [json.loads(line) for line in out.splitlines()]
@@ -656,7 +656,7 @@ def test_signal_ends_it_once_and_others_are_kept_out(start, data, tmp_path):
         with pytest.raises(FileError, match=f"another process trains .* {running.pid}"):
             fine_tune(start, data, folder, **QUICK)
         running.send_signal(signal.SIGTERM)
-        out, err = running.communicate(timeout=60)
+        out, err = running.communicate(timeout=600)
     lines += [json.loads(line) for line in out.splitlines()]
     assert running.returncode == 128 + signal.SIGTERM, err
     assert [line["event"] for line in lines if line["event"] in LASTS] == ["cancelled"]

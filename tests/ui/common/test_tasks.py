@@ -100,7 +100,7 @@ def test_cancel_ends_the_run_at_its_next_report(told, until):
 def test_a_run_that_never_reports_is_still_cancelled(told, until):
     task, events = told
     go, results = threading.Event(), []
-    task.start(lambda report: go.wait(30), results.append)
+    task.start(lambda report: go.wait(600), results.append)
     task.cancel()
     go.set()
     until(lambda: not task.running)
@@ -158,7 +158,7 @@ def test_close_ends_the_run_and_starts_nothing_more(told, qtbot):
     task, events = told
     gate, results = Gate(), []
     task.start(gate, results.append)
-    gate.entered.wait(30)
+    gate.entered.wait(600)
     task.close()
     assert outcomes(events) == [TaskOutcome.CANCELLED]
     gate.open.set()
@@ -173,7 +173,7 @@ def test_a_deleted_panel_stops_its_thread(qtbot, until):
         panel = QWidget()
         task, gate, results = Task(panel), Gate(), []
         task.start(gate, results.append)
-        gate.entered.wait(30)
+        gate.entered.wait(600)
         panel.deleteLater()
         del panel, task
         until(lambda: not any(t.name == "napari-beerlanet" for t in threading.enumerate()))
@@ -271,4 +271,4 @@ def test_on_destroyed_when_qt_deletes_it(qapp, qtbot):
     called, parent = [], QObject()
     on_destroyed(QObject(parent), lambda: called.append("gone"))
     parent.deleteLater()
-    qtbot.waitUntil(lambda: called == ["gone"])
+    qtbot.waitUntil(lambda: called == ["gone"], timeout=600_000)

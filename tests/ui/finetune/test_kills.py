@@ -138,11 +138,11 @@ def test_viewer_killed_while_training_goes_on(
         assert_whole(run.path)
     patiently(lambda: inspect_run(run.path).epoch > epoch + 1)  # it goes on by itself
     panel = FineTuneWidget(make_napari_viewer())  # opens the project that was open last
-    qtbot.waitUntil(lambda: panel.run_view.running, timeout=60_000)
+    qtbot.waitUntil(lambda: panel.run_view.running, timeout=600_000)
     assert panel.run_view.folder == run.path
     assert panel.run_view.process.pid == run.process
     panel.run_view.stop_button.click()
-    qtbot.waitUntil(lambda: not panel.run_view.running, timeout=240_000)
+    qtbot.waitUntil(lambda: not panel.run_view.running, timeout=600_000)
     assert inspect_run(run.path).state is RunState.STOPPED
     assert_whole(run.path)
     assert not list(run.path.glob(".*.partial*"))

@@ -58,7 +58,7 @@ def begin(project, qtbot, monkeypatch):
     for run in begun:
         run.kill()
         run.detach()
-        qtbot.waitUntil(lambda: not background_process.is_alive(run._process))  # noqa: B023
+        qtbot.waitUntil(lambda: not background_process.is_alive(run._process), timeout=600_000)  # noqa: B023
 
 
 def heard(run: TrainingProcess, kind: str) -> Callable[[], bool]:

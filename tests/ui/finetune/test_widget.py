@@ -169,7 +169,7 @@ def test_keep_does_not_wait_for_the_comparison(panel, project, tiny, until, monk
     gate, compare_models = threading.Event(), comparison.compare_models
 
     def later(*args):
-        gate.wait(120)
+        gate.wait(600)
         return compare_models(*args)
 
     monkeypatch.setattr(comparison, "compare_models", later)
@@ -204,7 +204,7 @@ def test_discarding_ends_the_comparison(panel, project, tiny, until, monkeypatch
 
     def later(folder, report, fields):
         reached.set()
-        gate.wait(120)
+        gate.wait(600)
         report_progress(report, 0, 1)
 
     monkeypatch.setattr(comparison, "compare_models", later)
