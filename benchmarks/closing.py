@@ -1,29 +1,41 @@
 """Close napari in the middle of every long task: nothing may crash, hang or be left behind.
 
-    xvfb-run -a -s "-screen 0 1400x900x24" python benchmarks/closing.py [--times 20] [--exits 3]
+    scripts/with-display.sh python benchmarks/closing.py [--times 20] [--exits 3] [--jobs 2]
         [--binding pyqt6 pyside6] [--task NAME ...] [--seed S]
 
 Of each task, with each binding of Qt: `--times` viewers are opened and closed one after the other
 in one process, each at a random moment of the task; then as many processes as `--exits` says are
-ended by closing their window. The table has how many ended well, how long the last thread or the
-process outlived the window, and what was left. The exit status is 1 if anything was.
+ended by closing their window, as a person does. The table has how many ended well, how often the
+task was under way, how long its last thread or process and the program outlived the window, and how
+often something was wrong; what that was follows the line, as does where a thread was that took
+longer than two seconds. The exit status is 1 if anything was wrong.
 
-Runs in processes of their own (training, folders, benchmarks) are answered with *Stop* when the
-window asks what shall become of them.
+Processes that are meant to outlive the window (training, folders, benchmarks) are answered with
+*Stop* when the window asks what shall become of them.
+
+PySide6 6.12 aborts before Python 3.12; put an earlier one first:
+
+    pip install --no-deps --target /tmp/pyside "PySide6_Essentials<6.12" "shiboken6<6.12"
+    PYTHONPATH=/tmp/pyside scripts/with-display.sh python benchmarks/closing.py --binding pyside6
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -33,17 +45,27 @@ import psutil
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 PLUGIN = "napari-beerlanet"
-_MARK = "BEERLANET_CLOSING"
+MARK = "BEERLANET_CLOSING"
+"""Environment variable of all processes that a closing starts, and those start."""
+
 _START_TIMEOUT_S = 600.0
 _END_TIMEOUT_S = 120.0
-_LONGEST_DELAY_S = 1.5  # after the start of the task; it is under way by then, and not done
+_LONGEST_DELAY_S = 0.6  # after the start of the task; it is under way by then, and not done
+_SLOW_S = 2.0
+
+Running = Callable[[], object]
+Start = Callable[["Case"], Running]
+TASKS: dict[str, Start] = {}
 
 
 class Case:
-    """A viewer in which a task is to be started, a folder for its files, and patience."""
+    """A viewer in which a task is to be started, files for it, and patience.
 
-    def __init__(self, viewer: Any, folder: Path) -> None:
-        self.viewer, self.folder = viewer, folder
+    `data` has what `prepare` writes, `folder` is this closing's own.
+    """
+
+    def __init__(self, viewer: Any, data: Path, folder: Path) -> None:
+        self.viewer, self.data, self.folder = viewer, data, folder
 
     def wait(self, until: Callable[[], object], what: str = "the task") -> None:
         """Run the event loop until something is true."""
@@ -57,20 +79,31 @@ class Case:
                 raise SystemExit(f"timed out: {what}")
 
     def panel(self, name: str) -> Any:
-        """A panel in the window."""
-        return self.viewer.window.add_plugin_dock_widget(PLUGIN, name, tabify=True)[1]
+        """A panel in the window; a run in a process of its own is stopped with it."""
+        panel = self.viewer.window.add_plugin_dock_widget(PLUGIN, name, tabify=True)[1]
+        confirmation = getattr(panel, "close_confirmation", None)
+        if confirmation is not None:
+            confirmation.ask = lambda: "stop"
+        return panel
+
+    def press(self, button: Any) -> None:
+        """Click a button as soon as it can be clicked."""
+        self.wait(button.isEnabled, button.text())
+        button.click()
+
+    @property
+    def session(self) -> Any:
+        """What the viewer's panels share."""
+        from napari_beerlanet.ui.common.session import get_session
+
+        return get_session(self.viewer)
 
     def image(self, side: int = 1200, name: str = "smear") -> Any:
         """A layer with a synthetic smear."""
-        from napari_beerlanet.samples import blood_smear
+        return self.viewer.add_image(picture(side), name=name)
 
-        return self.viewer.add_image(blood_smear((side, side), seed=5).image, name=name)
-
-    def slide(self, side: int = 1500) -> Any:
+    def slide(self) -> Any:
         """A layer with a file that is taken for a slide."""
-        import tifffile
-
-        from napari_beerlanet.samples import blood_smear
         from napari_beerlanet.ui.detect import slide_search
         from napari_beerlanet.ui.viewer import planes
 
@@ -78,87 +111,197 @@ class Case:
             for limit in ("SLIDE_PIXELS", "SLIDE_PIXELS_LAZY"):
                 if hasattr(module, limit):
                     setattr(module, limit, 1000)
-        path = self.folder / "slide.svs"
-        image = blood_smear((side, side), seed=6).image
-        tifffile.imwrite(path, image, photometric="rgb", tile=(256, 256))
-        return self.viewer.open(path, plugin=PLUGIN)[0]
+        return self.viewer.open(self.data / "slide.svs", plugin=PLUGIN)[0]
+
+    def project(self) -> tuple[Any, Any]:
+        """A copy of the prepared project, open in the panel *Annotate*: its path and the panel."""
+        path = self.folder / "project"
+        shutil.copytree(self.data / "project", path)
+        panel = self.panel("Annotate")
+        panel.project.open(path)
+        self.wait(lambda: panel.store.project is not None, "the project")
+        return path, panel
 
 
-Running = Callable[[], bool]
+def task(name: str) -> Callable[[Start], Start]:
+    """Add a function that starts a task and returns what says whether it is under way."""
+
+    def add(start: Start) -> Start:
+        TASKS[name] = start
+        return start
+
+    return add
 
 
+@functools.cache
+def picture(side: int) -> Any:
+    """A synthetic smear, (side, side, 3) uint8."""
+    from napari_beerlanet.samples import blood_smear
+
+    return blood_smear((side, side), seed=5).image
+
+
+@functools.cache
+def detector() -> Any:
+    """The packaged detector."""
+    from napari_beerlanet.core.checkpoints.checkpoint import load_checkpoint
+
+    return load_checkpoint("blood-cells", device="cpu")
+
+
+@functools.cache
+def small_detector() -> Any:
+    """One that has learned nothing, and learns quickly."""
+    from napari_beerlanet.core.checkpoints.serialize import describe_network
+    from napari_beerlanet.core.detection.detector import Detector
+    from napari_beerlanet.core.detection.network import StainDetectionModel
+    from tinydata import MODEL, NAMES
+
+    network = StainDetectionModel(MODEL, nc=3, imgsz=64)
+    network.fit_mix()
+    return Detector(network, describe_network(network, "tiny", list(NAMES), 64))
+
+
+@functools.cache
+def classifier() -> Any:
+    """A classifier of a small network."""
+    from tinyclasses import SMALL, tiny_classifier
+
+    return tiny_classifier(SMALL)
+
+
+def boxes(count: int, side: int = 1100) -> Any:
+    """Detections at random places."""
+    from napari_beerlanet.core.boxes.detections import Detections
+
+    corner = np.random.default_rng(0).uniform(0, side, (count, 2))
+    scores = np.linspace(1, 0.3, count)
+    return Detections(np.hstack([corner, corner + 40]), np.zeros(count, int), scores, ["RBC"])
+
+
+def prepare(data: Path) -> None:
+    """Write the files that tasks need."""
+    import tifffile
+    from PIL import Image
+
+    from napari_beerlanet.core.checkpoints.checkpoint import save_checkpoint
+    from napari_beerlanet.core.project.project import Project
+    from napari_beerlanet.samples import blood_smear
+    from napari_beerlanet.ui.finetune.start import create_run
+    from projects import NAMES, fill
+    from tinyclasses import write_classes
+    from tinydata import write_smears
+
+    (data / "images").mkdir(parents=True)
+    for seed in range(8):
+        path = data / "images" / f"{seed}.png"
+        Image.fromarray(blood_smear((300, 400), seed=seed).image).save(path)
+    smear = blood_smear((1500, 1500), seed=6).image
+    tifffile.imwrite(data / "slide.svs", smear, photometric="rgb", tile=(256, 256))
+    with Project.create(data / "project", NAMES) as project:
+        fill(project, [1, 2, 3], 64)
+    write_smears(data / "dataset", 40, 10, 300)
+    write_smears(data / "trained", 3, 3, 300)
+    run = create_run(data / "trained", small_detector(), {})
+    save_checkpoint(small_detector(), run / "best.safetensors")
+    run.rename(data / "run")
+    for name in ("one", "two"):
+        write_classes(data / "laboratories" / name)
+
+
+# --- the tasks ------------------------------------------------------------------------------------
+
+
+@task("open the workspace")
+def open_workspace(case: Case) -> Running:
+    """Panels are imported, kernels are compiled or loaded."""
+    panel = case.panel("BeerLaNet workspace")
+    return lambda: any(one.running for one in panel._tasks)
+
+
+@task("load a model")
+def load_model(case: Case) -> Running:
+    """The packaged model is loaded."""
+    case.image(300)
+    panel = case.panel("Find cells")
+    return lambda: panel.model.task.running
+
+
+@task("decompose an image")
 def decompose(case: Case) -> Running:
     """Stains of an image."""
     case.image()
     panel = case.panel("Stain decomposition")
-    case.wait(panel.run_button.isEnabled)
-    panel.run()
+    case.press(panel.run_button)
     return lambda: not panel.live.idle
 
 
+@task("decompose a slide")
 def decompose_slide(case: Case) -> Running:
     """Stains of a slide, from all its pixels."""
     case.slide()
     panel = case.panel("Stain decomposition")
-    case.wait(panel.run_button.isEnabled)
-    panel.run()
+    case.press(panel.run_button)
     return lambda: not panel.live.idle
 
 
+@task("find cells")
 def find_cells(case: Case) -> Running:
     """Cells of an image."""
+    case.session.set_model(detector(), "blood-cells")
     case.image()
     panel = case.panel("Find cells")
-    case.wait(panel.run_button.isEnabled)
-    panel.run()
+    case.press(panel.run_button)
     return lambda: panel.detect_task.running
 
 
+@task("find cells on a slide")
 def find_cells_on_slide(case: Case) -> Running:
     """Cells of a slide, tile by tile."""
+    case.session.set_model(detector(), "blood-cells")
     case.slide()
     panel = case.panel("Find cells")
-    case.wait(panel.run_button.isEnabled)
     panel.form.set_measured_size(40)
-    panel.run()
-    return lambda: bool(panel.slide.running)
+    case.press(panel.run_button)
+    return lambda: panel.slide.running
 
 
+@task("a million boxes")
+def million_boxes(case: Case) -> Running:
+    """Boxes of a search are indexed and drawn as a heat map."""
+    from reviews import detected_image
+
+    image = np.full((2500, 2500, 3), 200, np.uint8)
+    detected_image(case.viewer, "slide", boxes(1_000_000, 2400), image)
+    case.panel("Find cells")
+    return lambda: bool(task_threads())
+
+
+@task("classify cells")
 def classify_cells(case: Case) -> Running:
     """Types of many cells."""
-    from napari_beerlanet.core.boxes.detections import Detections
-    from napari_beerlanet.ui.common.session import get_session
     from reviews import detected_image
-    from tinyclasses import tiny_classifier
 
-    corner = np.random.default_rng(0).uniform(0, 1100, (3000, 2))
-    boxes = np.hstack([corner, corner + 40])
-    found = Detections(boxes, np.zeros(3000, int), np.linspace(1, 0.3, 3000), ["RBC"])
-    from napari_beerlanet.samples import blood_smear
-
-    detected_image(case.viewer, "smear", found, blood_smear((1200, 1200), seed=5).image)
-    get_session(case.viewer).set_classifier(tiny_classifier("shufflenet_v2_x0_5"), "tiny")
+    detected_image(case.viewer, "smear", boxes(3000), picture(1200))
+    case.session.set_classifier(classifier(), "tiny")
     panel = case.panel("Classify cells")
-    case.wait(panel.run_button.isEnabled)
-    panel.run()
+    case.press(panel.run_button)
     return lambda: panel.classify_task.running
 
 
+@task("classify patches")
 def classify_patches(case: Case) -> Running:
     """Patches of a slide."""
-    from napari_beerlanet.ui.common.session import get_session
-    from tinyclasses import tiny_classifier
-
     case.slide()
-    get_session(case.viewer).set_classifier(tiny_classifier("shufflenet_v2_x0_5"), "tiny")
+    case.session.set_classifier(classifier(), "tiny")
     section = case.panel("Classify cells").patches
     section.header.setChecked(True)
     section.patch_size.setValue(24)
-    case.wait(section.run_button.isEnabled)
-    section.run_button.click()
+    case.press(section.run_button)
     return lambda: section.patch_task.running
 
 
+@task("compare normalizations")
 def compare_normalizations(case: Case) -> Running:
     """An image by every method that needs no training."""
     from napari_beerlanet.ui.viewer.layers import show_in_place_of_others
@@ -169,206 +312,270 @@ def compare_normalizations(case: Case) -> Running:
     show_in_place_of_others(case.viewer, source)
     for name, box in panel.methods.boxes.items():
         box.setChecked(name in ("reinhard", "macenko", "vahadane", "beerlanet"))
-    case.wait(panel.run_button.isEnabled)
-    panel.run()
+    case.press(panel.run_button)
     return lambda: panel.compare_task.running
 
 
+@task("open a project")
+def open_project(case: Case) -> Running:
+    """Its files are checked."""
+    shutil.copytree(case.data / "project", case.folder / "project")
+    panel = case.panel("Annotate")
+    panel.project.open(case.folder / "project")
+    return lambda: panel.project.task.running
+
+
+@task("add to project")
 def add_to_project(case: Case) -> Running:
     """Crops of an annotated image are written."""
-    from napari_beerlanet.core.project.project import Project
-    from projects import NAMES
-
     case.image()
-    panel = case.panel("Annotate")
-    path = case.folder / f"project {time.monotonic_ns()}"
-    Project.create(path, NAMES).close()
-    panel.project.open(path)
-    case.wait(lambda: panel.store.project is not None)
-    actions_of_panel = panel.annotation_actions
-    case.wait(panel.annotate.isEnabled)
-    panel.annotate.click()
-    case.wait(lambda: actions_of_panel.annotated is not None)
-    layer = actions_of_panel.annotated.boxes.layer
+    _, panel = case.project()
+    actions = panel.annotation_actions
+    case.press(panel.annotate)
+    case.wait(lambda: actions.annotated is not None)
     corner = np.random.default_rng(0).uniform(0, 1100, (60, 2))
+    layer = actions.annotated.boxes.layer
     layer.add([np.array([c, c + 40]) for c in corner], shape_type="rectangle")
-    actions_of_panel.mark_whole_image()
-    actions_of_panel.add_to_project("use")
-    return lambda: actions_of_panel.project_task.running
+    actions.mark_whole_image()
+    actions.add_to_project("use")
+    return lambda: actions.project_task.running
 
 
-def write_report(case: Case) -> Running:
-    """A report from the review."""
-    from napari_beerlanet.samples import blood_smear
-    from reviews import open_panel
-
-    picture = blood_smear((1200, 1200), seed=5).image
-    _, panel, _ = open_panel(case.viewer, case.wait, picture=picture)
-    panel.export.write_report(case.folder / "report.html")
-    return lambda: panel.export.task.running
+@task("import a dataset")
+def import_dataset(case: Case) -> Running:
+    """Annotated images are copied into a project."""
+    _, panel = case.project()
+    panel.annotation_actions.import_dataset(str(case.data / "dataset" / "data.yaml"))
+    return lambda: panel.annotation_actions.project_task.running
 
 
-def load_model(case: Case) -> Running:
-    """The packaged model is loaded."""
-    case.image(300)
-    panel = case.panel("Find cells")
-    return lambda: panel.model.task.running
+@task("estimate a training")
+def estimate_training(case: Case) -> Running:
+    """Steps of a training are timed."""
+    case.session.set_model(small_detector(), "tiny")
+    case.project()
+    panel = case.panel("Fine-tune")
+    case.wait(lambda: panel.estimate.text() == "Timing a step …", "the estimate")
+    return lambda: panel.estimate._task.running
 
 
-def _stop_when_asked(confirmation: Any) -> None:
-    confirmation.ask = lambda: "stop"
-
-
-def run_on_folder(case: Case) -> Running:
-    """Many images in a process of its own."""
-    from PIL import Image
-
-    from napari_beerlanet.samples import blood_smear
-
-    folder = case.folder / "images"
-    folder.mkdir(exist_ok=True)
-    for seed in range(8):
-        Image.fromarray(blood_smear((300, 400), seed=seed).image).save(folder / f"{seed}.png")
-    panel = case.panel("Run on folder")
-    _stop_when_asked(panel.close_confirmation)
-    panel.form.set_settings({"model": "", "iterations": 2, "previews": False, "leave_out": ()})
-    panel.inputs.set_inputs([str(folder)], case.folder / f"out {time.monotonic_ns()}")
-    case.wait(panel.run_button.isEnabled)
-    panel.run()
-    case.wait(lambda: panel.progress.running, "the batch")
-    return lambda: panel.progress.running
-
-
+@task("train")
 def train(case: Case) -> Running:
     """A training in a process of its own."""
-    from napari_beerlanet.core.checkpoints.serialize import describe_network
-    from napari_beerlanet.core.detection.detector import Detector
-    from napari_beerlanet.core.detection.network import StainDetectionModel
-    from napari_beerlanet.core.project.project import Project
-    from napari_beerlanet.ui.common.session import get_session
-    from projects import NAMES, fill
-    from tinydata import MODEL
-
-    path = case.folder / f"project {time.monotonic_ns()}"
-    with Project.create(path, NAMES) as project:
-        fill(project, [1, 2, 3], 64)
-    network = StainDetectionModel(MODEL, nc=3, imgsz=64)
-    network.fit_mix()
-    model = Detector(network, describe_network(network, "tiny", list(NAMES), 64))
-    get_session(case.viewer).set_model(model, "tiny")
-    annotate = case.panel("Annotate")
-    annotate.project.open(path)
-    case.wait(lambda: annotate.store.project is not None, "the project")
+    case.session.set_model(small_detector(), "tiny")
+    case.project()
     panel = case.panel("Fine-tune")
-    _stop_when_asked(panel.close_confirmation)
-    case.wait(panel.start_button.isEnabled, "the start button")
-    panel.start()
+    case.press(panel.start_button)
     case.wait(lambda: panel.run_view.running, "the training")
     return lambda: panel.run_view.running
 
 
-TASKS: dict[str, Callable[[Case], Running]] = {
-    "decompose an image": decompose,
-    "decompose a slide": decompose_slide,
-    "find cells": find_cells,
-    "find cells on a slide": find_cells_on_slide,
-    "classify cells": classify_cells,
-    "classify patches": classify_patches,
-    "compare normalizations": compare_normalizations,
-    "add to project": add_to_project,
-    "write a report": write_report,
-    "load a model": load_model,
-    "run on folder": run_on_folder,
-    "train": train,
-}
+@task("compare models")
+def compare_models(case: Case) -> Running:
+    """A model before and after a training, on new data and on the reference."""
+    shutil.copytree(case.data / "run", case.folder / "run")
+    panel = case.panel("Fine-tune")
+    panel.comparison.evaluate_run(case.folder / "run")
+    return lambda: panel.comparison.evaluate_task.running
+
+
+def open_review(case: Case, found: Any = None) -> Any:
+    """The panel *Review detections*."""
+    from reviews import open_panel
+
+    return open_panel(case.viewer, case.wait, found, picture(1200))[1]
+
+
+@task("compare with annotations")
+def compare_with_annotations(case: Case) -> Running:
+    """Detections are matched, likely label errors are searched."""
+    from reviews import annotate
+
+    found = boxes(5000)
+    panel = open_review(case, found)
+    annotate(case.viewer, boxes(1500))
+    panel.tabs.setCurrentIndex(3)
+    panel.annotation_tab.metrics.annotation_choice.setCurrentText("truth")
+    return lambda: panel.annotation_tab.task.running
+
+
+@task("compare runs")
+def compare_runs(case: Case) -> Running:
+    """Detections of two runs on one image."""
+    case.session.previous_detections.clear()
+    panel = open_review(case, boxes(20_000))
+    case.session.previous_detections[panel.target.source] = boxes(20_000)
+    panel.run_comparison.set_target(panel.target)
+    panel.run_comparison.earlier_choice.setCurrentIndex(1)
+    panel.run_comparison.compare()
+    return lambda: panel.run_comparison._task.running
+
+
+@task("write a report")
+def write_report(case: Case) -> Running:
+    """A report from the review."""
+    panel = open_review(case)
+    panel.export.write_report(case.folder / "report.html")
+    return lambda: panel.export.task.running
+
+
+@task("run on folder")
+def run_on_folder(case: Case) -> Running:
+    """Many images in a process of its own."""
+    panel = case.panel("Run on folder")
+    panel.form.set_settings({"model": "", "iterations": 2, "previews": False, "leave_out": ()})
+    panel.inputs.set_inputs([str(case.data / "images")], case.folder / "out")
+    case.press(panel.run_button)
+    case.wait(lambda: panel.progress.running, "the batch")
+    return lambda: panel.progress.running
+
+
+def fill_benchmark(case: Case) -> Any:
+    """The panel *Run benchmark* with the smallest benchmark there is."""
+    panel = case.panel("Run benchmark")
+    form = panel.form
+    form.task.kind.setCurrentIndex(1)
+    form.task.train.setText(str(case.data / "laboratories" / "one"))
+    form.task.add_laboratory(str(case.data / "laboratories" / "two"))
+    for name, box in form.methods.items():
+        box.setChecked(name == "none")
+    form.task.image_size.setValue(32)
+    form.out.setText(str(case.folder / "results"))
+    return panel
+
+
+@task("estimate a benchmark")
+def estimate_benchmark(case: Case) -> Running:
+    """Steps of trainings are timed in a process."""
+    panel = fill_benchmark(case)
+    case.press(panel.estimate_button)
+    return lambda: panel.estimate_task.running
+
+
+@task("benchmark")
+def benchmark(case: Case) -> Running:
+    """Trainings in a process and its workers."""
+    panel = fill_benchmark(case)
+    case.press(panel.start_button)
+    case.wait(lambda: panel.view.running, "the benchmark")
+    return lambda: panel.view.running
 
 
 # --- in a process that goes on --------------------------------------------------------------------
 
 
-def close_once(task: str, folder: Path, delay: float) -> dict[str, Any]:
+def close_once(name: str, data: Path, delay: float) -> dict[str, Any]:
     """Open a viewer, start a task, close it after a while; what was seen."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["NAPARI_BEERLANET_CONFIG"] = f"{folder}/settings"
+        in_the_middle = _open_and_close(name, data, Path(folder), delay)
+        closed = time.monotonic()
+        left, where = wait_for_the_end()
+        seconds = time.monotonic() - closed
+    return {"middle": in_the_middle, "seconds": seconds, "left": left, "where": where}
+
+
+def _open_and_close(name: str, data: Path, folder: Path, delay: float) -> bool:
+    """Whether the task was under way; nothing of the viewer is kept."""
     import napari
 
     viewer = napari.Viewer(show=True)
-    case = Case(viewer, folder)
-    running = TASKS[task](case)
+    case = Case(viewer, data, folder)
+    running = TASKS[name](case)
     until = time.monotonic() + delay
     case.wait(lambda: time.monotonic() > until or not running())
     in_the_middle = bool(running())
     viewer.close()
-    closed = time.monotonic()
-    left = wait_for_the_end()
-    return {"middle": in_the_middle, "seconds": time.monotonic() - closed, "left": left}
+    return in_the_middle
 
 
-def wait_for_the_end() -> list[str]:
-    """Until no thread of a task and no process of ours is left; those that stay, by name."""
+def wait_for_the_end() -> tuple[list[str], str]:
+    """Until no thread of a task and no process of ours is left.
+
+    Returns those that stay, by name, and where a thread was that has taken long.
+    """
     from qtpy.QtWidgets import QApplication
 
-    end = time.monotonic() + _END_TIMEOUT_S
-    while (left := [*left_threads(), *left_processes()]) and time.monotonic() < end:
+    begin, where = time.monotonic(), ""
+    while left := [*(thread.name for thread in task_threads()), *left_processes()]:
+        waited = time.monotonic() - begin
+        if waited > _SLOW_S and not where:
+            where = " | ".join(place_of(thread) for thread in task_threads()) or left[0]
+        if waited > _END_TIMEOUT_S:
+            break
         QApplication.processEvents()
         time.sleep(0.005)
-    return left
+    return left, where
 
 
-def left_threads() -> list[str]:
-    """Threads of tasks that have not ended."""
-    from napari_beerlanet.ui.common.notifications import WORKER_THREAD_NAME
+def task_threads() -> list[threading.Thread]:
+    """Threads of ours that have not ended, but for those of pools, which wait for the next work."""
+    ours = ("napari-beerlanet", "beerlanet-openvino", "beerlanet-tiles", "beerlanet-read")
+    return [one for one in threading.enumerate() if one.name.startswith(ours)]
 
-    return [t.name for t in threading.enumerate() if t.name == WORKER_THREAD_NAME]
+
+def place_of(thread: threading.Thread) -> str:
+    """The innermost functions of ours that a thread is in."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    if frame is None:
+        return ""
+    stack = [part for part in traceback.extract_stack(frame) if "napari_beerlanet" in part.filename]
+    last = traceback.extract_stack(frame)[-1]
+    inner = " < ".join(f"{Path(p.filename).name}:{p.lineno} {p.name}" for p in stack[:-4:-1])
+    return f"{Path(last.filename).name}:{last.lineno} {last.name} in {inner}"
 
 
 def left_processes() -> list[str]:
-    """Processes that carry our mark, other than this one and those around it."""
-    mark, mine = os.environ[_MARK], psutil.Process()
+    """Processes with the mark of this one, other than it and those around it."""
+    return marked_processes(os.environ[MARK])
+
+
+def marked_processes(mark: str) -> list[str]:
+    """Commands of the processes with a mark, other than this one and those around it."""
+    mine = psutil.Process()
     around = {mine.pid, *(parent.pid for parent in mine.parents())}
     found = []
     for process in psutil.process_iter():
-        try:
+        with contextlib.suppress(psutil.Error):
             if process.pid in around or process.status() == psutil.STATUS_ZOMBIE:
                 continue
-            if process.environ().get(_MARK) == mark:
+            if process.environ().get(MARK) == mark:
                 found.append(" ".join(process.cmdline())[:120])
-        except psutil.Error:
-            continue
     return found
 
 
-def run_child(task: str, times: int, seed: int, leave: bool) -> None:
+def run_child(name: str, data: Path, times: int, seed: int, leave: bool) -> None:
     """In a process of its own: close so many viewers, or only one, and then end by itself.
 
     Prints a line of JSON for each.
     """
-    chance = random.Random(f"{seed} {task}")
+    chance = random.Random(f"{seed} {name}")
     errors: list[str] = []
     sys.excepthook = lambda kind, error, _: errors.append(f"{kind.__name__}: {error}")
     threading.excepthook = lambda given: errors.append(
         f"{given.exc_type.__name__}: {given.exc_value}"
     )
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["NAPARI_BEERLANET_CONFIG"] = f"{folder}/settings"
-        if leave:
-            _close_and_leave(task, Path(folder), chance.uniform(0, _LONGEST_DELAY_S))
-            return
-        for _ in range(times):
-            seen = close_once(task, Path(folder), chance.uniform(0, _LONGEST_DELAY_S))
-            print(json.dumps(seen | {"errors": errors}), flush=True)
-            errors.clear()
+    if leave:
+        _close_and_leave(name, data, chance.uniform(0, _LONGEST_DELAY_S))
+        return
+    for _ in range(times):
+        seen = close_once(name, data, chance.uniform(0, _LONGEST_DELAY_S))
+        print(json.dumps(seen | {"errors": errors}), flush=True)
+        errors.clear()
 
 
-def _close_and_leave(task: str, folder: Path, delay: float) -> None:
+def _close_and_leave(name: str, data: Path, delay: float) -> None:
     """As a person: the window is closed, napari's event loop ends, and so does the program."""
     import napari
     from qtpy.QtCore import QTimer
 
+    folder = Path(os.environ["NAPARI_BEERLANET_CONFIG"]).parent
     viewer = napari.Viewer(show=True)
-    running = TASKS[task](Case(viewer, folder))
+    running = TASKS[name](Case(viewer, data, folder))
 
     def close() -> None:
         print(json.dumps({"middle": bool(running()), "closed": time.time()}), flush=True)
-        viewer.close()
+        viewer.window._qt_window.close()
 
     QTimer.singleShot(round(1000 * delay), close)
     napari.run()
@@ -377,47 +584,56 @@ def _close_and_leave(task: str, folder: Path, delay: float) -> None:
 # --- the table ------------------------------------------------------------------------------------
 
 
-def run_task(task: str, binding: str, options: argparse.Namespace) -> tuple[str, bool]:
+def run_task(name: str, binding: str, data: Path, options: argparse.Namespace) -> tuple[str, bool]:
     """A line of the table, and whether all was well."""
-    rows, bad = [], []
-    with tempfile.TemporaryDirectory() as config:
-        environment = os.environ | {"QT_API": binding, _MARK: f"{os.getpid()} {binding} {task}"}
-        environment |= {"NAPARI_CONFIG": f"{config}/napari.yaml", "YOLO_OFFLINE": "true"}
-        command = [sys.executable, __file__, "--child", task, "--seed", str(options.seed)]
-        if options.times:
-            done = _run([*command, "--times", str(options.times)], environment)
-            rows = [json.loads(line) for line in done.stdout.splitlines() if line[:1] == "{"]
-            bad += [str(row) for row in rows if row["left"] or row["errors"]]
-            if done.returncode or len(rows) < options.times:
-                bad.append(f"exit {done.returncode} after {len(rows)}: {done.stderr[-600:]}")
-        ends, middle = [], sum(row["middle"] for row in rows)
-        for number in range(options.exits):
-            seed = str(options.seed + 1 + number)
-            done = _run([*command[:-1], seed, "--leave"], environment)
-            ended = time.time()
-            told = [json.loads(line) for line in done.stdout.splitlines() if line[:1] == "{"]
-            os.environ[_MARK] = environment[_MARK]
-            left = _wait_for_processes()
-            if done.returncode or not told or left:
-                bad.append(f"exit {done.returncode}, left {left}: {done.stderr[-600:]}")
-            else:
-                ends.append(ended - told[0]["closed"])
-                middle += told[0]["middle"]
+    rows: list[dict[str, Any]] = []
+    ends: list[float] = []
+    bad: list[str] = []
+    middle = 0
+    mark = f"{os.getpid()} {binding} {name}"
+    environment = os.environ | {"QT_API": binding, MARK: mark, "YOLO_OFFLINE": "true"}
+    command = [sys.executable, __file__, "--child", name, "--data", str(data)]
+    if options.times:
+        chosen = ["--times", str(options.times), "--seed", str(options.seed)]
+        code, rows, text = _run([*command, *chosen], environment)
+        middle = sum(row["middle"] for row in rows)
+        bad += [str(row) for row in rows if row["left"] or row["errors"]]
+        if code or len(rows) < options.times:
+            bad.append(f"exit {code} after {len(rows)}: {text}")
+    for number in range(options.exits):
+        seed = str(options.seed + 1 + number)
+        code, told, text = _run([*command, "--leave", "--seed", seed], environment)
+        ended = time.time()
+        left = _wait_for_processes(mark)
+        if code or not told or left:
+            bad.append(f"exit {code}, left {left}: {text}")
+        else:
+            ends.append(ended - told[0]["closed"])
+            middle += told[0]["middle"]
     slowest = max((row["seconds"] for row in rows), default=0.0)
     line = (
-        f"| {task} | {binding} | {len(rows)} of {options.times} | {len(ends)} of {options.exits} "
+        f"| {name} | {binding} | {len(rows)} of {options.times} | {len(ends)} of {options.exits} "
         f"| {middle} | {slowest:.1f} s | {max(ends, default=0.0):.1f} s | {len(bad)} |"
     )
-    return "\n".join([line, *(f"    {text}" for text in bad)]), not bad
+    slow = sorted({row["where"] for row in rows if row["where"]})
+    return "\n".join([line, *(f"    {text}" for text in (*bad, *slow))]), not bad
 
 
-def _run(command: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+def _run(command: list[str], environment: dict[str, str]) -> tuple[int, list[dict[str, Any]], str]:
+    """The exit code of a child, the lines of JSON that it prints, and the end of its errors."""
+    with tempfile.TemporaryDirectory() as folder:
+        own = {"NAPARI_BEERLANET_CONFIG": f"{folder}/settings"}
+        own |= {"NAPARI_CONFIG": f"{folder}/napari.yaml"}
+        done = subprocess.run(
+            command, env=environment | own, capture_output=True, text=True, check=False
+        )
+    told = [json.loads(line) for line in done.stdout.splitlines() if line[:1] == "{"]
+    return done.returncode, told, done.stderr[-1500:]
 
 
-def _wait_for_processes() -> list[str]:
+def _wait_for_processes(mark: str) -> list[str]:
     end = time.monotonic() + _END_TIMEOUT_S
-    while (left := left_processes()) and time.monotonic() < end:
+    while (left := marked_processes(mark)) and time.monotonic() < end:
         time.sleep(0.1)
     return left
 
@@ -427,25 +643,31 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--times", type=int, default=20)
     parser.add_argument("--exits", type=int, default=3)
-    parser.add_argument("--binding", nargs="+", default=["pyqt6", "pyside6"])
+    parser.add_argument("--jobs", type=int, default=2, help="tasks at a time")
+    parser.add_argument("--binding", nargs="+", default=["pyqt6"], choices=["pyqt6", "pyside6"])
     parser.add_argument("--task", nargs="+", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--data", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--leave", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        run_child(options.child, options.times, options.seed, options.leave)
+        run_child(options.child, options.data, options.times, options.seed, options.leave)
         return 0
+    began = time.monotonic()
     print(
         "| task | binding | viewers closed | processes ended | in mid-task | thread | exit | bad |"
     )
     print("|---|---|---|---|---|---|---|---|", flush=True)
     well = True
-    for binding in options.binding:
-        for task in options.task:
-            line, good = run_task(task, binding, options)
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
+        data = Path(folder) / "data"
+        prepare(data)
+        chosen = [(name, binding) for binding in options.binding for name in options.task]
+        for line, good in pool.map(lambda one: run_task(*one, data, options), chosen):
             print(line, flush=True)
             well &= good
+    print(f"\n{(time.monotonic() - began) / 60:.1f} minutes")
     return 0 if well else 1
 
 

@@ -1,6 +1,7 @@
 """The command `classify`, and `train` and `evaluate` of classifiers."""
 
 import csv
+import errno
 import json
 import re
 
@@ -16,6 +17,7 @@ from napari_beerlanet.core.checkpoints.checkpoint import (
     read_info,
     save_checkpoint,
 )
+from napari_beerlanet.core.classification.slide_classifier import PatchMap
 from napari_beerlanet.core.formats import read_detections, write_csv
 from napari_beerlanet.core.images.files import read_image
 from napari_beerlanet.samples import blood_smear, photograph_path
@@ -57,6 +59,26 @@ def run(*arguments):
 def rows(path):
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
+
+
+def test_a_slide_gets_all_of_its_files_or_none(model, tmp_path, capsys, monkeypatch):
+    Image.fromarray(blood_smear((64, 64), cell_diameter=20).image).save(tmp_path / "a.png")
+    out = tmp_path / "out"
+    command = ["classify", tmp_path / "a.png", "--patches", "32", "--min-tissue=0", "--quiet"]
+    command += ["--model", model, "--out", out, "--device=cpu"]
+
+    def full(*args, **named):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(PatchMap, "write_tiff", full)
+        assert run(*command) == 1
+    assert "no space left on device" in capsys.readouterr().err.lower()
+    assert [path.name for path in out.iterdir()] == ["a.patches"], "which it resumes from"
+    assert run(*command) == 0
+    assert {"a.patches.csv", "a.patches.ome.tiff", "a.dark.png", "a.pale.png"} <= {
+        path.name for path in out.iterdir()
+    }
 
 
 def test_slides_patch_by_patch(model, tmp_path, capsys, monkeypatch):

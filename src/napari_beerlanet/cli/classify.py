@@ -324,7 +324,11 @@ class _SlideTask:
             SlideClassification,
             write_region_table,
         )
-        from napari_beerlanet.core.common.storage import file_stamp, with_file_check
+        from napari_beerlanet.core.common.storage import (
+            file_stamp,
+            staged_folder,
+            with_file_check,
+        )
         from napari_beerlanet.core.images.slide import open_slide
 
         raise_if_interrupted()
@@ -348,10 +352,11 @@ class _SlideTask:
                 bar.update(run.resumed)
                 for _ in run.classify_tiles(report=report):
                     bar.update()
-            self._write_map(run.map, slide, start)
-            if self.regions:
-                summaries = run.map.region_summaries(self.regions, settings.threshold)
-                write_region_table(start.with_name(f"{name}.regions.csv"), summaries)
+            with staged_folder(self.options.out) as stage:  # all files of a slide, or none
+                self._write_map(run.map, slide, stage / name)
+                if self.regions:
+                    summaries = run.map.region_summaries(self.regions, settings.threshold)
+                    write_region_table(stage / f"{name}.regions.csv", summaries)
         for text in run.map.report["warnings"]:
             print_message(f"{path}: {text}")
         if not run.map.classified.any():

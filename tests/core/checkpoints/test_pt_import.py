@@ -4,6 +4,7 @@ import copy
 import io
 import os
 import pickle
+import re
 import socket
 import struct
 import zipfile
@@ -373,7 +374,7 @@ def test_compressed_parts(tmp_path):
 
 @pytest.mark.parametrize("seed", range(40))
 def test_damaged_anywhere(tmp_path, seed):
-    """Loaded, or told in a sentence; nothing else."""
+    """Loaded, or told in a sentence with what to do; nothing else."""
     buffer = io.BytesIO()
     torch.save({"model": plain_network(), "train_args": {"imgsz": 96}}, buffer)
     data = bytearray(buffer.getvalue())
@@ -385,3 +386,22 @@ def test_damaged_anywhere(tmp_path, seed):
         load_checkpoint(tmp_path / "a.pt", "cpu")
     except CheckpointError as error:
         assert str(error).startswith(str(tmp_path))  # noqa: PT017
+        assert not re.search(r"\(\w+Error\)", str(error))  # noqa: PT017
+        if "damaged" in str(error):
+            assert str(error).endswith("; copy or download it again.")  # noqa: PT017
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_parts_that_no_longer_fit_are_one_sentence_with_the_way_out(tmp_path, seed):
+    buffer = io.BytesIO()
+    torch.save({"model": plain_network()}, buffer)
+    with zipfile.ZipFile(buffer) as file:
+        parts = {name: file.read(name) for name in file.namelist()}
+    with zipfile.ZipFile(tmp_path / "a.pt", "w") as file:  # with checksums that fit
+        for name, data in parts.items():
+            half = len(data) // (seed + 2) if name.endswith("data.pkl") else len(data)
+            file.writestr(name, data[:half])
+    assert refused(tmp_path / "a.pt") == (
+        f"{tmp_path / 'a.pt'}: damaged, as its parts do not fit together any more; copy or "
+        "download it again."
+    )

@@ -3,12 +3,15 @@
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from napari_beerlanet.core.common import locking
 from napari_beerlanet.core.common.events import RunState
 from napari_beerlanet.core.common.storage import FileError
 from napari_beerlanet.core.project.project import Project
+from napari_beerlanet.core.training import runs
 from napari_beerlanet.core.training.comparison import save_best_model
 from napari_beerlanet.core.training.runs import (
     RunFolder,
@@ -144,6 +147,53 @@ def test_the_number_of_another_process_is_not_taken_for_the_run(project):
     os.utime(path / ".lock", (0, 0))  # long before this process began
     RunFolder(path, locked=False).write_run(state="running", process=os.getpid())
     assert inspect_run(path).state == RunState.INTERRUPTED
+
+
+def test_a_clock_that_was_set_back_makes_no_dead_run_alive(project):
+    path = new_run(project.path, SETTINGS.model_dump())
+    RunFolder(path).close()
+    os.utime(path / ".lock", (2**32, 2**32))  # by the clock as it was then
+    RunFolder(path, locked=False).write_run(state="running", process=os.getpid())
+    assert inspect_run(path).state == RunState.INTERRUPTED
+
+
+def test_a_clock_that_was_set_forward_makes_no_live_run_dead(project):
+    path = new_run(project.path, SETTINGS.model_dump())
+    with RunFolder(path) as folder:
+        os.utime(path / ".lock", (0, 0))
+        folder.write_run(state="running", process=os.getpid())
+        assert inspect_run(path).state == RunState.RUNNING
+
+
+@pytest.mark.parametrize(
+    ("locked", "state"), [(0, RunState.INTERRUPTED), (2**32, RunState.RUNNING)]
+)
+def test_on_a_disk_without_locks_times_decide(project, monkeypatch, locked, state):
+    path = new_run(project.path, SETTINGS.model_dump())
+    RunFolder(path).close()
+    os.utime(path / ".lock", (locked, locked))
+    RunFolder(path, locked=False).write_run(state="running", process=os.getpid())
+    monkeypatch.setattr(locking, "try_lock", lambda file: "unknown")
+    assert inspect_run(path).state == state
+
+
+def test_the_newest_run_is_first_after_the_clock_was_set_back(project, monkeypatch):
+    clock = [datetime(2026, 5, 1, 12, tzinfo=UTC)]
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return clock[0].astimezone(tz)
+
+    monkeypatch.setattr(runs, "datetime", Clock)
+    first = new_run(project.path, SETTINGS.model_dump())
+    clock[0] -= timedelta(days=400)
+    second = new_run(project.path, SETTINGS.model_dump())
+    assert [run.path for run in list_runs(project.path)] == [second, first]
+    RunFolder(first, locked=False).write_run(state="running")
+    assert [run.path for run in list_runs(project.path)] == [first, second]
+    RunFolder(second, locked=False).write_run(epoch=1)  # says nothing of when it was started
+    assert [run.path for run in list_runs(project.path)] == [first, second]
 
 
 def test_a_model_never_gets_a_name_that_is_taken(project):

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +16,12 @@ import pytest
 
 from napari_beerlanet.core.project.project import Project
 from napari_beerlanet.ui.annotate import autosave
+from napari_beerlanet.ui.annotate.autosave import Drafts, find_saved
 from napari_beerlanet.ui.annotate.widget import AnnotateWidget
 from napari_beerlanet.ui.common.session import save_open_project
 from napari_beerlanet.ui.workspace.workspace import ANNOTATE, STAINS, open_workspace
+from projects import NAMES
+from projects import smear as field
 
 pytestmark = pytest.mark.window
 
@@ -394,3 +399,40 @@ def test_saved_boxes_of_an_image_that_is_hidden_are_hidden_with_it(
     assert not shown.visible
     viewer.layers.selection.active = first
     until(lambda: shown.visible)
+
+
+# --- a clock that was set back -------------------------------------------------------------------
+
+
+def test_a_draft_that_seems_older_is_put_aside(tmp_path):
+    source, _, annotations = field(1)
+    other = replace(annotations, xyxy=annotations.xyxy + 1)
+    drafts = Drafts(tmp_path / "drafts")
+    with Project.create(tmp_path / "project", NAMES) as project:
+        project.save_annotations(source, annotations)
+        drafts.save(source, other)
+        os.utime(drafts.path(source), (0, 0))  # drawn after it, as it happens
+        found = find_saved(source, project, drafts)
+        assert not found.draft
+        assert not drafts.path(source).exists(), "the next save would remove it"
+        (kept,) = drafts.folder.glob("*.aside")
+        assert json.loads(kept.read_text())["objects"] == other.to_json()["objects"]
+        drafts.save(source, annotations)
+        os.utime(drafts.path(source), (0, 0))
+        find_saved(source, project, drafts)
+        assert list(drafts.folder.glob("*.aside")) == [kept], "nothing new is in this one"
+
+
+def test_drafts_of_the_same_second_are_all_kept(tmp_path, monkeypatch):
+    class Noon(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return cls(2026, 5, 1, 12)
+
+    monkeypatch.setattr(autosave, "datetime", Noon)
+    source, _, annotations = field(1)
+    drafts = Drafts(tmp_path)
+    for shift in range(3):
+        drafts.save(source, replace(annotations, xyxy=annotations.xyxy + shift))
+        drafts.archive(source)
+    assert len(list(tmp_path.glob("*.aside"))) == 3

@@ -1,6 +1,8 @@
 """Every start ends exactly once, on the GUI thread, however it ends."""
 
 import gc
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -248,6 +250,55 @@ def test_the_bar_shows_a_failure_in_one_sentence_with_details(told, bar, until, 
     from qtpy.QtWidgets import QApplication
 
     assert "in work" in QApplication.clipboard().text()
+
+
+# --- the end of the program ----------------------------------------------------------------------
+
+LEAVE = """
+import sys, threading, time
+from qtpy.QtCore import QCoreApplication
+from napari_beerlanet.core.common.progress import Progress
+from napari_beerlanet.ui.common import tasks
+
+tasks.EXIT_TIMEOUT_S = float(sys.argv[2])
+begun = threading.Event()
+
+def reports(report):
+    while True:
+        report(Progress(0, 1))
+        begun.set()
+        time.sleep(0.01)
+
+def waits_for_a_drive(report):
+    begun.set()
+    time.sleep(10_000)
+
+def saves(report):
+    begun.set()
+    time.sleep(0.3)
+    print("saved", flush=True)
+
+app = QCoreApplication([])
+task = tasks.Task()
+task.start(globals()[sys.argv[1]])
+begun.wait()
+"""
+
+
+@pytest.mark.parametrize(
+    ("work", "timeout", "code", "printed"),
+    [("reports", 600, 0, ""), ("saves", 600, 0, "saved\n"), ("waits_for_a_drive", 0.2, 1, "")],
+)
+def test_the_program_ends_with_a_task_under_way(work, timeout, code, printed):
+    done = subprocess.run(
+        [sys.executable, "-c", LEAVE, work, str(timeout)],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (code, printed), done.stderr
+    assert ("a task did not end" in done.stderr) == (code == 1)
 
 
 class Cycle(QObject):

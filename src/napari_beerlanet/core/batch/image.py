@@ -68,7 +68,7 @@ def _process(
 ) -> dict[str, Any]:
     from napari_beerlanet.core.images.slide import open_slide
 
-    if job.source.is_dir():
+    if job.source.is_dir() and not job.source.is_symlink():
         raise FileError(f"{job.source}: no images in this folder.")
     report_progress(report, 0, 1000, "reading")
     settings = records.settings

@@ -41,7 +41,8 @@ def find_images(given: Iterable[str], out: Path, recursive: bool = False) -> Ite
 
     Each once, in the order given, a folder's and a pattern's sorted. What does not exist is passed
     on, so that it is reported as a failure, and a folder without images as itself. Results of
-    earlier runs and hidden files in a folder are left out.
+    earlier runs and hidden files in a folder are left out. Links to folders below the one that is
+    given are not followed, as they may lead back up or anywhere; they are reported, too.
     """
     seen = set()
     for text in given:
@@ -78,12 +79,25 @@ def name_jobs(sources: Sequence[Path]) -> list[ImageJob]:
 def _expand(text: str, out: Path, recursive: bool) -> list[Path]:
     path = Path(text)
     if path.is_dir():
-        return _images_in(path, recursive) or [path]
+        return _images_in(path, recursive) or [path.resolve() if path.is_symlink() else path]
     if path.exists() or not glob.has_magic(text):
         is_result = path.parent.resolve() == out.resolve() and path.name.endswith(RESULT_SUFFIXES)
         return [] if is_result else [path]
-    matches = [Path(match) for match in sorted(glob.glob(text, recursive=True))]
-    return [match for match in matches if not match.name.endswith(RESULT_SUFFIXES)] or [path]
+    matches = _matches_in_subfolders(path) if "**" in path.parts else map(Path, glob.glob(text))
+    return [one for one in sorted(matches) if not one.name.endswith(RESULT_SUFFIXES)] or [path]
+
+
+def _matches_in_subfolders(pattern: Path) -> list[Path]:
+    """Files that a pattern with ``**`` matches; `glob` would follow links, in circles, too."""
+    fixed = next(k for k, part in enumerate(pattern.parts) if glob.has_magic(part))
+    wanted = [p if p == "**" else p.replace("**", "*") for p in pattern.parts[fixed:]]
+    wanted += ["*"] if wanted[-1] == "**" else []
+    hidden = any(part.startswith(".") for part in wanted)
+    return [
+        match
+        for match in Path(*pattern.parts[:fixed]).glob("/".join(wanted))
+        if match.is_file() and (hidden or not any(p.startswith(".") for p in match.parts[fixed:]))
+    ]
 
 
 def _images_in(folder: Path, recursive: bool) -> list[Path]:
@@ -91,8 +105,10 @@ def _images_in(folder: Path, recursive: bool) -> list[Path]:
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".") or path.name.endswith(RESULT_SUFFIXES):
             continue
-        if path.is_dir():
-            folders += [path] if not path.is_symlink() else []  # a link may lead back up
+        if path.is_dir() and not path.is_symlink():
+            folders.append(path)
+        elif path.is_dir():
+            images += [path] if recursive else []
         elif path.suffix.lower() in IMAGE_SUFFIXES:
             images.append(path)
     deeper = [image for inner in folders if recursive for image in _images_in(inner, True)]

@@ -37,6 +37,8 @@ if TYPE_CHECKING:  # torch comes with them
 
 _DETECTIONS_KIND, _DETECTIONS_VERSION = "napari-beerlanet detections", 1
 _NORMALIZED_KIND, _NORMALIZED_VERSION = "napari-beerlanet normalized image", 1
+YOLO_FOLDER = "yolo"
+"""In the results folder: boxes as YOLO, whose images have files of the same names."""
 NORMALIZED_RECORD_SUFFIX = ".normalized.json"
 """Of the file that says how an image was normalized."""
 _MAX_PIXELS_IN_MEMORY = 1 << 26  # of an image whose pictures are drawn from all its pixels
@@ -137,7 +139,8 @@ def output_files(out: Path, name: str, settings: StudySettings) -> dict[str, Pat
         for kind in settings.formats:
             ending = _FORMAT_SUFFIXES.get(kind, f"{DETECTIONS_SUFFIX}.{kind}")
             # YOLO's are called as the image, so they have a folder of their own.
-            files[kind] = out / "yolo" / f"{name}.txt" if kind == "yolo" else out / (name + ending)
+            place = out / YOLO_FOLDER / f"{name}.txt" if kind == "yolo" else out / (name + ending)
+            files[kind] = place
         if settings.previews:
             files["overlay"] = out / (name + OVERLAY_SUFFIX)
         if settings.reports:

@@ -25,9 +25,10 @@ from napari_beerlanet.core.batch.manifest import (
     write_manifest,
     write_summary,
 )
-from napari_beerlanet.core.batch.outputs import current_row
+from napari_beerlanet.core.batch.outputs import YOLO_FOLDER, current_row
 from napari_beerlanet.core.batch.settings import StudySettings
 from napari_beerlanet.core.common.jobs import (
+    RECORDS_FOLDER,
     STOP_FILE,
     JobMonitor,
     JobProgress,
@@ -35,7 +36,13 @@ from napari_beerlanet.core.common.jobs import (
     remove_half_written,
 )
 from napari_beerlanet.core.common.messages import system_reason
-from napari_beerlanet.core.common.storage import FileError, file_hash, file_stamp, remove_path
+from napari_beerlanet.core.common.storage import (
+    FileError,
+    check_no_linked_folder,
+    file_hash,
+    file_stamp,
+    remove_path,
+)
 from napari_beerlanet.core.common.workers import TaskRunner, choose_runner
 
 PAGE_FILE = "smear.html"
@@ -120,6 +127,7 @@ def run_study(
     chosen = _resolve_models(settings)
     out = Path(out).absolute()
     out.mkdir(parents=True, exist_ok=True)
+    check_no_linked_folder(out, RECORDS_FOLDER, WORK_FOLDER, YOLO_FOLDER)
     given = [images] if isinstance(images, (str, Path)) else images
     paths = find_images(map(str, given), out, recursive)
     entries = [

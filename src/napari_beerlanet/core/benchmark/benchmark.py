@@ -17,10 +17,18 @@ from typing import Any
 
 from napari_beerlanet.core.benchmark.data import check_task
 from napari_beerlanet.core.benchmark.estimate import BenchmarkEstimate, estimate_jobs
-from napari_beerlanet.core.benchmark.job import BenchmarkJob, TaskData, find_record
+from napari_beerlanet.core.benchmark.job import (
+    PICTURES_FOLDER,
+    RUNS_FOLDER,
+    WORK_FOLDER,
+    BenchmarkJob,
+    TaskData,
+    find_record,
+)
 from napari_beerlanet.core.benchmark.settings import METHODS, BenchmarkSettings
 from napari_beerlanet.core.benchmark.table import PAGE_FILE, TABLE_FILES, ResultTable, table_of
 from napari_beerlanet.core.common.jobs import (
+    RECORDS_FOLDER,
     STOP_FILE,
     JobEntry,
     JobMonitor,
@@ -29,7 +37,12 @@ from napari_beerlanet.core.common.jobs import (
 )
 from napari_beerlanet.core.common.messages import system_reason
 from napari_beerlanet.core.common.progress import Report
-from napari_beerlanet.core.common.storage import FileError, atomic_path, remove_path
+from napari_beerlanet.core.common.storage import (
+    FileError,
+    atomic_path,
+    check_no_linked_folder,
+    remove_path,
+)
 from napari_beerlanet.core.common.workers import choose_runner
 
 FAILURES_FILE = "failures.csv"
@@ -139,6 +152,7 @@ def run_benchmark(
     check_benchmark(chosen)
     out = Path(output).absolute()
     out.mkdir(parents=True, exist_ok=True)
+    check_no_linked_folder(out, RECORDS_FOLDER, RUNS_FOLDER, PICTURES_FOLDER, WORK_FOLDER)
     lock = lock_results(out)
     try:
         monitor = BenchmarkMonitor(out, chosen, paper, report, ended)

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from napari_beerlanet.core.common.messages import GET_AGAIN
+
 _DETECTION_MODELS = {
     "ultralytics.nn.tasks.DetectionModel": False,
     "ultralytics.nn.tasks.YOLOv10DetectionModel": False,
@@ -137,9 +139,11 @@ def _open_archive(path: Path, what: str, old: bool = False) -> Iterator[_Archive
     except (_UnsupportedFileError, OSError, MemoryError):
         raise
     except zipfile.BadZipFile as error:
-        raise ValueError(f"not {what}, or cut short or damaged") from error
+        raise ValueError(f"not {what}, or cut short or damaged; {GET_AGAIN}") from error
     except Exception as error:  # damaged data fail in whatever way
-        raise ValueError(f"damaged ({type(error).__name__})") from error
+        raise ValueError(
+            f"damaged, as its parts do not fit together any more; {GET_AGAIN}"
+        ) from error
 
 
 class _Archive:

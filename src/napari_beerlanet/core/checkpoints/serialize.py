@@ -44,7 +44,7 @@ from napari_beerlanet.core.classification.network import (
     backbone_shapes,
 )
 from napari_beerlanet.core.classification.settings import ClassifierSettings
-from napari_beerlanet.core.common.messages import error_detail
+from napari_beerlanet.core.common.messages import GET_AGAIN, error_detail
 from napari_beerlanet.core.detection.network import StainDetectionModel
 from napari_beerlanet.core.detection.ultralytics_api import parse_model
 from napari_beerlanet.core.stains.front_end import FRONT_END_PREFIXES, PADDING
@@ -112,9 +112,11 @@ def deserialize_checkpoint(
     try:
         weights = load(data)
     except (SafetensorError, KeyError) as error:
-        raise ValueError(f"damaged ({error})") from error
+        raise ValueError(f"damaged ({error_detail(error)}); {GET_AGAIN}") from error
     if _checksum(info, weights) != checksum:
-        raise ValueError("damaged: its checksum differs from the one that it was written with")
+        raise ValueError(
+            f"damaged: its checksum differs from the one that it was written with; {GET_AGAIN}"
+        )
     network: Network
     network = _build_classifier(info, backbone) if classifier else _build_network(info, width)
     _load_weights(network, {name: weights[name] for name in shapes})

@@ -127,11 +127,18 @@ def _read_text(path: Path) -> str:
 
 def is_locked(path: Path) -> bool:
     """Whether somebody holds the lock of this file now, as far as the system knows."""
+    return lock_state(path) == "taken"
+
+
+def lock_state(path: Path) -> LockState:
+    """Whether somebody holds the lock of this file now: "taken", "locked" (by none), "unknown"."""
     try:
         with path.open("r+", encoding="utf-8") as file:
-            return try_lock(file) == "taken"
+            return try_lock(file)
+    except FileNotFoundError:
+        return "locked"
     except OSError:
-        return False
+        return "unknown"
 
 
 def try_lock(file: IO[Any]) -> LockState:

@@ -36,6 +36,10 @@ def error_message(error: BaseException, hint: str = "", memory_advice: str = "")
     return f"Unexpected {type(error).__name__}{': ' if text else ''}{text}{hint}."
 
 
+GET_AGAIN = "copy or download it again"
+"""What to do about a file that is damaged."""
+
+
 def error_detail(error: BaseException, limit: int = 120) -> str:
     """The text of an exception for brackets: short, on one line and without the final stop."""
     return one_line(error).rstrip(".")[:limit] or type(error).__name__

@@ -11,7 +11,7 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -93,6 +93,27 @@ def staged_folder(folder: str | os.PathLike[str]) -> Iterator[Path]:
         raise
     finally:
         _flush_later.reset(token)
+
+
+def linked_folder(folder: Path, inside: Iterable[str]) -> str:
+    """Why nothing may be written to folders in a folder, "" where nothing speaks against it.
+
+    One that is a link leads to where nobody has asked us to write.
+    """
+    for name in inside:
+        for path in (folder / name, *(folder / name).parents):
+            if path == folder:
+                break
+            if path.is_symlink():
+                return f"{path}: a link to another folder, and results stay in {folder}"
+    return ""
+
+
+def check_no_linked_folder(folder: Path, *inside: str) -> None:
+    """A `FileError` where a folder that is written to, in a results folder, is a link."""
+    reason = linked_folder(folder, inside)
+    if reason:
+        raise FileError(f"{reason}; remove the link, or choose another folder for results.")
 
 
 def _flush_all(folder: Path) -> None:

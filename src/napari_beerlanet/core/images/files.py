@@ -136,6 +136,8 @@ def _read_error_reason(error: Exception) -> str:
 
 def check_regular_file(path: Path) -> None:
     """An `ImageError` where there is no file with something in it."""
+    if path.is_dir() and path.is_symlink():
+        raise ImageError("a link to a folder, which is not followed; name the folder itself.")
     if path.is_dir():
         raise ImageError("a folder, not an image file.")
     if not path.exists():

@@ -24,9 +24,11 @@ from napari_beerlanet.core.common.messages import quoted
 from napari_beerlanet.core.common.storage import (
     FileError,
     atomic_path,
+    linked_folder,
     remove_partial_files,
     remove_path,
 )
+from napari_beerlanet.core.formats.class_folders import CELLS_DIR
 from napari_beerlanet.core.project.files import (
     ANNOTATIONS_DIR,
     DATA_FILE,
@@ -86,6 +88,9 @@ def open_project_folder(
         )
     if read_only:
         return None, f"{root}: opened read-only."
+    linked = linked_folder(root, (*SUBFOLDERS, CELLS_DIR))
+    if linked:
+        return None, f"{linked}, so the project is read-only; put the folder itself in its place."
     try:
         lock = FolderLock(
             root / _LOCK_FILE,

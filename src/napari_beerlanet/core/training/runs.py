@@ -21,19 +21,21 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
 import psutil
 
 from napari_beerlanet.core.common.events import FINAL_EVENTS, EventTail, RunState
-from napari_beerlanet.core.common.locking import FolderLock
+from napari_beerlanet.core.common.locking import FolderLock, lock_state
 from napari_beerlanet.core.common.messages import slug, system_reason
 from napari_beerlanet.core.common.storage import (
     FileError,
     atomic_path,
+    check_no_linked_folder,
     read_json,
+    read_json_or_empty,
     remove_partial_files,
 )
 from napari_beerlanet.core.project.files import MODELS_DIR, RUNS_DIR
@@ -145,9 +147,15 @@ class RunFolder:
         return read_run(self.run_file) if self.run_file.exists() else None
 
     def write_run(self, **changes: Any) -> None:
-        """Change entries of run.json."""
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        run = {**(self.read_run() or {"format": FORMAT_VERSION}), **changes, "updated": now}
+        """Change entries of run.json.
+
+        With another state the run becomes the newest of its project.
+        """
+        before = self.read_run() or {"format": FORMAT_VERSION}
+        updated = max(_now(), str(before.get("updated") or ""))  # the clock may have been set back
+        if "state" in changes:
+            updated = max(updated, _second_after(max(_times_beside(self.path), default="")))
+        run = {**before, **changes, "updated": updated}
         with atomic_path(self.run_file) as unfinished:
             unfinished.write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
 
@@ -338,6 +346,7 @@ def new_run(project: str | os.PathLike[str], settings: Mapping[str, Any]) -> Pat
     try:
         if not Path(project).is_dir():
             raise FileError(f"{project}: there is no such folder; connect the drive that it is on.")
+        check_no_linked_folder(Path(project), RUNS_DIR)
         runs.mkdir(exist_ok=True)
         path = _make_unused_folder(runs, name)
         with RunFolder(path, locked=False) as folder:
@@ -352,12 +361,34 @@ def unused_model_path(project: str | os.PathLike[str], name: str) -> Path:
     """A file for a model in the project's `models`; a name that is taken gets a number."""
     models = Path(project) / MODELS_DIR
     try:
+        check_no_linked_folder(Path(project), MODELS_DIR)
         models.mkdir(exist_ok=True)
     except OSError as error:
         why = system_reason(error)
         raise FileError(f"{models}: a model cannot be saved there ({why}).") from error
     paths = _numbered_paths(models, slug(name), "-", ".safetensors")
     return next(path for path in paths if not path.exists())
+
+
+def _times_beside(path: Path) -> list[str]:
+    """When the other runs of a project were last updated."""
+    if path.parent.name != RUNS_DIR:
+        return []
+    files = (file for file in path.parent.glob("*/run.json") if file.parent != path)
+    return [str(read_json_or_empty(file).get("updated") or "") for file in files]
+
+
+def _now() -> str:
+    """The time in UTC; later times are larger texts."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _second_after(time: str) -> str:
+    """A second after what `_now` returned; "" after anything else."""
+    try:
+        return (datetime.fromisoformat(time) + timedelta(seconds=1)).isoformat(timespec="seconds")
+    except (ValueError, OverflowError):
+        return ""
 
 
 def _make_unused_folder(runs: Path, name: str) -> Path:
@@ -381,11 +412,16 @@ def _live_process(folder: Path, content: Mapping[str, Any]) -> Any:
     number = _as_int(content.get("process"))
     if content.get("state") != "running" or number is None:
         return None
+    lock = folder / ".lock"
     try:
         process = psutil.Process(number)
-        locked = (folder / ".lock").stat().st_mtime
-        ours = process.create_time() <= locked + _CLOCK_TOLERANCE_S
-        return process if ours and process.status() != psutil.STATUS_ZOMBIE else None
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return None
+        state = lock_state(lock)
+        if state == "unknown":  # a disk without locks: by the clock, which may have been set
+            earlier = process.create_time() <= lock.stat().st_mtime + _CLOCK_TOLERANCE_S
+            state = "taken" if earlier else "locked"
+        return process if state == "taken" else None
     except (psutil.Error, OSError):
         return None
 

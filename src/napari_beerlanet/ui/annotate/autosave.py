@@ -224,11 +224,13 @@ class Drafts:
             self.path(source).unlink(missing_ok=True)
 
     def archive(self, source: ImageSource) -> None:
-        """Rename a draft so that it is kept but no longer loaded."""
+        """Rename a draft so that it is kept but no longer loaded; one kept earlier stays."""
         now = datetime.now().strftime("%Y-%m-%d %H-%M-%S")
         path = self.path(source)
+        names = itertools.chain([now], (f"{now} {number}" for number in itertools.count(2)))
+        free = (path.with_suffix(f".{name}.aside") for name in names)
         with suppress(OSError):
-            path.rename(path.with_suffix(f".{now}.aside"))
+            path.rename(next(one for one in free if not one.exists()))
 
     def sources(self) -> Iterable[ImageSource]:
         """All images with drafts, by age; files that cannot be read are skipped."""
@@ -254,14 +256,28 @@ class Drafts:
 def find_saved(
     source: ImageSource, project: Project | None, drafts: Drafts
 ) -> SavedAnnotations | None:
-    """The annotations of an image that were saved last, in the project or as a draft."""
+    """The annotations of an image that were saved last, in the project or as a draft.
+
+    A draft that is older, by a clock that may have been set back meanwhile, is put aside: the next
+    save in the project would remove it.
+    """
     draft = drafts.path(source)
     file = project.path / ANNOTATIONS_DIR / f"{project.id_of(source)}.json" if project else None
     if project is not None and file is not None and file.exists() and _is_newer(file, draft):
         saved = project.load_annotations(source)
+        if saved is not None and _has_other_content(drafts, source, saved):
+            drafts.archive(source)
         return None if saved is None else SavedAnnotations(saved, False, _time_of(file))
     saved = drafts.load(source)
     return None if saved is None else SavedAnnotations(saved, True, _time_of(draft))
+
+
+def _has_other_content(drafts: Drafts, source: ImageSource, saved: Annotations) -> bool:
+    try:
+        draft = drafts.load(source)
+    except FileError:
+        return True
+    return draft is not None and draft.to_json() != saved.to_json()
 
 
 def _time_of(file: Path) -> datetime | None:

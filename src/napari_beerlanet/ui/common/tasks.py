@@ -2,12 +2,19 @@
 
 The thread and the GUI talk through a queue that a timer empties on the GUI thread. No Qt object is
 touched, kept or freed anywhere else, so a panel may be closed at any moment of a run.
+
+When the program ends, every run is asked to stop. One that does not hear of it, as it waits for a
+network drive, say, is waited for `EXIT_TIMEOUT_S`; files are written whole or not at all, so one
+that is cut off leaves nothing half-written.
 """
 
 from __future__ import annotations
 
 import enum
+import os
+import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +25,9 @@ from qtpy.QtCore import QObject, QTimer, Signal
 
 from napari_beerlanet.core.common.progress import Cancelled, Progress, Report
 from napari_beerlanet.ui.common.notifications import WORKER_THREAD_NAME, hide_library_warnings
+
+EXIT_TIMEOUT_S = 30.0
+"""How long a program whose last window was closed waits for threads of ours."""
 
 _POLL_INTERVAL_MS = 10
 
@@ -132,6 +142,7 @@ class Task(QObject):
             target=_run_in_thread, args=(run.work, run.queue, run.stop), daemon=False
         )
         thread.name = WORKER_THREAD_NAME
+        _stop_with_program(run.stop)
         thread.start()
         self._timer.start()
         self.started.emit()
@@ -213,6 +224,49 @@ def _run_in_thread(work: Work, queue: SimpleQueue[tuple[str, Any]], stop: thread
         queue.put(("result", work(report)))
     except BaseException as error:
         queue.put(("error", error))
+
+
+_stops: weakref.WeakSet[threading.Event] = weakref.WeakSet()
+_watcher: threading.Thread | None = None
+
+
+def _stop_with_program(stop: threading.Event) -> None:
+    """Set an event when the program ends: not every window is deleted before that."""
+    global _watcher
+    _stops.add(stop)
+    if _watcher is None:
+        _watcher = threading.Thread(target=_watch_end, name="beerlanet-exit", daemon=True)
+        _watcher.start()
+
+
+def _watch_end() -> None:
+    """Ask all runs to stop when the main thread has ended; end the program if one does not.
+
+    Python waits for every thread that is no daemon, for ever if need be, and daemons that are in
+    compiled code when it is taken down crash it.
+    """
+    threading.main_thread().join()
+    end = time.monotonic() + EXIT_TIMEOUT_S
+    for stop in list(_stops):
+        stop.set()
+    others = [one for one in threading.enumerate() if not _is_ours(one) and not one.daemon]
+    for thread in others:
+        thread.join()  # what it does may matter to someone
+    ours = [one for one in threading.enumerate() if _is_ours(one)]
+    for thread in ours:
+        thread.join(max(end - time.monotonic(), 0))
+    if any(thread.is_alive() for thread in ours):
+        print(
+            f"napari-beerlanet: a task did not end in {EXIT_TIMEOUT_S:.0f} s, and was cut off.",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(1)
+
+
+def _is_ours(thread: threading.Thread) -> bool:
+    """Whether it is a thread that the end of the program waits for, and belongs to this plugin."""
+    return "beerlanet" in thread.name and not thread.daemon
 
 
 def on_destroyed(thing: QObject, callback: Callable[[], object]) -> None:
