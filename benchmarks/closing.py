@@ -56,6 +56,8 @@ _SLOW_S = 2.0
 Running = Callable[[], object]
 Start = Callable[["Case"], Running]
 TASKS: dict[str, Start] = {}
+COMPILING = "open the workspace"
+"""The task in which another process may compile kernels, where that was never done."""
 
 
 class Case:
@@ -212,7 +214,7 @@ def prepare(data: Path) -> None:
 # --- the tasks ------------------------------------------------------------------------------------
 
 
-@task("open the workspace")
+@task(COMPILING)
 def open_workspace(case: Case) -> Running:
     """Panels are imported, kernels are compiled or loaded."""
     panel = case.panel("BeerLaNet workspace")
@@ -464,28 +466,34 @@ def benchmark(case: Case) -> Running:
 # --- in a process that goes on --------------------------------------------------------------------
 
 
-def close_once(name: str, data: Path, delay: float) -> dict[str, Any]:
+def close_once(
+    name: str, data: Path, delay: float, make_viewer: Callable[[], Any] | None = None
+) -> dict[str, Any]:
     """Open a viewer, start a task, close it after a while; what was seen."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["NAPARI_BEERLANET_CONFIG"] = f"{folder}/settings"
-        in_the_middle = _open_and_close(name, data, Path(folder), delay)
+        viewer = make_viewer() if make_viewer is not None else _new_viewer()
+        in_the_middle = _start_and_close(name, Case(viewer, data, Path(folder)), delay)
+        del viewer
         closed = time.monotonic()
         left, where = wait_for_the_end()
         seconds = time.monotonic() - closed
     return {"middle": in_the_middle, "seconds": seconds, "left": left, "where": where}
 
 
-def _open_and_close(name: str, data: Path, folder: Path, delay: float) -> bool:
-    """Whether the task was under way; nothing of the viewer is kept."""
+def _new_viewer() -> Any:
     import napari
 
-    viewer = napari.Viewer(show=True)
-    case = Case(viewer, data, folder)
+    return napari.Viewer(show=True)
+
+
+def _start_and_close(name: str, case: Case, delay: float) -> bool:
+    """Whether the task was under way when the viewer was closed."""
     running = TASKS[name](case)
     until = time.monotonic() + delay
-    case.wait(lambda: time.monotonic() > until or not running())
+    case.wait(lambda: time.monotonic() >= until or not running())
     in_the_middle = bool(running())
-    viewer.close()
+    case.viewer.close()
     return in_the_middle
 
 
@@ -526,8 +534,11 @@ def place_of(thread: threading.Thread) -> str:
 
 
 def left_processes() -> list[str]:
-    """Processes with the mark of this one, other than it and those around it."""
-    return marked_processes(os.environ[MARK])
+    """Processes with the mark of this one, other than it and those around it.
+
+    One that compiles kernels ends with the program, and not with a window.
+    """
+    return [one for one in marked_processes(os.environ[MARK]) if "compile_kernels" not in one]
 
 
 def marked_processes(mark: str) -> list[str]:
@@ -570,7 +581,7 @@ def _close_and_leave(name: str, data: Path, delay: float) -> None:
     from qtpy.QtCore import QTimer
 
     folder = Path(os.environ["NAPARI_BEERLANET_CONFIG"]).parent
-    viewer = napari.Viewer(show=True)
+    viewer = _new_viewer()
     running = TASKS[name](Case(viewer, data, folder))
 
     def close() -> None:
@@ -592,6 +603,8 @@ def run_task(name: str, binding: str, data: Path, options: argparse.Namespace) -
     middle = 0
     mark = f"{os.getpid()} {binding} {name}"
     environment = os.environ | {"QT_API": binding, MARK: mark, "YOLO_OFFLINE": "true"}
+    if name != COMPILING:
+        environment["NAPARI_BEERLANET_COMPILE"] = "0"
     command = [sys.executable, __file__, "--child", name, "--data", str(data)]
     if options.times:
         chosen = ["--times", str(options.times), "--seed", str(options.seed)]

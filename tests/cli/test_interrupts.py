@@ -2,8 +2,13 @@
 
 The signal is a real one, and comes at a given call of a function of ours, not at a time, so that it
 comes at the same place on every machine.
+
+And a folder for results that cannot be written to: one line before anything is computed.
 """
 
+import builtins
+import errno
+import io
 import os
 import shutil
 import signal
@@ -216,3 +221,63 @@ def test_pressed_twice_ends_at_once(workspace, tmp_path, monkeypatch, capfd):
         status = main.main(given)
     check_interrupted(status, capfd.readouterr().err, out)
     assert not names_in(out)
+
+
+# --- folders that cannot be written to -----------------------------------------------------------
+
+
+@pytest.fixture
+def make_read_only(monkeypatch):
+    """Makes a folder as on a drive that is mounted read-only, also for root."""
+
+    def make(folder):
+        inside = f"{folder}{os.sep}"
+
+        def guard(module, name, writes):
+            real = getattr(module, name)
+
+            def guarded(path, *args, **named):
+                text = path if isinstance(path, int) else os.fsdecode(path)
+                if str(text).startswith(inside) and writes(*args, **named):
+                    raise OSError(errno.EROFS, "Read-only file system", text)
+                return real(path, *args, **named)
+
+            monkeypatch.setattr(module, name, guarded)
+
+        def opens(mode="r", *args, **named):
+            return any(letter in mode for letter in "wax+")
+
+        for module in (builtins, io):
+            guard(module, "open", opens)
+        guard(os, "open", lambda flags, *args, **named: flags & (os.O_WRONLY | os.O_RDWR))
+        for name in ("mkdir", "rename", "replace", "unlink", "remove", "rmdir"):
+            guard(os, name, lambda *args, **named: True)
+
+    return make
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, *LONG_COMMANDS, "train", "export"])
+@pytest.mark.parametrize("there", [True, False], ids=["folder", "new folder"])
+def test_a_folder_that_cannot_be_written_to(
+    command, there, workspace, tmp_path, monkeypatch, capfd, make_read_only
+):
+    monkeypatch.chdir(workspace)
+    drive = tmp_path / "drive"
+    out = drive / "out"
+    (out if there else drive).mkdir(parents=True)
+    make_read_only(drive)
+    given = COMMANDS.get(command) or LONG_COMMANDS.get(command, "").split()
+    if command == "train":
+        given = ["--data=smears/data.yaml", "--out=OUT", *DETECTOR, "--epochs=1"]
+    if command == "export":
+        given = ["model.safetensors", "--out=OUT"]
+    with calls_of(lambda frame: frame.f_code.co_name in ("detect", "_infer", "train")) as counted:
+        status = main.main(arguments(command, given, out))
+    said = [line for line in capfd.readouterr().err.splitlines() if "%|" not in line]
+    assert status in (1, 2)
+    assert counted[0] == 0, "it computed first"
+    (line,) = [one for one in said if str(drive) in one]
+    assert line.startswith("napari-beerlanet: ")
+    assert "read-only file system" in line.lower()
+    assert len(said) == 1, said
+    assert not names_in(drive)

@@ -72,7 +72,8 @@ def tile_store_path(source: Path, suffix: str = SUFFIX) -> Path:
         return beside if beside.exists() else cached
     if os.access(source.parent, os.W_OK):
         return beside
-    cache.mkdir(parents=True, exist_ok=True)
+    with suppress(OSError):  # whoever writes to it is told
+        cache.mkdir(parents=True, exist_ok=True)
     return cached
 
 

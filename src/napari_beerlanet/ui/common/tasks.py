@@ -26,7 +26,7 @@ from qtpy.QtCore import QObject, QTimer, Signal
 from napari_beerlanet.core.common.progress import Cancelled, Progress, Report
 from napari_beerlanet.ui.common.notifications import WORKER_THREAD_NAME, hide_library_warnings
 
-EXIT_TIMEOUT_S = 30.0
+EXIT_TIMEOUT_S = 60.0
 """How long a program whose last window was closed waits for threads of ours."""
 
 _POLL_INTERVAL_MS = 10
