@@ -48,6 +48,9 @@ PLUGIN = "napari-beerlanet"
 MARK = "BEERLANET_CLOSING"
 """Environment variable of all processes that a closing starts, and those start."""
 
+SIDE = 1200
+"""Pixels of an image's side."""
+
 _START_TIMEOUT_S = 600.0
 _END_TIMEOUT_S = 120.0
 _LONGEST_DELAY_S = 0.6  # after the start of the task; it is under way by then, and not done
@@ -100,9 +103,9 @@ class Case:
 
         return get_session(self.viewer)
 
-    def image(self, side: int = 1200, name: str = "smear") -> Any:
+    def image(self, side: int = 0, name: str = "smear") -> Any:
         """A layer with a synthetic smear."""
-        return self.viewer.add_image(picture(side), name=name)
+        return self.viewer.add_image(picture(side or SIDE), name=name)
 
     def slide(self) -> Any:
         """A layer with a file that is taken for a slide."""
@@ -172,11 +175,11 @@ def classifier() -> Any:
     return tiny_classifier(SMALL)
 
 
-def boxes(count: int, side: int = 1100) -> Any:
+def boxes(count: int, side: int = 0) -> Any:
     """Detections at random places."""
     from napari_beerlanet.core.boxes.detections import Detections
 
-    corner = np.random.default_rng(0).uniform(0, side, (count, 2))
+    corner = np.random.default_rng(0).uniform(0, (side or SIDE) - 40, (count, 2))
     scores = np.linspace(1, 0.3, count)
     return Detections(np.hstack([corner, corner + 40]), np.zeros(count, int), scores, ["RBC"])
 
@@ -284,7 +287,7 @@ def classify_cells(case: Case) -> Running:
     """Types of many cells."""
     from reviews import detected_image
 
-    detected_image(case.viewer, "smear", boxes(3000), picture(1200))
+    detected_image(case.viewer, "smear", boxes(3000), picture(SIDE))
     case.session.set_classifier(classifier(), "tiny")
     panel = case.panel("Classify cells")
     case.press(panel.run_button)
@@ -335,7 +338,7 @@ def add_to_project(case: Case) -> Running:
     actions = panel.annotation_actions
     case.press(panel.annotate)
     case.wait(lambda: actions.annotated is not None)
-    corner = np.random.default_rng(0).uniform(0, 1100, (60, 2))
+    corner = np.random.default_rng(0).uniform(0, SIDE - 40, (60, 2))
     layer = actions.annotated.boxes.layer
     layer.add([np.array([c, c + 40]) for c in corner], shape_type="rectangle")
     actions.mark_whole_image()
@@ -385,7 +388,7 @@ def open_review(case: Case, found: Any = None) -> Any:
     """The panel *Review detections*."""
     from reviews import open_panel
 
-    return open_panel(case.viewer, case.wait, found, picture(1200))[1]
+    return open_panel(case.viewer, case.wait, found, picture(SIDE))[1]
 
 
 @task("compare with annotations")

@@ -18,6 +18,7 @@ def closing(root, monkeypatch):
     import closing
 
     monkeypatch.setenv(closing.MARK, f"test {os.getpid()}")
+    monkeypatch.setattr(closing, "SIDE", 320)
     yield closing
     sys.modules.pop("closing")
 
@@ -35,7 +36,7 @@ def test_the_program_ends_with_the_window_and_nothing_is_left(closing, tmp_path)
     """With a run in a process of its own, which is to be stopped."""
     (tmp_path / "images").mkdir()
     for seed in range(4):
-        image = blood_smear((300, 400), seed=seed).image
+        image = blood_smear((100, 100), seed=seed, cell_diameter=30).image
         Image.fromarray(image).save(tmp_path / "images" / f"{seed}.png")
     options = argparse.Namespace(times=0, exits=1, seed=0)
     line, well = closing.run_task("run on folder", "pyqt6", tmp_path, options)

@@ -26,14 +26,16 @@ from qtpy.QtCore import QEvent, QObject, Qt, QTimer, QUrl, Signal
 from qtpy.QtGui import QDesktopServices
 from qtpy.QtWidgets import QListWidget, QListWidgetItem, QMessageBox, QVBoxLayout, QWidget
 
-from napari_beerlanet.core.common.events import FINAL_EVENTS, EventTail, RunState
+from napari_beerlanet.core.common.events import FINAL_EVENTS, Event, EventTail, RunState
 from napari_beerlanet.core.common.jobs import LOCK_FILE
 from napari_beerlanet.core.common.locking import local_owner
 from napari_beerlanet.core.common.messages import count_of, error_message, format_duration
+from napari_beerlanet.core.common.progress import Report
 from napari_beerlanet.core.training.runs import inspect_run
 from napari_beerlanet.ui.common.controls import button, heading, row, wrapping_label
 from napari_beerlanet.ui.common.progress_bar import Activity, activity_bar
 from napari_beerlanet.ui.common.recent import RecentPaths
+from napari_beerlanet.ui.common.tasks import Task
 
 PROCESS_LOG = "process.log"
 """The file in the run's folder with what the process prints to stderr."""
@@ -96,6 +98,7 @@ class BackgroundProcess(QObject):
         self._timer = QTimer(self)
         self._timer.setInterval(_POLL_INTERVAL_MS)
         self._timer.timeout.connect(self._poll)
+        self._reading = Task(self)
 
     # --- starting --------------------------------------------------------------------------------
 
@@ -189,6 +192,7 @@ class BackgroundProcess(QObject):
     def detach(self) -> None:
         """Stop following the run, which continues; no more signals are emitted."""
         self._timer.stop()
+        self._reading.cancel()
         self._tail = None
 
     def release(self, activity: Activity) -> None:
@@ -205,12 +209,24 @@ class BackgroundProcess(QObject):
     # --- following -------------------------------------------------------------------------------
 
     def _poll(self) -> None:
-        alive = is_alive(self._process)  # before reading, so that its last events are read
-        self._emit_events()
+        """Read what is new, off the GUI thread: the drive may be slow, or not answer."""
+        tail, process = self._tail, self._process
+        if tail is None or self._reading.running:
+            return
+
+        def work(report: Report) -> tuple[bool, list[Event]]:
+            alive = is_alive(process)  # before reading, so that its last events are read
+            return alive, tail.read()
+
+        self._reading.start(work, lambda read: self._on_read(*read), _raise_again)
+
+    def _on_read(self, alive: bool, events: list[Event]) -> None:
+        self._emit(events)
         if self._tail is None or self.end is not None:  # a slot may have detached or ended the run
             return
         if not alive:
-            self._finish(self._resolve_end())
+            if not events:  # otherwise there may be more that it has left
+                self._finish(self._resolve_end())
         elif self._exit_is_overdue():
             self.kill()
         elif self.stopping:
@@ -221,7 +237,10 @@ class BackgroundProcess(QObject):
         return self._final_event is not None and waited > _EXIT_GRACE_PERIOD_S
 
     def _emit_events(self) -> None:
-        for event in self._tail.read() if self._tail is not None else []:
+        self._emit(self._tail.read() if self._tail is not None else [])
+
+    def _emit(self, events: list[Event]) -> None:
+        for event in events:
             self._has_events = True
             if event["event"] in FINAL_EVENTS:
                 self._final_event, self._final_event_at = event, time.monotonic()
@@ -258,13 +277,16 @@ class BackgroundProcess(QObject):
 
     def _finish(self, end: RunEnd) -> None:
         self._timer.stop()
-        self._emit_events()
         if self.end is None:
             self.end, self._tail = end, None
             self._set_paused(False)
             with suppress(OSError):
                 (self.folder / "stop").unlink(missing_ok=True)
             self.ended.emit(end)
+
+
+def _raise_again(error: BaseException) -> None:
+    raise error
 
 
 def launch_training(
