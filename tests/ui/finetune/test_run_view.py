@@ -337,9 +337,8 @@ def test_end_of_an_earlier_try_is_not_taken_for_this_one(tmp_path, qtbot, until)
     path = new_run(tmp_path, TrainSettings(model="m", data="d").model_dump())
     (path / "progress.jsonl").write_text('{"event": "failed", "message": "yesterday"}\n')
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    folder = RunFolder(path, locked=False)
+    folder = RunFolder(path)  # as if the child held the lock
     folder.write_run(state="running", process=child.pid)
-    (path / ".lock").touch()
     run = TrainingProcess(path)
     ends = []
     run.ended.connect(ends.append)
@@ -350,6 +349,7 @@ def test_end_of_an_earlier_try_is_not_taken_for_this_one(tmp_path, qtbot, until)
     folder.write_run(state="finished")
     child.communicate()
     until(lambda: bool(ends))
+    folder.close()
     assert [end.state for end in ends] == [RunState.FINISHED]
 
 
@@ -380,13 +380,12 @@ def test_states_of_runs(tmp_path):
     assert inspect_run(path).state is RunState.NEW
     done = subprocess.Popen([sys.executable, "-c", ""])
     done.wait()
-    folder = RunFolder(path, locked=False)
+    folder = RunFolder(path)
     folder.write_run(state="running", process=done.pid)
-    (path / ".lock").touch()
     assert inspect_run(path).state is RunState.INTERRUPTED
     folder.write_run(process=os.getpid())
     assert inspect_run(path).state is RunState.RUNNING
-    os.utime(path / ".lock", (1e9, 1e9))  # before this process began: the number is another's
+    folder.close()  # the number is another's now
     assert inspect_run(path).state is RunState.INTERRUPTED
     folder.write_run(state="finished")
     assert inspect_run(path).state is RunState.FINISHED
