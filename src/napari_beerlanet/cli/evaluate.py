@@ -61,6 +61,8 @@ def run(options: argparse.Namespace) -> int:
     from napari_beerlanet.core.evaluation.dataset import evaluate
 
     model = load_model(options)
+    if options.out:
+        prepare_folder(options.out.parent)
     with tqdm(total=1.0, disable=options.quiet or None, bar_format=_BAR_FORMAT) as bar:
 
         def report(progress: Progress) -> None:
@@ -88,7 +90,6 @@ _BAR_FORMAT = "{percentage:3.0f}%|{bar}| {elapsed}<{remaining}"
 def _write_result(path: Path, result: dict[str, Any]) -> None:
     from napari_beerlanet.core.common.storage import atomic_path
 
-    prepare_folder(path.parent)
     with atomic_path(path) as unfinished:
         unfinished.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
