@@ -108,7 +108,9 @@ def test_heat_maps_are_the_probabilities_in_their_place(opened, clf, pixels, unt
     until(lambda: section.table.rowCount() == 1 and not section.measure_task.running)
 
 
-def test_stopped_and_resumed_by_the_next_window(opened, clf, pixels, until, monkeypatch):
+@pytest.fixture
+def free(monkeypatch):
+    """A semaphore that lets a tile through each time it is released."""
     free, score = threading.Semaphore(0), Classifier.score_crops
 
     def gated(self, *given):
@@ -116,6 +118,10 @@ def test_stopped_and_resumed_by_the_next_window(opened, clf, pixels, until, monk
         return score(self, *given)
 
     monkeypatch.setattr(Classifier, "score_crops", gated)
+    return free
+
+
+def test_stopped_and_resumed_by_the_next_window(opened, clf, pixels, until, free):
     viewer, source, section = opened()
     section.run_button.click()
     free.release()
@@ -147,8 +153,37 @@ def test_stopped_and_resumed_by_the_next_window(opened, clf, pixels, until, monk
     data = patch_layers(viewer, again)[0].data
     np.testing.assert_allclose(data, expected.scores[..., 0], atol=1e-6)
     assert 0 < some < np.isfinite(data).sum()
+    assert section.run_button.text() == "Classify patches", "nothing is left to resume"
+    assert section.note.text() == ""
     section.image_chosen()
     until(lambda: section.run_button.text() == "Show heat map", 20_000)
+
+
+def test_what_is_stored_nowhere_cannot_be_resumed(opened, pixels, until, free, monkeypatch):
+    viewer, slide, section = opened()
+    monkeypatch.setattr(planes, "SLIDE_PIXELS", pixels.size)  # what is in memory is no slide
+    photograph = viewer.add_image(pixels, rgb=True)
+    section._image.choose(photograph)
+    section.run_button.click()
+    free.release()
+    until(lambda: section.layers is not None and section._feed.done == 1)
+    section.progress_bar._stop()
+    free.release(9)
+    until(lambda: not section.patch_task.running)
+    assert section.progress_bar.text.startswith("Stopped after ")
+    assert "Resume" not in section.progress_bar.text
+    assert section.run_button.text() == "Classify patches"
+
+    while free.acquire(blocking=False):
+        pass
+    section.run_button.click()
+    section._image.choose(slide)  # nothing is known of it
+    until(lambda: section.layers.source is photograph and section._feed.total > 0)
+    section.progress_bar._stop()
+    free.release(9)
+    until(lambda: not section.patch_task.running)
+    assert section.run_button.text() == "Classify patches"
+    assert section.progress_bar.text == ""
 
 
 def test_without_tissue_there_is_a_way_out(opened, until):

@@ -494,17 +494,22 @@ class PatchSection(CollapsibleGroup):
         self.progress_bar.set_message(" ".join([text, *patches.report["warnings"]]))
 
     def _ended(self, outcome: TaskOutcome) -> None:
-        if self._job is None:
+        job, source, feed = self._job, self._source, self._feed
+        if job is None:
             return
         self._poll()
         self._timer.stop()
-        self._job = self._source = None
-        feed = self._feed
-        if outcome is TaskOutcome.CANCELLED and feed.total:
-            self._previous = PreviousSearch(feed.done, feed.total, "")
-            self.progress_bar.set_message(
-                f"Stopped after {feed.done:,} of {feed.total:,} tiles; “Resume” continues."
-            )
+        self._job = self._source = self._previous = None
+        if source is not self._image.layer:
+            self.image_chosen()  # another image was chosen meanwhile
+        elif outcome is not TaskOutcome.DONE and feed.total:
+            if job.results is not None:
+                model = self.layers.patches.report["model"] if self.layers is not None else ""
+                self._previous = PreviousSearch(feed.done, feed.total, model)
+            if outcome is TaskOutcome.CANCELLED:
+                stopped = f"Stopped after {feed.done:,} of {feed.total:,} tiles"
+                way_on = "." if self._previous is None else "; “Resume” continues."
+                self.progress_bar.set_message(stopped + way_on)
         self.update_state()
         self.measure()
 
