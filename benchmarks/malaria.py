@@ -16,9 +16,11 @@ such that as many cells are called infected on those slides as are annotated, th
 the detector does not find, for a smear is examined to count them. How many are
 in a field is estimated from the field itself, without labels (`adapt_to_share`), for a threshold
 that is right where one cell in eight is infected finds too many parasites where one in a hundred
-is. That stages were shown several times in training is undone by the logarithm of how often. All
-become a part of the model's description (`prior`, `temperature`, `prevalence`), so that whoever
-loads the model has them. The model of all slides takes what fits the slides of all folds.
+is. A parasite that the crops of two cells show is that of one (`count_parasites_once`): cells that
+may be infected are looked at a second time, without their neighbours. That stages were shown
+several times in training is undone by the logarithm of how often. All become a part of the model's
+description (`prior`, `temperature`, `prevalence`), so that whoever loads the model has them. The
+model of all slides takes what fits the slides of all folds.
 
 Parasitaemia of a field: infected red cells of all red cells. Predicted is what the Malaria preset
 counts, which does not know where parasites are. Annotated are parasites and not red cells, so there
@@ -59,7 +61,12 @@ from napari_beerlanet.core.batch.settings import MALARIA_PRESET
 from napari_beerlanet.core.boxes.classes import class_colours
 from napari_beerlanet.core.boxes.matching import non_max_suppression
 from napari_beerlanet.core.checkpoints.checkpoint import read_info
-from napari_beerlanet.core.classification.classifier import adapt_to_share
+from napari_beerlanet.core.classification.classifier import (
+    MAY_BE_INFECTED,
+    adapt_to_share,
+    count_parasites_once,
+)
+from napari_beerlanet.core.classification.crops import crop_neighbours, cut_crops, hide_neighbours
 from napari_beerlanet.core.evaluation.classification import classification_metrics
 from napari_beerlanet.core.formats.class_folders import read_crop_dataset
 from napari_beerlanet.core.images.files import read_image
@@ -80,6 +87,8 @@ AUGMENTATION: dict[str, Any] = {"scale_jitter": 0.15, "shift_jitter": 0.06, "blu
 EXPECTED = 0.05  # of the cells of a smear infected, before it is looked at
 SHIFT_RANGE, SHIFT_STEPS = 2.5, 10
 VIEWS = 4
+LOOK_AGAIN = -3.5  # lead of the stages over `uninfected`, below which no calibration calls infected
+HEALTHY = np.array([kind == UNINFECTED for kind in TYPES])
 MIN_PARASITES = 20  # of a field whose parasitaemia is compared
 TOLERANCE = 0.2
 SAMPLE_CROPS = 200  # whose stains describe those of training
@@ -116,9 +125,8 @@ def main() -> None:
 def train(options: argparse.Namespace) -> None:
     """Train on a fold's slides, resuming what is there, and score its other slides."""
     folder = options.folder
-    fields = find_fields(options.shared / "data" / "malaria-fields", folder)
     test = FOLDS[options.fold]
-    mine = sorted({field["slide"] for field in fields} - set(test))
+    mine = sorted({field["slide"] for field in all_fields(options)} - set(test))
     run = folder / "runs" / f"{options.fold}{options.name}"
     data = folder / "splits" / options.fold
     if not data.is_dir():
@@ -141,8 +149,7 @@ def train(options: argparse.Namespace) -> None:
         progress=show,
     )
     if test:
-        model = nb.load_checkpoint(run / "last.safetensors", device="cpu")
-        score(model, [f for f in fields if f["slide"] in test], options)
+        score(load_fold(options, options.fold), options)
 
 
 def show(event: dict[str, Any]) -> None:
@@ -151,19 +158,99 @@ def show(event: dict[str, Any]) -> None:
         print(json.dumps(event)[:400], flush=True)
 
 
-def score(model: Any, fields: list[dict[str, Any]], options: argparse.Namespace) -> None:
-    """ln of the probabilities, at temperature 1, of all cells and other objects of fields."""
+def all_fields(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """With the cells that the Malaria preset finds."""
+    source = options.shared / "data" / "malaria-fields"
+    return find_fields(source, options.folder, MALARIA_PRESET["confidence"])
+
+
+def load_fold(options: argparse.Namespace, fold: str) -> Any:
+    """The network of a fold with four views, at temperature 1."""
+    run = options.folder / "runs" / f"{fold}{options.name}"
+    model = nb.load_checkpoint(run / "last.safetensors", device="cpu")
     model.info["temperature"] = 1.0
     model.network.settings = model.network.settings.model_copy(update={"views": VIEWS})
-    place = [model.classes.index(kind) for kind in TYPES]
+    return model
+
+
+def score(model: Any, options: argparse.Namespace) -> None:
+    """ln of the probabilities, at temperature 1, of all cells and other objects of test fields."""
     logits = {}
-    for field in fields:
-        pixels = read_image(options.shared / "data" / "malaria-fields" / field["path"]).pixels
-        objects = field["cells"] + field["others"]
-        boxes = np.array([cell["box"] for cell in objects]).reshape(-1, 4)
-        scores = model.classify(pixels, boxes=boxes).scores[:, place]
-        logits[field["name"]] = np.log(np.maximum(scores, 1e-12)).astype(np.float32)
+    for field in all_fields(options):
+        if field["slide"] in FOLDS[options.fold]:
+            crops = cut_crops(read_field(field, options), boxes_of(field), SIZE, FILL)
+            logits[field["name"]] = log_probabilities(model, crops)
     np.savez_compressed(options.folder / f"scores-{options.fold}{options.name}.npz", **logits)
+
+
+def score_alone(
+    fold: str, logits: dict[str, np.ndarray], options: argparse.Namespace
+) -> dict[str, np.ndarray]:
+    """As `score`, with all neighbours painted over: of cells that may be infected, others NaN."""
+    model, alone = load_fold(options, fold), {}
+    for field in all_fields(options):
+        if field["name"] not in logits:
+            continue
+        X, boxes = logits[field["name"]], boxes_of(field)
+        alone[field["name"]] = looks = np.full_like(X, np.nan)
+        pairs = neighbours(field, X)
+        seen = np.unique(pairs[:, 0])
+        if not len(seen):
+            continue
+        crops = cut_crops(read_field(field, options), boxes[seen], SIZE, FILL)
+        every = sight(field, seen)
+        for crop, k in zip(crops, seen, strict=True):
+            crop[:] = hide_neighbours(crop, boxes[k], boxes[every[every[:, 0] == k, 1]], FILL)
+        looks[seen] = log_probabilities(model, crops)
+    return alone
+
+
+def log_probabilities(model: Any, crops: np.ndarray) -> np.ndarray:
+    """(n, 5) of crops, in the order of `TYPES`."""
+    place = [model.classes.index(kind) for kind in TYPES]
+    scores = model.score_crops(model.prepare_crops(list(crops)))[:, place]
+    return np.log(np.maximum(scores, 1e-12)).astype(np.float32)
+
+
+def read_field(field: dict[str, Any], options: argparse.Namespace) -> np.ndarray:
+    """The pixels of a field."""
+    return read_image(options.shared / "data" / "malaria-fields" / field["path"]).pixels
+
+
+def boxes_of(field: dict[str, Any]) -> np.ndarray:
+    """(n, 4) of all cells, then of all other objects."""
+    return np.array([o["box"] for o in field["cells"] + field["others"]], float).reshape(-1, 4)
+
+
+def red_cells(field: dict[str, Any]) -> tuple[Any, np.ndarray, np.ndarray]:
+    """What the preset finds, which of it are red cells, and which of the field's objects these are.
+
+    A field remembers it.
+    """
+    if "red cells" not in field:
+        whole = field["found"]
+        kept = np.sort(
+            non_max_suppression(whole.xyxy, whole.scores, whole.labels, MALARIA_PRESET["iou"])
+        )
+        found = whole[kept]
+        rows, _ = find_red_cells(found, DETECTOR_INFO, {"classes": TYPES, "applies_to": ["RBC"]})
+        place = {o["row"]: k for k, o in enumerate(field["cells"] + field["others"])}
+        field["red cells"] = found, rows, np.array([place[int(k)] for k in kept[rows]], int)
+    return field["red cells"]
+
+
+def sight(field: dict[str, Any], rows: np.ndarray) -> np.ndarray:
+    """(p, 2) pairs of red cells: i, one of the objects `rows`, and j that the crop of i shows."""
+    mine = np.sort(red_cells(field)[2])
+    return mine[crop_neighbours(boxes_of(field)[mine], np.searchsorted(mine, rows), FILL)]
+
+
+def neighbours(field: dict[str, Any], X: np.ndarray) -> np.ndarray:
+    """(p, 2) pairs of red cells that may both be infected, j in the crop of i; X (n, 5) logits."""
+    doubtful = np.logaddexp.reduce(X[:, 1:], 1) - X[:, 0] >= LOOK_AGAIN
+    mine = np.sort(red_cells(field)[2])
+    pairs = sight(field, mine[doubtful[mine]])
+    return pairs[doubtful[pairs[:, 1]]]
 
 
 # --- what they say -------------------------------------------------------------------------------
@@ -171,7 +258,7 @@ def score(model: Any, fields: list[dict[str, Any]], options: argparse.Namespace)
 
 def measure(options: argparse.Namespace) -> None:
     """Measure on test slides what the other folds calibrate, all together and each fold alone."""
-    fields = find_fields(options.shared / "data" / "malaria-fields", options.folder)
+    fields = all_fields(options)
     results: dict[str, Any] = {"folds": {}}
     everything: list[dict[str, Any]] = []
     logits = {}
@@ -179,7 +266,13 @@ def measure(options: argparse.Namespace) -> None:
         path = options.folder / f"scores-{fold}{options.name}.npz"
         if path.is_file():
             stages = stage_shift(options.folder / "splits" / fold)
-            logits[fold] = {name: values + stages for name, values in np.load(path).items()}
+            plain = dict(np.load(path))
+            second = path.with_name(f"alone-{fold}{options.name}.npz")
+            if not second.is_file():
+                np.savez_compressed(second, **score_alone(fold, plain, options))
+            alone = np.load(second)
+            # Logits of cells as they are and alone, (2, n, 5).
+            logits[fold] = {n: np.stack([X, alone[n]]) + stages for n, X in plain.items()}
     for fold, mine in logits.items():
         others = {name: X for other in logits if other != fold for name, X in logits[other].items()}
         shift, temperature = cross_fit(others, fields)
@@ -229,7 +322,7 @@ def cross_fit(logits: dict[str, np.ndarray], fields: list[dict[str, Any]]) -> tu
     Of the fields in `logits`, as networks score them that were not trained on their slides.
     """
     known = [f for f in fields if f["name"] in logits]
-    X = np.concatenate([logits[f["name"]][: len(f["cells"])] for f in known])
+    X = np.concatenate([logits[f["name"]][0, : len(f["cells"])] for f in known])
     true = np.array([c["type"] != UNINFECTED for f in known for c in f["cells"]], float)
     lead = np.logaddexp.reduce(X[:, 1:], 1) - X[:, 0]
     weight = np.where(true > 0, 0.5 / true.mean(), 0.5 / (1 - true.mean()))
@@ -266,22 +359,22 @@ def softmax(X: np.ndarray) -> np.ndarray:
 def judge(
     logits: np.ndarray, field: dict[str, Any], shift: float, temperature: float
 ) -> dict[str, Any]:
-    """Scores of a field's cells, and what the preset counts in it."""
-    cells, whole = field["cells"], field["found"]
-    place = {c["row"]: k for k, c in enumerate(cells + field["others"])}
-    kept = np.sort(
-        non_max_suppression(whole.xyxy, whole.scores, whole.labels, MALARIA_PRESET["iou"])
-    )
-    found = whole[kept]
-    rows, _ = find_red_cells(found, DETECTOR_INFO, {"classes": TYPES, "applies_to": ["RBC"]})
-    counts = np.zeros(len(logits), bool)
-    counts[[place[int(row)] for row in kept[rows]]] = True
-    healthy = np.array([kind == UNINFECTED for kind in TYPES])
-    P, _ = adapt_to_share(softmax(shifted(logits, shift) / temperature), healthy, EXPECTED, counts)
-    labels = np.array([P[place[int(row)]].argmax() for row in kept[rows]])
+    """Scores of a field's cells, and what the preset counts in it; `logits` (2, n, 5)."""
+    cells = field["cells"]
+    found, rows, place = red_cells(field)
+    counts = np.zeros(logits.shape[1], bool)
+    counts[place] = True
+    P, alone = (softmax(shifted(X, shift) / temperature) for X in logits)
+    doubtful = (1 - P[:, 0] >= MAY_BE_INFECTED) & counts
+    if "neighbours" not in field:
+        field["neighbours"] = neighbours(field, logits[0])
+    pairs = field["neighbours"][doubtful[field["neighbours"]].all(1)]
+    P = count_parasites_once(P, alone, pairs, HEALTHY)
+    P, _ = adapt_to_share(P, HEALTHY, EXPECTED, counts)
+    labels = P[place].argmax(1)
     counted = Counter(TYPES[k] for k in labels)
-    borders = {c["row"]: c["border"] for c in cells + field["others"]}
-    inside = np.array([not borders[int(row)] for row in kept[rows]], bool)
+    at_border = np.array([o["border"] for o in cells + field["others"]], bool)
+    inside = ~at_border[place]
     owner, _ = owners(found, field["parasite_boxes"])
     infected = set(owner[owner >= 0].tolist())
     missed = int((owner < 0).sum()) + len(infected - set(rows.tolist()))

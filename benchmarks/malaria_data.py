@@ -14,8 +14,9 @@ Not trained on: cells that cover a parasite of another cell (in clumps, and wher
 twice). Cells at the border of a field are, although some of their parasites have no label: without
 them a network learns that the padding beyond the border is a parasite.
 
-What was found in each field is in FOLDER/detections.json, the crops by slide in FOLDER/crops,
-sheets of them to look at in FOLDER/sheets.
+What was found in each field, down to the confidence of the Malaria preset, is in
+FOLDER/detections.json; learned from is what is sure (`SURE`). The crops are in FOLDER/crops by
+slide, sheets of them to look at in FOLDER/sheets.
 
     FOLDER/crops/1704282807/ring/falciparum-1704282807-0001-R-017.png
 
@@ -38,6 +39,7 @@ import torch
 from PIL import Image, ImageDraw
 
 import napari_beerlanet as nb
+from napari_beerlanet.core.batch.settings import MALARIA_PRESET
 from napari_beerlanet.core.boxes.detections import AGREEMENT_COLUMN, Detections
 from napari_beerlanet.core.boxes.geometry import area, clip, cxcywh_to_xyxy, intersection
 from napari_beerlanet.core.classification.crops import cut_crops
@@ -49,6 +51,7 @@ UNINFECTED = "uninfected"
 TYPES = (UNINFECTED, *STAGES)
 SIZE, FILL = 80, 0.8  # pixels of a crop, and how much of its side the box takes
 DETECTOR = "blood-cells"
+SURE = 0.25  # confidence of the detector in cells that are learned from
 _COVERED = 0.6  # of a parasite's box that lies in its red cell
 _MAX_AGREEMENT = 0.6  # of what is called a white cell and may be a parasite
 _BORDER = 3  # pixels
@@ -72,8 +75,11 @@ def main() -> None:
 # --- cells of a field ----------------------------------------------------------------------------
 
 
-def find_fields(source: Path, out: Path) -> list[dict[str, Any]]:
-    """All fields with their cells and parasites; detections are cached in OUT."""
+def find_fields(source: Path, out: Path, confidence: float = SURE) -> list[dict[str, Any]]:
+    """All fields with their parasites and the cells of this confidence at least.
+
+    Detections down to the preset's confidence are cached in OUT.
+    """
     cache = out / "detections.json"
     known = json.loads(cache.read_text()) if cache.is_file() else {}
     fields, model = [], None
@@ -81,12 +87,15 @@ def find_fields(source: Path, out: Path) -> list[dict[str, Any]]:
         key = f"{path.parent.parent.name}-{path.stem}"
         if key not in known:
             model = model or nb.load_checkpoint(DETECTOR, device="cpu")
-            known[key] = to_json(model.detect(read_image(path).pixels))
+            pixels = read_image(path).pixels
+            known[key] = to_json(model.detect(pixels, MALARIA_PRESET["confidence"]))
             print(key, len(known[key]["scores"]), flush=True)
         with Image.open(path) as image:
             shape = image.size[::-1]
         labels = path.parent.parent / "labels" / f"{path.stem}.txt"
-        fields.append(describe_field(path, from_json(known[key]), *read_parasites(labels, shape)))
+        found = from_json(known[key])
+        sure = found[found.scores >= confidence]
+        fields.append(describe_field(path, sure, *read_parasites(labels, shape)))
     if model is not None:
         out.mkdir(parents=True, exist_ok=True)
         cache.write_text(json.dumps(known))

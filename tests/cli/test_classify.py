@@ -404,6 +404,14 @@ def test_fields_of_a_smear_become_a_parasitaemia(tmp_path, capsys):
     assert "Research use only" in (out / "field-1.report.html").read_text(encoding="utf-8")
 
 
+def test_the_help_of_malaria_states_the_defaults_of_the_preset(capsys):
+    assert run("malaria", "--help") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    confidence, iou = (said.split(f" --{name} N ")[1] for name in ("confidence", "iou"))
+    assert "(default 0.15)" in confidence.split(" --")[0]
+    assert "(default 0.5)" in iou.split(" --")[0]
+
+
 def test_a_classifier_of_other_cells_gives_no_parasitaemia(field, model, tmp_path, capsys):
     options = ("--classify", model, "--out", tmp_path / "out", "--device", "cpu")
     assert run("malaria", field[0], *options) == 2

@@ -6,7 +6,7 @@ import argparse
 import math
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -75,12 +75,14 @@ def add_setting(
     name: str,
     *flags: str,
     hidden: Iterable[str] = (),
+    preset: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> None:
     """Add an option for a setting: its type, bounds and help are those of the settings class.
 
     `flags` are its spellings, by default --name; `hidden` are others that are still understood.
-    What is not given does not appear among the parsed options.
+    What is not given does not appear among the parsed options. A `preset` that is used then may
+    have defaults of its own, which the help states.
     """
     spec = settings.spec(name)
     flags = flags or (f"--{name.replace('_', '-')}",)
@@ -92,7 +94,8 @@ def add_setting(
     else:
         shared |= {"type": _value_parser(spec), "metavar": "TEXT" if str in spec.types else "N"}
     shared |= more
-    options.add_argument(*flags, **{"help": _help(spec), **shared})
+    default = (preset or {}).get(name, spec.default)
+    options.add_argument(*flags, **{"help": _help(spec, default), **shared})
     if hidden:
         options.add_argument(*hidden, **{**shared, "help": argparse.SUPPRESS})
 
@@ -102,12 +105,12 @@ def given_settings(options: argparse.Namespace, settings: type[Settings]) -> dic
     return {name: v for name, v in vars(options).items() if name in settings.model_fields}
 
 
-def _help(spec: FieldSpec) -> str:
+def _help(spec: FieldSpec, default: Any) -> str:
     text = spec.description.rstrip(".").replace("%", "%%")
     text = text[:1].lower() + text[1:]
-    if spec.default in (None, "") or bool in spec.types:
+    if default in (None, "") or bool in spec.types:
         return text
-    return f"{text} (default {spec.default})"
+    return f"{text} (default {default})"
 
 
 def _value_parser(spec: FieldSpec) -> Callable[[str], Any]:

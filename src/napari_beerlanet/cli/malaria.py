@@ -39,7 +39,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
         text = f"{what}: a name, or a path (default {MALARIA_PRESET[name]})"
         add_setting(command, StudySettings, name, flag, metavar="MODEL", help=text)
     for name in ("confidence", "iou", "object_size", "tile", "pixel_size"):
-        add_setting(command, StudySettings, name)
+        add_setting(command, StudySettings, name, preset=MALARIA_PRESET)
     add_setting(command, StudySettings, "reports", "--no-reports", help="write no HTML reports")
     add_device_option(command)
 

@@ -2,6 +2,7 @@
 
 import csv
 
+import dask.array as da
 import numpy as np
 import pytest
 import torch
@@ -180,6 +181,41 @@ def test_a_faint_parasite_is_likelier_where_many_cells_are_infected():
     assert alone.scores[0, 1] == pytest.approx(1 / (1 + np.exp(-10 * (0.5 - 118 / 255))), abs=1e-4)
 
 
+class _Darkest(nn.Module):
+    """The darker the darkest pixel, the more a crop looks infected."""
+
+    def forward(self, x):
+        lead = 20 * (0.3 - x.amin((1, 2, 3)))
+        nothing = torch.full_like(lead, -30.0)
+        return torch.stack([nothing, lead, nothing, nothing, torch.zeros_like(lead)], 1)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_parasite_between_two_cells_counts_once(lazy):
+    """Crops show a part of the cells around: what these have is not the cell's own."""
+    info = {"applies_to": ["RBC"], "prevalence": 0.05}
+    model = tiny_classifier(
+        _Darkest(), STAGES, info=info, front_end="none", standardize=False, fill=0.6, views=2
+    )
+    pixels = np.full((60, 400, 3), 220, np.uint8)
+    boxes = np.array([[x, 20, x + 20, 40] for x in (20, 38, 120, 138, 220, 300)], float)
+    for x1, y1, x2, y2 in boxes.astype(int):
+        pixels[y1:y2, x1:x2] = 150
+    for x in (42, 123, 146, 227):  # one of the first pair, two of the second, one of a single cell
+        pixels[28:32, x : x + 4] = 10
+    count = len(boxes)
+    found = Detections(boxes, np.zeros(count, int), np.ones(count), NAMES)
+    image = da.from_array(pixels, chunks=(60, 50, 3)) if lazy else pixels
+    shown = model.classify([pixels[10:50, x - 10 : x + 30] for x in (20, 38)]).labels
+    assert [STAGES[k] for k in shown] == ["ring", "ring"], "both crops show the parasite"
+    types = model.classify_detections(image, found).columns[TYPE_COLUMN].tolist()
+    assert types == ["uninfected", "ring", "ring", "ring", "ring", "uninfected"]
+    # Boxes that do not count hide nothing and are not looked at again.
+    counted = np.array([True, False, True, True, True, True])
+    again = model.classify_detections(image, found, counted=counted).columns[TYPE_COLUMN].tolist()
+    assert again == ["ring", "ring", "ring", "ring", "ring", "uninfected"]
+
+
 def test_a_share_is_found_without_labels():
     """Cells drawn from a known share: the estimate is near it, from 2 to 30 % infected."""
     random = np.random.default_rng(0)
@@ -230,7 +266,7 @@ def test_enough_red_cells_are_no_warning(classifier):
 
 def test_a_study_counts_them_as_the_preset_does(tmp_path, monkeypatch):
     """Detection is made up; the classifier is real and its weights are not."""
-    pixels, found = found_in()
+    pixels, found = found_in(confidence=MALARIA_PRESET["confidence"])
     Image.fromarray(pixels).save(tmp_path / "field.png")
     types = tmp_path / "types.safetensors"
     save_checkpoint(tiny_classifier(SMALL, STAGES, info={"applies_to": ["RBC"]}), types)
@@ -240,8 +276,8 @@ def test_a_study_counts_them_as_the_preset_does(tmp_path, monkeypatch):
     assert run_study(tmp_path / "field.png", out, settings, workers=0).failures == {}
     with (out / "summary.csv").open(newline="", encoding="utf-8") as file:
         (row,) = csv.DictReader(file)
-    assert [int(row[f"count {name}"]) for name in NAMES] == [5, 2, 1]
-    assert int(row["classified"]) == 5
+    assert [int(row[f"count {name}"]) for name in NAMES] == [6, 2, 1]
+    assert int(row["classified"]) == 6
     assert "2 red cells were called WBC" in row["notes"]
 
 

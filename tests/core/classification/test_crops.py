@@ -7,9 +7,11 @@ from hypothesis import strategies as st
 
 from napari_beerlanet.core.classification.crops import (
     check_crop_boxes,
+    crop_neighbours,
     cut_crops,
     cut_square,
     denoise_crop,
+    hide_neighbours,
     whole_crop,
 )
 from napari_beerlanet.core.images.rgb import PADDING_GREY
@@ -148,3 +150,39 @@ def test_denoising_keeps_padding():
     crop[:, :6] = PADDING_GREY
     found = denoise_crop(crop)
     assert (found[:, :6] == PADDING_GREY).all()
+
+
+def test_neighbours_are_the_boxes_that_a_crop_shows():
+    """Against all pairs, of boxes whose sides differ by a factor of two."""
+    corner = RANDOM.uniform(0, 300, (80, 2))
+    xyxy = np.hstack([corner, corner + RANDOM.uniform(20, 40, (80, 2))])
+    rows = np.arange(0, 80, 3)
+    expected = []
+    for i in rows:
+        x, y = (xyxy[i, :2] + xyxy[i, 2:]) / 2
+        reach = (xyxy[i, 2:] - xyxy[i, :2]).max() / 0.8 / 2
+        x1, y1, x2, y2 = xyxy.T
+        shown = (x1 < x + reach) & (x2 > x - reach) & (y1 < y + reach) & (y2 > y - reach)
+        expected += [(i, j) for j in np.flatnonzero(shown) if j != i]
+    assert 40 < len(expected) < 1000
+    assert [tuple(pair) for pair in crop_neighbours(xyxy, rows, 0.8)] == expected
+    assert crop_neighbours(xyxy[:1], np.array([0]), 0.8).shape == (0, 2)
+    assert crop_neighbours(np.empty((0, 4)), np.empty(0, int), 0.8).shape == (0, 2)
+
+
+def test_neighbours_are_painted_over_and_the_cell_itself_stays():
+    image = np.full((60, 80, 3), 200, np.uint8)
+    image[20:40, 20:40] = (180, 120, 110)  # a cell
+    image[20:40, 40:60] = (20, 10, 90)  # a dark one beside it
+    box, other = np.array([20.0, 20, 40, 40]), np.array([40.0, 20, 60, 40])
+    crop = cut_crops(image, [box], 40, 0.5)[0]
+    assert (crop[15:25, 31:39] == (20, 10, 90)).all()
+    alone = hide_neighbours(crop, box, other[None], 0.5)
+    assert (alone[15:25, 31:39] == np.median(crop[:, :30], axis=(0, 1))).all()
+    assert (alone[:, :30] == crop[:, :30]).all(), "what is nearer to the cell stays"
+    assert (crop[15:25, 31:39] == (20, 10, 90)).all(), "the crop that was given stays"
+    # Of two that lie over each other, the line between them divides what both show.
+    halves = hide_neighbours(crop, box, (box + other)[None] / 2, 0.5)
+    assert (halves[20, :25] == crop[20, :25]).all()
+    assert (halves[20, 31:39] == halves[20, 31]).all()
+    assert hide_neighbours(crop, box, np.empty((0, 4)), 0.5) is crop

@@ -40,7 +40,7 @@ def test_one_click_finds_and_classifies(preset, until, monkeypatch):
         agreement[0] = 0.0
         found.candidates.columns[AGREEMENT_COLUMN] = agreement
         found.candidates.labels[0] = found.names.index("WBC")
-        return claim_red_cells(found.above(0.25), detector, classifier)
+        return claim_red_cells(found.above(0.15), detector, classifier)
 
     from napari_beerlanet.core.batch import malaria
 
@@ -59,7 +59,8 @@ def test_one_click_finds_and_classifies(preset, until, monkeypatch):
     assert red.sum() > 3
     assert (typed.columns[TYPE_COLUMN][red] != "").all()
     assert (typed.columns[TYPE_COLUMN][~red] == "").all()
-    shown = ClassCounts.of(typed.above(0.25)).parasitaemia
+    assert workspace.panel(CELLS).form.confidence == MALARIA_PRESET["confidence"] == 0.15
+    shown = ClassCounts.of(typed.above(0.15)).parasitaemia
     panel = workspace.panel(CLASSIFY)
     text = panel.counts.parasitaemia.text()
     assert f"{shown.infected} of {shown.cells} red cells" in text

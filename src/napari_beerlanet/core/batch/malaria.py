@@ -30,7 +30,6 @@ from napari_beerlanet.core.boxes.detections import AGREEMENT_COLUMN, Detections
 from napari_beerlanet.core.checkpoints.info import model_limits, still_unknown
 from napari_beerlanet.core.common.messages import count_of
 from napari_beerlanet.core.common.progress import Report, subprogress
-from napari_beerlanet.core.detection.settings import DetectSettings
 
 if TYPE_CHECKING:  # torch comes with them
     from napari_beerlanet.core.classification.classifier import Classifier
@@ -38,7 +37,6 @@ if TYPE_CHECKING:  # torch comes with them
 
 _SAME_CELL_IOU = 0.5
 _DETECTION_SHARE = 0.7  # of the reported progress
-_DEFAULTS = DetectSettings()
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ class MalariaSmear:
 
 def count_malaria(
     rgb: Any,
-    confidence: float = _DEFAULTS.confidence,
+    confidence: float = MALARIA_PRESET["confidence"],
     iou: float = MALARIA_PRESET["iou"],
     report: Report | None = None,
     *,

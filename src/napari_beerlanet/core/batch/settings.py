@@ -194,13 +194,15 @@ MALARIA_PRESET: dict[str, Any] = DETECT_PRESET | {
     "classifier": "malaria",
     "reports": True,
     "one_page": True,
+    "confidence": 0.15,
     "iou": 0.5,
     "formats": ("csv", "geojson"),
 }
 """A study of a thin smear's fields: infected red cells by stage, with packaged models.
 
-In clumps a cell may be found twice, and its parasite must not count twice; two cells that lie over
-each other by more than half are rare."""
+In clumps the detector is less sure of cells, and those with parasites must not be missed. A cell
+may be found twice there, and its parasite must not count twice; two cells that lie over each other
+by more than half are rare."""
 
 
 def _from_file(name: str, value: Any) -> Any:

@@ -23,8 +23,10 @@ from napari_beerlanet.core.boxes.geometry import area, clip
 from napari_beerlanet.core.classification.crops import (
     Pixels,
     check_crop_boxes,
+    crop_neighbours,
     cut_crops,
     denoise_crop,
+    hide_neighbours,
     read_crops,
     reading_order,
     to_rgb8,
@@ -57,6 +59,9 @@ from napari_beerlanet.core.stains.front_end import (
     own_stain,
 )
 from napari_beerlanet.core.stains.slide_pixels import SlidePixels
+
+MAY_BE_INFECTED = 0.03
+"""Probability from which on a cell is looked at a second time, without its neighbours."""
 
 BATCH_SIZES = {"cuda": 256, "mps": 64}
 """Crops per batch by type of device; `_CPU_BATCH` on others."""
@@ -181,6 +186,7 @@ class Classifier:
         logits[order] = self._run(read, count, front, batch, notes, rest)
         scores = self._calibrated(logits)
         if boxes is not None:
+            scores = self._count_once(scores, whole, boxes, counted, front, notes)
             scores = self.adapt(scores, counted)
         facts = {
             "model": self.info.get("name", ""),
@@ -236,11 +242,56 @@ class Classifier:
         Of a classifier that says of what share its probabilities are (`info["prevalence"]`); others
         leave them as they are. `counted` (n,): the boxes that tell the share; None: all.
         """
-        expected = self.info.get("prevalence")
-        healthy = np.isin(self.classes, healthy_types(self.classes))
-        if not expected or not healthy.any() or healthy.all():
+        healthy = self._healthy
+        if healthy is None:
             return scores
-        return adapt_to_share(scores, healthy, float(expected), counted)[0]
+        return adapt_to_share(scores, healthy, float(self.info["prevalence"]), counted)[0]
+
+    @property
+    def _healthy(self) -> npt.NDArray[np.bool_] | None:
+        """(k,) the types without parasites of a classifier that counts infected cells, or None."""
+        healthy = np.isin(self.classes, healthy_types(self.classes))
+        counts = self.info.get("prevalence") and healthy.any() and not healthy.all()
+        return healthy if counts else None
+
+    def _count_once(
+        self,
+        scores: Scores,
+        image: Any,
+        boxes: Any,
+        counted: npt.NDArray[np.bool_] | None,
+        front: StainFit | None,
+        notes: list[str],
+    ) -> Scores:
+        """Probabilities (n, k) of boxes where a parasite that two crops show is that of one cell.
+
+        Cells that may be infected and have another such cell in their crop are looked at a second
+        time, with all cells around them painted over; see `count_parasites_once`.
+        """
+        healthy, fill = self._healthy, self.network.settings.fill
+        if healthy is None:
+            return scores
+        xyxy = check_crop_boxes(getattr(boxes, "xyxy", boxes), image.shape[:2])
+        used = np.arange(len(xyxy)) if counted is None else np.flatnonzero(counted)
+        doubtful = scores[used][:, ~healthy].sum(1) >= MAY_BE_INFECTED
+        near = crop_neighbours(xyxy[used], np.flatnonzero(doubtful), fill)
+        pairs = used[near[doubtful[near[:, 1]]]]
+        seen, lazy = np.unique(pairs[:, 0]), _is_lazy(image)
+        if not len(seen):
+            return scores
+        seen = seen[reading_order(xyxy[seen])] if lazy else seen
+        first, last = np.searchsorted(used[near[:, 0]], (seen, seen + 1))
+        cut, size = read_crops if lazy else cut_crops, self.network.settings.input_size
+
+        def read(part: slice) -> Pixels:
+            crops = cut(image, xyxy[seen[part]], size, fill)
+            for crop, k, a, b in zip(crops, seen[part], first[part], last[part], strict=True):
+                crop[:] = hide_neighbours(crop, xyxy[k], xyxy[used[near[a:b, 1]]], fill)
+            return self._denoised(crops)
+
+        alone = np.full_like(scores, np.nan)
+        alone[seen] = self._calibrated(self._run(read, len(seen), front, "auto", notes, None))
+        return count_parasites_once(scores, alone, pairs, healthy)
 
     def prepare_crops(self, images: Sequence[Any]) -> Pixels:
         """Images that are crops already as the network gets them, (n, size, size, 3) uint8.
@@ -313,11 +364,6 @@ class Classifier:
         settings = self.network.settings
         size = settings.input_size
 
-        def finish(crops: Pixels) -> Pixels:
-            if not settings.denoise:
-                return crops
-            return np.stack([denoise_crop(crop) for crop in crops]) if len(crops) else crops
-
         if boxes is not None:
             lazy = _is_lazy(images)
             pixels = self._normalize_image(images, lazy, notes)
@@ -325,7 +371,7 @@ class Classifier:
             order = reading_order(xyxy) if lazy else np.arange(len(xyxy))
             cut = read_crops if lazy else cut_crops
             return (
-                lambda part: finish(cut(pixels, xyxy[order[part]], size, settings.fill)),
+                lambda part: self._denoised(cut(pixels, xyxy[order[part]], size, settings.fill)),
                 len(xyxy),
                 pixels,
                 order,
@@ -336,6 +382,12 @@ class Classifier:
             return self.prepare_crops([self.network.normalize(one, notes) for one in given[part]])
 
         return read, len(given), None, np.arange(len(given))
+
+    def _denoised(self, crops: Pixels) -> Pixels:
+        """Crops (n, size, size, 3) as the network gets them."""
+        if not self.network.settings.denoise or not len(crops):
+            return crops
+        return np.stack([denoise_crop(crop) for crop in crops])
 
     def _normalize_image(self, image: Any, lazy: bool, notes: list[str]) -> Any:
         """An image that crops are cut of, after the normalizer if there is one."""
@@ -462,6 +514,26 @@ def adapt_to_share(
     factor = share / (1 - share) * (1 - expected) / expected
     adapted = scores * np.where(healthy, 1.0, factor)
     return np.asarray(adapted / adapted.sum(1, keepdims=True), np.float32), share
+
+
+def count_parasites_once(
+    scores: Scores,
+    alone: Scores,
+    pairs: npt.NDArray[np.int64],
+    healthy: npt.NDArray[np.bool_],
+) -> Scores:
+    """Probabilities (n, k) of cells, some of which are judged by what they show alone.
+
+    `alone` (n, k) are those of the cells with all others painted over, NaN where nobody looked, and
+    `pairs` (p, 2) are i, j where the crop of i shows j. Of two cells, the one that looks less
+    infected alone is judged so: what its crop showed besides is the other's.
+    """
+    infected, left = scores[:, ~healthy].sum(1), alone[:, ~healthy].sum(1)
+    i, j = pairs.T
+    judged = i[(left[i] < left[j]) & (left[i] < infected[i])]
+    result = scores.copy()
+    result[judged] = alone[judged]
+    return result
 
 
 # (quarter turns, whether mirrored): any first few of them are as different as can be.

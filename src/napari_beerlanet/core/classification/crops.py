@@ -26,6 +26,9 @@ _BLOCK_SIDE = 1024  # pixels: boxes whose centres lie in one such square of a sl
 _STRIP_HEIGHT = 128  # pixels: in a square they are read strip by strip
 _MAX_READ_SIDE = 2048  # pixels of a crop that is read whole; of a larger one every second, third, …
 
+_REACH = 1.5  # sides of a crop, from its centre to that of a box that it may show
+_OUTLINE = 1.15  # radii of a box's ellipse, up to which what it shows is the box's
+
 _MEDIAN_SIDE, _GAUSSIAN_RADIUS, _GAUSSIAN_SIGMA = 11, 10, 1.0  # as in the paper: 21 pixels, σ = 1
 
 
@@ -109,6 +112,61 @@ def _read_around(
     high = np.clip(np.ceil((centres + reach[:, None]).max(0)), 0, limit).astype(int)
     columns, rows = (slice(int(a), int(b), step) for a, b in zip(low, high, strict=True))
     return np.ascontiguousarray(image[rows, columns]), low.astype(np.float64)
+
+
+def crop_neighbours(
+    xyxy: npt.NDArray[np.float64], rows: npt.NDArray[np.int64], fill: float
+) -> npt.NDArray[np.int64]:
+    """(p, 2) pairs i, j of boxes (n, 4) of which j reaches into the crop of i, one of `rows` (m,).
+
+    In ascending order if `rows` are.
+    """
+    from scipy.spatial import cKDTree
+
+    centres, halves = (xyxy[:, :2] + xyxy[:, 2:]) / 2, (xyxy[:, 2:] - xyxy[:, :2]) / 2
+    reach = halves.max(1, initial=0) / fill
+    near = [
+        np.asarray(found, np.int64)
+        for found in cKDTree(centres).query_ball_point(
+            centres[rows], _REACH * 2 * reach[rows], return_sorted=True
+        )
+    ]
+    i = np.repeat(rows, [len(found) for found in near])
+    j = np.concatenate([np.empty(0, np.int64), *near])
+    within = (np.abs(centres[i] - centres[j]) < reach[i, None] + halves[j]).all(1) & (i != j)
+    return np.asarray(np.stack([i, j], 1)[within], np.int64)
+
+
+def hide_neighbours(
+    crop: Pixels, box: npt.NDArray[Any], others: npt.NDArray[Any], fill: float
+) -> Pixels:
+    """The crop (size, size, 3) of a box (4,) in which `others` (m, 4) are painted over.
+
+    A pixel is that of the box in whose ellipse it lies deepest. The paint has the median colour of
+    what is left, so that nothing stands out.
+    """
+    size, (x1, y1, x2, y2) = len(crop), box
+    side = max(x2 - x1, y2 - y1) / fill
+    place = ((np.arange(size) + 0.5) / size - 0.5) * side
+    x, y = (x1 + x2) / 2 + place, (y1 + y2) / 2 + place
+    depth = _radii(box, x, y)
+    hidden = np.zeros((size, size), bool)
+    for other in others:
+        radii = _radii(other, x, y)
+        hidden |= (radii < depth) & (radii < _OUTLINE)
+    if not hidden.any() or hidden.all():
+        return crop
+    painted = crop.copy()
+    painted[hidden] = np.median(crop[~hidden], axis=0)
+    return painted
+
+
+def _radii(box: npt.NDArray[Any], x: npt.NDArray[Any], y: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """(h, w) how far points x (w,), y (h,) are from a box's centre; 1 is on its ellipse."""
+    x1, y1, x2, y2 = box
+    across = (2 * x - x1 - x2) / (x2 - x1)
+    down = (2 * y - y1 - y2) / (y2 - y1)
+    return np.asarray(np.hypot(across[None], down[:, None]))
 
 
 def whole_crop(pixels: Pixels, size: int) -> Pixels:

@@ -192,11 +192,21 @@ class DetectWidget(ModelPanel):
 
     # --- running ----------------------------------------------------------------------------------
 
-    def run(self, iou: float | None = None, refine: Refine | None = None) -> None:
-        """Detect with the present settings, perhaps with another `iou`; see `DetectJob`."""
+    def run(
+        self,
+        iou: float | None = None,
+        refine: Refine | None = None,
+        confidence: float | None = None,
+    ) -> None:
+        """Detect with the present settings, perhaps with another `iou`; see `DetectJob`.
+
+        Another `confidence` moves the slider, which decides what is shown and counted.
+        """
         layer = self.image.layer
         if layer is None or self.detect_task.running:
             return
+        if confidence is not None:
+            self.form.confidence_slider.value = confidence
         try:
             job = replace(self._job(layer), refine=refine)
             if iou is not None:

@@ -92,6 +92,7 @@ class MalariaPreset(QWidget):
         cells.run(
             iou=MALARIA_PRESET["iou"],
             refine=partial(_claim, classifier=read_info(MALARIA_PRESET["classifier"])),
+            confidence=MALARIA_PRESET["confidence"],
         )
         if not cells.detect_task.running:  # the panel says why
             cells.detect_task.ended.disconnect(self._found)
