@@ -1,5 +1,7 @@
 """The review panel in a window: step, decide, undo, filter, and resume tomorrow."""
 
+import threading
+
 import numpy as np
 import pytest
 from qtpy.QtCore import Qt
@@ -8,7 +10,16 @@ from qtpy.QtWidgets import QAbstractScrollArea
 from napari_beerlanet.core.boxes.classes import class_colours
 from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.checkpoints.checkpoint import load_checkpoint
-from napari_beerlanet.core.review.review import ACCEPTED, ORDERS, REJECTED, UNREVIEWED, Review
+from napari_beerlanet.core.common.storage import FileError
+from napari_beerlanet.core.review.review import (
+    ACCEPTED,
+    ORDERS,
+    REJECTED,
+    UNREVIEWED,
+    Review,
+    load_review,
+    save_review,
+)
 from napari_beerlanet.samples import blood_smear
 from napari_beerlanet.ui.common.session import get_session
 from napari_beerlanet.ui.detections.detection_layer import DetectionLayer
@@ -370,6 +381,54 @@ def test_a_decision_made_before_the_image_was_read_is_saved_after_a_detour(open_
     viewer.layers.selection.active = smear
     until(lambda: panel.autosave.path is not None and panel.autosave.path.exists())
     assert '"accepted"' in panel.autosave.path.read_text()
+
+
+def test_decisions_on_an_image_that_is_left_are_written_off_the_gui_thread(
+    open_review, until, monkeypatch
+):
+    viewer, panel, _ = open_review()
+    written, may_write = {}, threading.Event()
+
+    def save(path, *rest):
+        may_write.wait(60)
+        written[path] = threading.current_thread()
+        return save_review(path, *rest)
+
+    monkeypatch.setattr("napari_beerlanet.ui.review.autosave.save_review", save)
+    panel.next()
+    panel.accept()
+    path = panel.autosave.path
+    _, second = detected_image(viewer, "other", some(16), 255 - PICTURE)
+    assert panel.target.detection_layer is second
+    assert not written, "the window did not wait for it"
+    # The same picture again: what is read then is what was decided, not what was on disk before.
+    detected_image(viewer, "again", some(), PICTURE)
+    assert panel.review.progress()[0] == 0
+    may_write.set()
+    until(lambda: panel.autosave.path == path and panel.review.progress()[0] == 1)
+    assert threading.main_thread() not in written.values()
+    # A panel that is closed waits.
+    panel.next()
+    panel.accept()
+    viewer.window.remove_dock_widget(panel)
+    assert written[path] is threading.main_thread()
+    assert load_review(path, some())[1] == 2
+
+
+def test_decisions_that_cannot_be_written_are_told(open_review, until, monkeypatch):
+    viewer, panel, _ = open_review()
+    said = []
+    monkeypatch.setattr("napari_beerlanet.ui.common.notifications.show_error", said.append)
+
+    def save(path, *rest):
+        raise FileError(f"{path.name}: no space left")
+
+    monkeypatch.setattr("napari_beerlanet.ui.review.autosave.save_review", save)
+    panel.next()
+    panel.accept()
+    path = panel.autosave.path
+    detected_image(viewer, "other", some(16), 255 - PICTURE)
+    until(lambda: said == [f"{path.name}: no space left"])
 
 
 def test_each_plane_of_a_stack_has_its_own_review(shared_viewer, until):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import NamedTuple
 from weakref import WeakSet
 
@@ -52,11 +54,41 @@ def _find_saved_review(folder: Path, key: str, detections: Detections) -> _Saved
     raise FileError(f"{folder}: all reviews of this image are unreadable; delete some of them.")
 
 
+class _PendingSaves:
+    """Copies of reviews that are to be written, the newest for each file, by any thread."""
+
+    def __init__(self) -> None:
+        self.errors: SimpleQueue[Exception] = SimpleQueue()
+        self._reviews: dict[Path, tuple[Review, str]] = {}
+        self._writing = threading.Lock()
+
+    def add(self, path: Path, review: Review, name: str) -> None:
+        """Have a review written as it is now; `name` is its image's."""
+        unchanging = copy.copy(review)
+        unchanging.status, unchanging.labels = review.status.copy(), review.labels.copy()
+        unchanging.names, unchanging.type_names = list(review.names), list(review.type_names)
+        unchanging.type_labels = review.type_labels.copy()
+        self._reviews[path] = unchanging, name
+
+    def write(self) -> None:
+        """All of them are on disk when this returns, but for those of `errors`."""
+        with self._writing:
+            while self._reviews:
+                path, (review, name) = self._reviews.popitem()
+                try:
+                    save_review(path, review, name)
+                except (OSError, FileError) as error:
+                    self.errors.put(error)
+
+
 class ReviewAutosave:
     """Reads and writes the review of one image at a time, off the GUI thread."""
 
     def __init__(self, panel: Panel) -> None:
         self.task, self._save_task = panel.task(), panel.task()
+        self._pending = _PendingSaves()
+        for task in (self.task, self._save_task):
+            task.ended.connect(self._tell_errors)
         self._review: Review | None = None
         self._name = ""
         self._path: Path | None = None
@@ -71,14 +103,18 @@ class ReviewAutosave:
 
     def load(self, target: ReviewTarget, review: Review, loaded: Callable[[int], None]) -> None:
         """Load earlier decisions on this image into the review, then call `loaded(count)`."""
-        self.save_now()
-        if self._unsaved and self._review is not None:
+        self._save_debounced.cancel()
+        if self._take_unsaved():
+            self._write()
+        elif self._unsaved and self._review is not None:
             self._left_unsaved.add(self._review)
         self._unsaved = False
         self._review, self._name, self._path = review, target.name, None
         read_pixels, folder = target.read_fingerprint_pixels, reviews_folder()
+        pending = self._pending
 
         def work(report: Report) -> _SavedReview:
+            pending.write()  # what is read next may be among them
             key = pixel_hash(read_pixels())[:_KEY_DIGITS]
             return _find_saved_review(folder, key, review.detections)
 
@@ -108,23 +144,32 @@ class ReviewAutosave:
 
     def save_now(self) -> None:
         """Save what is unsaved in the GUI thread: the panel is about to be closed."""
-        if self._unsaved and self._review is not None and self._path is not None:
-            self._save_debounced.cancel()
-            self._unsaved = False
-            try:
-                save_review(self._path, self._review, self._name)
-            except (OSError, FileError) as error:
-                notify_error(error)
+        self._save_debounced.cancel()
+        self._take_unsaved()
+        self._pending.write()
+        self._tell_errors()
 
     def _save(self) -> None:
-        if self._review is None or not self._unsaved:
-            return
-        if self._path is None:  # the image is still being read
+        if self._take_unsaved():
+            self._write()
+        elif self._unsaved and self._review is not None:  # the image is still being read
             self._save_debounced()
-            return
+
+    def _write(self) -> None:
+        pending = self._pending
+        self._save_task.start(lambda report: pending.write())
+
+    def _take_unsaved(self) -> bool:
+        """Have what is unsaved written, if it is known where; whether there was something."""
+        if not self._unsaved or self._review is None or self._path is None:
+            return False
         self._unsaved = False
-        path, name, review = self._path, self._name, copy.copy(self._review)
-        review.status, review.labels = review.status.copy(), review.labels.copy()
-        review.names, review.type_names = list(review.names), list(review.type_names)
-        review.type_labels = review.type_labels.copy()
-        self._save_task.start(lambda report: save_review(path, review, name), failed=notify_error)
+        self._pending.add(self._path, self._review, self._name)
+        return True
+
+    def _tell_errors(self, outcome: object = None) -> None:
+        while True:
+            try:
+                notify_error(self._pending.errors.get_nowait())
+            except Empty:
+                return
