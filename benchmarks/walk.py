@@ -38,6 +38,7 @@ import numpy as np
 _STEP_TIMEOUT_S = 1200.0
 _TICK_MS = 10
 _STALL_S, _SAMPLE_S = 0.1, 0.02  # from which it counts, and how often one is looked at
+_WAITING = r'  File ".*/(threading|queue|selectors|subprocess)\.py"'
 _SHARED = Path(__file__).resolve().parents[2] / "shared"
 PARENT, _SCORES = "blood-cells", ("mAP50", "mAP50-95")
 _DRAWN_BOXES = 3
@@ -45,7 +46,7 @@ _HELD_OUT = 60
 
 
 class StallWatch(threading.Thread):
-    """Notes what the GUI thread is doing while it does not answer."""
+    """Notes what the GUI thread, and all that do not wait, do while it does not answer."""
 
     def __init__(self, last_tick: Callable[[], float]) -> None:
         super().__init__(daemon=True)
@@ -53,10 +54,11 @@ class StallWatch(threading.Thread):
         self.seen: dict[float, Counter[str]] = {}  # by the tick that a stall began after
 
     def run(self) -> None:
-        """Look at its stack again and again.
+        """Look at all stacks again and again.
 
         Through faulthandler, which holds no frame: a painter in one would be freed too late, and in
-        the wrong thread.
+        the wrong thread. Where a thread holds Python's lock in one call, this one waits, too, and
+        then finds it at the end of that call.
         """
         with tempfile.TemporaryFile("w+") as file:
             while True:
@@ -67,7 +69,18 @@ class StallWatch(threading.Thread):
                     file.truncate()
                     faulthandler.dump_traceback(file)
                     file.seek(0)
-                    self.seen.setdefault(began, Counter())[_where(file.read(), self._gui)] += 1
+                    self.seen.setdefault(began, Counter())[self._places(file.read())] += 1
+
+    def _places(self, stacks: str) -> str:
+        """Where the GUI thread is, and all others but those that wait for something."""
+        gui, others = "", []
+        for thread, lines in re.findall(r"hread 0x(\w+) .*\n((?:  .*\n?)+)", stacks):
+            if int(thread, 16) == self._gui:
+                gui = _place(lines)
+            elif not re.match(_WAITING, lines) and int(thread, 16) != self.ident:
+                others.append(_place(lines))
+        beside = f", beside {'; '.join(sorted(others))}" if others else ""
+        return f"{gui}{beside}"
 
     def reason(self, began: float) -> str:
         """Where most of the samples of a stall were."""
@@ -75,11 +88,10 @@ class StallWatch(threading.Thread):
         return found[0][0] if found else "Python's lock was held, as by an import"
 
 
-def _where(stacks: str, thread: int | None) -> str:
-    """The innermost functions of our package and of another on the stack of a thread."""
-    mine = stacks.partition(f"0x{thread:016x}")[2].partition("\n\n")[0]
+def _place(stack: str) -> str:
+    """The innermost functions of our package and of another on a stack."""
     ours = theirs = ""
-    for path, name in re.findall(r'File "(.*)", line \d+ in (.*)', mine):
+    for path, name in re.findall(r'File "(.*)", line \d+ in (.*)', stack):
         short = path.rpartition("/site-packages/")[2]
         if "/napari_beerlanet/" in path:
             ours = ours or f"{path.rpartition('/napari_beerlanet/')[2]}:{name}"
@@ -107,9 +119,9 @@ class Walk:
         self._timer = QTimer()
         self._timer.setInterval(_TICK_MS)
         self._timer.timeout.connect(self._tick)
-        self._timer.start()
         self.stalls = StallWatch(lambda: self._last)
         self.stalls.start()
+        self._timer.start()
 
     def _tick(self) -> None:
         now = time.perf_counter()
@@ -218,6 +230,7 @@ def loop(
     from napari_beerlanet.ui.workspace.workspace import (
         ANNOTATE,
         BATCH,
+        CELLS,
         REVIEW,
         STAINS,
         TRAIN,
@@ -225,6 +238,7 @@ def loop(
     )
 
     viewer = walk.viewer
+    walk.picture("napari's window")
     workspace = open_workspace(viewer, STAINS)
     following = workspace.footer.next_button
 
@@ -334,6 +348,8 @@ def loop(
     walk.click(train.comparison.keep_button)
     walk.wait(lambda: "blood-cells" not in str(get_session(viewer).model_key), "the kept model")
     walk.picture("kept")
+    workspace.show_tab(CELLS)  # where the new model's card is; no step of the way
+    walk.picture("kept-cells")
     if lab is not None and not images and measure:
         walk.notes.append(_compare(str(get_session(viewer).model_key), lab, fields))
 
