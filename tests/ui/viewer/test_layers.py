@@ -122,6 +122,19 @@ def test_the_choice_follows_the_layers(example):
 
 
 @pytest.mark.window
+def test_long_names_that_differ_at_their_ends_can_be_told_apart(example):
+    viewer, panel = example
+    panel.choice.setFixedWidth(180)
+    shown = []
+    for end in ("one", "two"):
+        viewer.add_image(RGB, name=f"0be0c633-8b02-593f-960c-33ad7568db85-{end}")
+        shown.append(panel.choice.grab().toImage())
+        assert panel.choice.elided_text(150).endswith(end)
+        assert panel.choice.full_tooltip().startswith(f"{panel.choice.layer.name}\n")
+    assert shown[0] != shown[1]
+
+
+@pytest.mark.window
 def test_layers_are_renamed_with_the_image_that_they_are_called_after(example):
     viewer, _ = example
     image = viewer.add_image(RGB, name="field")

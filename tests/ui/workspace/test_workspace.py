@@ -487,6 +487,8 @@ def test_nothing_is_cut_off_at_1280_by_720(shared_viewer, smear, theme, qtbot):
     bar = workspace.tabs.tabBar()
     assert bar.tabRect(bar.count() - 1).right() < bar.width() or bar.width() <= workspace.width()
     assert bar.sizeHint().width() <= workspace.width()
+    rest = bar.width() - bar.tabRect(bar.count() - 1).right()
+    assert rest <= 3, "an empty end of the row looks like a tab without a name"
     window = viewer.window._qt_window
     assert (window.width(), window.height()) == (1280, 720), "no dock has forced the window open"
 

@@ -189,8 +189,11 @@ def colour_icon(colour: str) -> QIcon:
     return icon
 
 
+_LEGEND_ALPHA = 215  # of 255
+
+
 class PlotTheme(QObject):
-    """Gives a pyqtgraph plot the background and, for axes and legend, the text's colour around it.
+    """Gives a pyqtgraph plot and its legend the background, axes and legend the text's colour.
 
     `apply`, if given, is called with that colour, for what else a plot has.
     """
@@ -211,7 +214,8 @@ class PlotTheme(QObject):
         """Take the colour of the text around the plot."""
         palette = self._plot.palette()
         colour = palette.color(QPalette.ColorRole.WindowText)
-        self._plot.setBackground(palette.color(QPalette.ColorRole.Window))
+        background = palette.color(QPalette.ColorRole.Window)
+        self._plot.setBackground(background)
         for name in ("left", "bottom"):
             axis = self._plot.getAxis(name)
             axis.setPen(colour)
@@ -219,6 +223,8 @@ class PlotTheme(QObject):
         legend = self._plot.plotItem.legend
         if legend is not None:
             legend.setLabelTextColor(colour)
+            background.setAlpha(_LEGEND_ALPHA)
+            legend.setBrush(background)  # it is read where a line runs behind it
             for _, label in legend.items:
                 label.setText(label.text)  # pyqtgraph takes another colour only with a text
         if self._apply is not None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from qtpy.QtCore import QMimeData, Qt, Signal
 from qtpy.QtGui import QStandardItem, QStandardItemModel
-from qtpy.QtWidgets import QComboBox, QFileDialog, QHBoxLayout, QSizePolicy, QWidget
+from qtpy.QtWidgets import QFileDialog, QHBoxLayout, QWidget
 from superqt.utils import signals_blocked
 
 from napari_beerlanet.core.checkpoints.checkpoint import (
@@ -19,7 +19,7 @@ from napari_beerlanet.core.checkpoints.checkpoint import (
     read_info,
 )
 from napari_beerlanet.core.checkpoints.info import CLASSIFIER, DETECTOR
-from napari_beerlanet.ui.common.controls import button
+from napari_beerlanet.ui.common.controls import button, combo_box
 from napari_beerlanet.ui.common.panel import open_panel
 from napari_beerlanet.ui.common.recent import add_recent_model, recent_models
 
@@ -43,15 +43,12 @@ class ModelPicker(QWidget):
     def __init__(self, kind: str = DETECTOR) -> None:
         super().__init__()
         self.kind = kind
-        self.list = QComboBox()
-        self.list.setToolTip(
+        self.list = combo_box(
             f"The model that {_WHAT_IT_DOES[kind]} the cells. Model files (.safetensors) can also "
-            "be dropped here."
+            "be dropped here.",
+            12,
+            expanding=True,
         )
-        self.list.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
-        self.list.setMinimumContentsLength(12)
-        shrink = QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon
-        self.list.setSizeAdjustPolicy(shrink)
         self.open = button("Open …", "Open a model from a file.", self.open_dialog)
         layout = QHBoxLayout(self)
         layout.setContentsMargins(0, 0, 0, 0)

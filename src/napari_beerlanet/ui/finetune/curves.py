@@ -13,7 +13,7 @@ from superqt.utils import qthrottled
 
 from napari_beerlanet.ui.common.controls import PlotTheme
 
-_PLOT_HEIGHT = 130
+_PLOT_HEIGHT, _TOP_MARGIN = 130, 7  # pixels; the highest number of an axis is half above the plot
 # Blue and orange can be distinguished with any colour vision, on dark and light; dashes help, too.
 _TRAIN_COLOUR, _VAL_COLOUR = "#3a9bdc", "#e69f00"
 _MAX_BATCH_POINTS = 4000
@@ -163,6 +163,7 @@ def _plot(name: str, legend: tuple[int, int]) -> pg.PlotWidget:
     plot.setLabel("left", name)
     plot.getAxis("left").setWidth(46)
     plot.addLegend(offset=legend, labelTextSize="8pt", verSpacing=-6)
+    plot.getPlotItem().layout.setContentsMargins(1, _TOP_MARGIN, 4, 1)
     PlotTheme(plot)
     return plot
 

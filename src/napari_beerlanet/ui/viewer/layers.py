@@ -15,9 +15,10 @@ from napari.layers import Image, Layer
 from napari.utils.transforms import Affine
 from pint.registry import LazyRegistry
 from qtpy.QtCore import Qt, Signal
-from qtpy.QtWidgets import QComboBox, QFormLayout, QSizePolicy
+from qtpy.QtWidgets import QFormLayout, QSizePolicy
 from superqt.utils import signals_blocked
 
+from napari_beerlanet.ui.common.controls import ElidingComboBox
 from napari_beerlanet.ui.viewer.planes import colour_images
 
 if TYPE_CHECKING:
@@ -458,7 +459,7 @@ def is_selected(viewer: Viewer, image: Layer) -> bool:
     return source_image(viewer, viewer.layers.selection.active) in (None, image)
 
 
-class ImagePicker(QComboBox):
+class ImagePicker(ElidingComboBox):
     """A list of the images to work on that follows the viewer's layers and the selected one.
 
     `chosen` is emitted with the layer, or None when there is none. Selecting a layer of ours in
@@ -469,11 +470,10 @@ class ImagePicker(QComboBox):
     chosen = Signal(object)
 
     def __init__(self, panel: DockedWidget) -> None:
-        super().__init__()
-        self.setToolTip("The image to work on: an RGB layer of this viewer. Others are hidden.")
+        super().__init__(
+            "The image to work on: an RGB layer of this viewer. Others are hidden.", 12
+        )
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
-        self.setMinimumContentsLength(12)
-        self.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
         self._viewer = panel.viewer
         self._layers: list[Image] = []
         self._layer: Image | None = None

@@ -231,7 +231,8 @@ class Workspace(DockedWidget):
         bar.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
         bar.customContextMenuRequested.connect(self._show_tab_menu)
         self.tabs.setDocumentMode(True)
-        bar.setDrawBase(False)  # napari's style draws it as a bright line and an empty tab
+        bar.setDrawBase(False)  # napari's style draws it as a bright line
+        bar.setExpanding(True)  # what is left of the row would look like a tab without a name
         for tab, page in self.pages.items():
             if tab.own_dock:
                 page.setParent(self)
