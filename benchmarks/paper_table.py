@@ -13,8 +13,10 @@ Killed, the same command resumes it.
 in days, "paper" (or `--full`) what the paper has: 640 pixels for 50 epochs, crops of 224 pixels for
 20, batches of 128, and StainGAN of its size.
 
-`--docs FILE` trains nothing: it puts the table of OUT/results into FILE, between the two comments
-that mark the place, with BeerLaNet's place in each column and the paper's own table.
+`--docs FILE` trains nothing: it adds the values of OUT/results to those of earlier runs with the
+same budget, which are kept in benchmarks/results, and puts the table of all of them into FILE,
+between the two comments that mark the place, with BeerLaNet's place in each column and the paper's
+own table.
 """
 
 import argparse
@@ -29,10 +31,16 @@ from smears import write_bccd, write_other_lab
 from napari_beerlanet.cli.main import main as command
 from napari_beerlanet.core.benchmark.page import spread_text
 from napari_beerlanet.core.benchmark.settings import METHODS, BenchmarkSettings
-from napari_beerlanet.core.benchmark.table import paper_table, read_table
-from napari_beerlanet.core.common.messages import count_of, format_duration
-from napari_beerlanet.core.common.storage import read_json_or_empty
+from napari_beerlanet.core.benchmark.table import (
+    VALUES_FILE,
+    ResultTable,
+    columns_of,
+    paper_table,
+    read_values,
+)
+from napari_beerlanet.core.common.messages import count_of
 
+KEPT = Path(__file__).with_name("results")
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 # From scratch on a thousand crops, the paper's rate and batch would not converge in 12 epochs.
 SCRATCH = {"learning_rate": 1e-3, "cosine": True, "warm_up": 15, "averaging": 0.97}
@@ -66,7 +74,7 @@ BUDGETS = {
 def main():
     options = parsed()
     if options.docs is not None:
-        return write_section(options.out / "results", options.docs)
+        return write_section(options)
     file = write_settings(options)
     words = ["benchmark", str(file), "--out", str(options.out / "results"), "--paper"]
     words += ["--workers", str(options.workers), *(["--estimate"] if options.estimate else [])]
@@ -144,33 +152,43 @@ def sized(numbers):
 # --- the section of the docs ----------------------------------------------------------------------
 
 
-def write_section(results, page):
-    """Put the table of a results folder between the marks of a page; 0 if that could be done."""
-    table = read_table(results)
-    if table is None or not table.values:
+def write_section(options):
+    """Put the table of all values so far between the marks of a page; 0 if that could be done."""
+    results, page = options.out / "results", options.docs
+    kept = KEPT / f"paper_table_{options.budget}.csv"
+    values = read_values(kept) if kept.is_file() else {}
+    if (results / VALUES_FILE).is_file():
+        for key, by_seed in read_values(results / VALUES_FILE).items():
+            values.setdefault(key, {}).update(by_seed)
+    if not values:
         print(f"{results}: there is no table yet.", file=sys.stderr)
         return 1
     text = page.read_text(encoding="utf-8")
     if not all(mark in text for mark in MARKS):
         print(f"{page}: the comments {' and '.join(MARKS)} mark no place.", file=sys.stderr)
         return 1
+    seeds = tuple(sorted({seed for by_seed in values.values() for seed in by_seed}))
+    settings = BenchmarkSettings.read(options.out / "benchmark.yaml")
+    table = ResultTable(columns_of(settings), settings.methods, values, seeds)
     before, rest = text.split(MARKS[0], 1)
     after = rest.split(MARKS[1], 1)[1]
-    body = section(table, BenchmarkSettings.read(results / "benchmark.yaml"), results)
+    body = section(table, settings)
     page.write_text(f"{before}{MARKS[0]}\n\n{body}\n{MARKS[1]}{after}", encoding="utf-8")
+    kept.parent.mkdir(exist_ok=True)
+    kept.write_text(table.values_csv(), encoding="utf-8")
     return 0
 
 
-def section(table, settings, results):
+def section(table, settings):
     """Set-up, the table, BeerLaNet's place in each column, the paper's table; as Markdown."""
-    parts = [set_up(settings, results), table.markdown(), *table.notes()]
+    parts = [set_up(table, settings), table.markdown(), *table.notes()]
     parts += ["Where BeerLaNet stands in each column:", places(table)]
     parts += ["The paper's own table (means of three seeds):", paper_table().markdown()]
     return "\n".join(part.rstrip("\n") + "\n" for part in parts)
 
 
-def set_up(settings, results):
-    """A sentence on what was trained, from the settings and the records."""
+def set_up(table, settings):
+    """A sentence on what was trained."""
     said = []
     for task in settings.tasks:
         what = "smears" if task.kind == "detect" else "crops"
@@ -183,11 +201,12 @@ def set_up(settings, results):
         f"StainGAN: {gan['filters']} filters, {gan['blocks']} blocks, crops of {gan['crop']}, "
         f"{gan['steps']} steps"
     )
-    records = [read_json_or_empty(path) for path in sorted(results.glob("records/*.json"))]
-    hours = format_duration(sum(sum((r.get("seconds") or {}).values()) for r in records))
+    jobs = {
+        (method, column.task, seed) for (method, column), by in table.values.items() for seed in by
+    }
     return (
-        f"{'; '.join(said)}. {count_of(len(records), 'job')}, {hours} of computing. "
-        f"{spread_text(settings)}, in percent; the best is bold, the second best starred."
+        f"{'; '.join(said)}. {count_of(len(jobs), 'job')}. "
+        f"{spread_text(len(table.seeds))}, in percent; the best is bold, the second best starred."
     )
 
 

@@ -93,11 +93,14 @@ def test_its_settings_are_those_of_a_benchmark_that_can_run(paper, tmp_path):
     assert full["staingan"]["filters"] == 64
 
 
-def test_its_section_of_a_page_says_where_beerlanet_does_not_win(paper, tmp_path):
-    results, page = tmp_path / "results", tmp_path / "page.md"
+def test_its_section_of_a_page_says_where_beerlanet_does_not_win(paper, tmp_path, monkeypatch):
+    results, page, kept = tmp_path / "results", tmp_path / "page.md", tmp_path / "kept"
     results.mkdir()
+    monkeypatch.setattr(paper, "KEPT", kept)
     page.write_text(f"# Before\n\n{paper.MARKS[0]}\nold\n{paper.MARKS[1]}\n\nAfter\n")
-    assert paper.write_section(results, page) == 1
+    words = ["--out", str(tmp_path), "--docs", str(page), "--budget", "quick"]
+    options = paper.parsed(words)
+    assert paper.write_section(options) == 1
     task = {
         **{"name": "cells", "kind": "detect", "train": "a", "tests": {"there": "b"}},
         **{"image_size": 256, "epochs": 8, "batch": 8},
@@ -108,7 +111,7 @@ def test_its_section_of_a_page_says_where_beerlanet_does_not_win(paper, tmp_path
         seeds=[0],
         staingan={"filters": 16, "blocks": 6, "crop": 96, "steps": 400},
     )
-    chosen.write(results)
+    chosen.write(tmp_path)
     first, second = (Column("detect", "cells", "there", m) for m in ("mAP50", "mAP50-95"))
     values = {
         **{("none", first): {0: 50.0}, ("macenko", first): {0: 70.0}},
@@ -118,7 +121,7 @@ def test_its_section_of_a_page_says_where_beerlanet_does_not_win(paper, tmp_path
     table = ResultTable((first, second), chosen.methods, values, (0,))
     (results / "values.csv").write_text(table.values_csv())
     for _ in range(2):  # the second time it replaces what the first has written
-        assert paper.write_section(results, page) == 0
+        assert paper.write_section(options) == 0
     text = page.read_text()
     assert text.startswith("# Before\n")
     assert text.endswith("\n\nAfter\n")
@@ -129,3 +132,11 @@ def test_its_section_of_a_page_says_where_beerlanet_does_not_win(paper, tmp_path
     assert "smears of 256 pixels, 8 epochs, batches of 8" in text
     assert "Of one seed, in percent" in text
     assert "48.66" in text, "the paper's own numbers"
+    values = {("macenko", first): {1: 50.0}}
+    table = ResultTable((first, second), chosen.methods, values, (1,))
+    (results / "values.csv").write_text(table.values_csv())
+    assert paper.write_section(options) == 0
+    text = page.read_text()
+    assert "60.00 ± 14.14" in text, "the values of both runs"
+    assert "No normalization, cells → there (1 of 2 seeds)" in text
+    assert len((kept / "paper_table_quick.csv").read_text().splitlines()) == 8

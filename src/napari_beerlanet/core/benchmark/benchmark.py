@@ -335,7 +335,7 @@ class BenchmarkMonitor(JobMonitor[BenchmarkEntry]):
 
         table = self.table()
         caption = (
-            f"{spread_text(self.settings)}. The best and the second-best results are "
+            f"{spread_text(len(self.settings.seeds))}. The best and the second-best results are "
             "bold or starred (*), respectively."
         )
         texts = (table.markdown(), table.latex(caption), table.csv(), table.values_csv())

@@ -65,7 +65,7 @@ def page_content(
         f"{format_duration(seconds)} of computing. Made by napari-beerlanet {__version__}.",
         "table": _table_content(table),
         "paper": _table_content(paper_table(), paper_apu()) if paper else None,
-        "spread": spread_text(settings),
+        "spread": spread_text(len(settings.seeds)),
         "notes": [*table.notes(), *dict.fromkeys(n for r in records for n in r.get("notes", ()))],
         "failures": list(failures.items()),
         "methods": [
@@ -88,9 +88,8 @@ def page_content(
     }
 
 
-def spread_text(settings: BenchmarkSettings) -> str:
-    """What a number of the table is."""
-    count = len(settings.seeds)
+def spread_text(count: int) -> str:
+    """What a number of a table over so many seeds is."""
     return f"Mean ± standard deviation over {count} seeds" if count > 1 else "Of one seed"
 
 

@@ -269,9 +269,9 @@ class ResultTable:
         return out.getvalue()
 
 
-def table_of(settings: BenchmarkSettings, records: Iterable[Mapping[str, object]]) -> ResultTable:
-    """The table of a benchmark from the records of its finished jobs."""
-    columns = tuple(
+def columns_of(settings: BenchmarkSettings) -> tuple[Column, ...]:
+    """The columns of a benchmark's table, those of detection first."""
+    return tuple(
         Column(task.kind, task.name, test.name, metric)
         for kind in get_args(TaskKind)
         for task in settings.tasks
@@ -279,6 +279,11 @@ def table_of(settings: BenchmarkSettings, records: Iterable[Mapping[str, object]
         for test in task.tests
         for metric in task.columns
     )
+
+
+def table_of(settings: BenchmarkSettings, records: Iterable[Mapping[str, object]]) -> ResultTable:
+    """The table of a benchmark from the records of its finished jobs."""
+    columns = columns_of(settings)
     values: dict[tuple[str, Column], dict[int, float]] = {}
     for record in records:
         results = record["results"]
@@ -300,16 +305,21 @@ def read_table(out: Path) -> ResultTable | None:
     if not (out / SETTINGS_FILE).is_file():
         return None
     settings = BenchmarkSettings.read(out / SETTINGS_FILE)
-    records = []
-    if (out / VALUES_FILE).is_file():
-        with (out / VALUES_FILE).open(encoding="utf-8", newline="") as file:
-            for cells in csv.DictReader(file):
-                line = {name: csv_text(cell) for name, cell in cells.items()}
-                value = {line["metric"]: float(line["percent"]) / 100}
-                measured = {line["laboratory"]: value}
-                facts = {name: line[name] for name in ("task", "method", "seed")}
-                records.append({**facts, "results": measured})
-    return table_of(settings, records)
+    values = read_values(out / VALUES_FILE) if (out / VALUES_FILE).is_file() else {}
+    return ResultTable(columns_of(settings), settings.methods, values, settings.seeds)
+
+
+def read_values(path: Path) -> dict[tuple[str, Column], dict[int, float]]:
+    """Values in percent by method and column, by seed, as `values_csv` has written them."""
+    values: dict[tuple[str, Column], dict[int, float]] = {}
+    with path.open(encoding="utf-8", newline="") as file:
+        for cells in csv.DictReader(file):
+            line = {name: csv_text(cell) for name, cell in cells.items()}
+            kind: TaskKind = "detect" if line["kind"] == "detect" else "classify"
+            column = Column(kind, line["task"], line["laboratory"], line["metric"])
+            by_seed = values.setdefault((line["method"], column), {})
+            by_seed[int(line["seed"])] = float(line["percent"])
+    return values
 
 
 def paper_table() -> ResultTable:
