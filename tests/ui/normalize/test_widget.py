@@ -110,6 +110,11 @@ def test_each_method_is_a_linked_layer_beside_the_image(opened, compare, pair):
     assert names(viewer)[2:] == ["Reinhard · field 7", "Macenko · field 7"]
 
 
+def named(viewer):
+    """The layers whose names are on the canvas."""
+    return {layer.name for layer in viewer.layers if layer.name_overlay.visible}
+
+
 def test_in_the_grid_at_one_click_and_back(opened, compare):
     viewer, panel, source, _ = opened(show=True)
     boxes = viewer.add_shapes([[[5, 5], [20, 20]]], shape_type="rectangle", name="my boxes")
@@ -121,8 +126,10 @@ def test_in_the_grid_at_one_click_and_back(opened, compare):
     assert visible(viewer) == versions
     grid, layers = viewer.canvas.grid, viewer.layers
     assert grid.position(layers.index(source), layers) == (0, 0), "the image itself comes first"
+    assert named(viewer) == versions, "each cell says which version it is"
     panel.side_by_side.click()
     assert not viewer.canvas.grid.enabled
+    assert named(viewer) == set()
     assert viewer.canvas.grid.stride == 1
     assert visible(viewer) == {"smear", "my boxes"}
     panel.side_by_side.click()

@@ -358,7 +358,7 @@ _GRID_SPACING_PX = 4
 
 
 class ImageGrid:
-    """Images in napari's grid, each alone in its cell; all other layers are hidden meanwhile.
+    """Images in napari's grid, each alone in its cell with its name; all other layers are hidden.
 
     The part of the image that is in view stays in view.
     """
@@ -368,6 +368,7 @@ class ImageGrid:
         self.images: WeakSet[Image] = WeakSet()
         self._hidden: WeakSet[Layer] = WeakSet()
         self._aside: WeakKeyDictionary[Layer, WeakSet[Layer]] = WeakKeyDictionary()
+        self._named: WeakSet[Image] = WeakSet()  # whose names we show, not the user
         self._before = 1, 0.0  # stride and spacing that the user has set
         self._side = 1  # cells beside each other
 
@@ -385,6 +386,9 @@ class ImageGrid:
             if image in _set_aside:
                 self._aside[image] = _set_aside.pop(image)
             image.visible = True
+            if not image.name_overlay.visible:
+                self._named.add(image)
+                image.name_overlay.visible = True
         grid.stride, grid.spacing, grid.enabled = 1, _GRID_SPACING_PX, True
         self._zoom_to_cells(max(grid.actual_shape(self._viewer.layers)))
 
@@ -392,6 +396,9 @@ class ImageGrid:
         """Show the chosen image alone again, and what was hidden."""
         grid = self._viewer.canvas.grid
         images, self.images = [one for one in self.images if one in self._viewer.layers], WeakSet()
+        named, self._named = self._named, WeakSet()
+        for image in named:
+            image.name_overlay.visible = False
         grid.enabled = False
         grid.stride, grid.spacing = self._before
         self._zoom_to_cells(1)
