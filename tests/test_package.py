@@ -30,10 +30,11 @@ HEAVY = {"torch", "numba"}
 # are for patches of slides: core/classification/slide_classifier.py, ui/classify/patches.py.
 # Normalization has seven: what all normalizers share, torchstain's, Vahadane, BeerLaNet, slides,
 # the list of methods with its files, and the command.
-# Four are the panels Compare normalizations (widget, job) and Run benchmark (widget, run view).
+# Seven are the panels Compare normalizations (widget, form, job, layers, table) and Run benchmark
+# (widget, run view).
 # Four make normalizers a part of networks: LStainNorm, StainGAN's networks and its training, batch
 # statistics of other images.
-MAX_MODULES, MAX_IN_A_FOLDER = 267, 13
+MAX_MODULES, MAX_IN_A_FOLDER = 270, 13
 
 
 def loaded_after(code: str) -> set[str]:

@@ -19,11 +19,9 @@ from napari_beerlanet.core.normalization.staingan import StainGanNormalizer
 from napari_beerlanet.samples import blood_smear
 from napari_beerlanet.ui.common.session import get_session
 from napari_beerlanet.ui.common.tasks import TaskOutcome
+from napari_beerlanet.ui.normalize.form import RECENT_REFERENCES
 from napari_beerlanet.ui.normalize.job import CompareJob, Reference, compare_methods
-from napari_beerlanet.ui.normalize.widget import (
-    RECENT_REFERENCES,
-    CompareWidget,
-)
+from napari_beerlanet.ui.normalize.widget import CompareWidget
 from napari_beerlanet.ui.viewer import planes
 from napari_beerlanet.ui.viewer.layers import show_in_place_of_others
 from napari_beerlanet.ui.viewer.planes import Plane

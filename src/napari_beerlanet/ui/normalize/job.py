@@ -33,11 +33,7 @@ from napari_beerlanet.core.normalization.normalizer import (
     Normalizer,
     NormalizerError,
 )
-from napari_beerlanet.core.normalization.slide import (
-    NormalizedSlide,
-    recolour_slide,
-    slide_palette,
-)
+from napari_beerlanet.core.normalization.slide import NormalizedSlide, recolour_slide, slide_palette
 from napari_beerlanet.core.stains.palette import Palette, palette_of
 from napari_beerlanet.ui.viewer.planes import Plane
 

@@ -2,67 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
-import numpy.typing as npt
 from napari.layers import Image
-from qtpy.QtCore import Qt, QTimer, Signal
-from qtpy.QtGui import QColor, QPainter, QPixmap
-from qtpy.QtWidgets import (
-    QButtonGroup,
-    QCheckBox,
-    QFileDialog,
-    QGridLayout,
-    QHBoxLayout,
-    QLabel,
-    QPushButton,
-    QRadioButton,
-    QSizePolicy,
-    QVBoxLayout,
-    QWidget,
-)
+from qtpy.QtCore import QTimer, Signal
+from qtpy.QtWidgets import QCheckBox, QFileDialog, QPushButton, QVBoxLayout, QWidget
 from superqt.utils import signals_blocked
 
 from napari_beerlanet.core.common.messages import count_of
-from napari_beerlanet.core.images.files import IMAGE_SUFFIXES
-from napari_beerlanet.core.normalization.methods import (
-    METHODS,
-    SUFFIX,
-    TRAINED_METHODS,
-    find_method,
-    save_normalizer,
-)
-from napari_beerlanet.core.normalization.normalizer import Appearance
-from napari_beerlanet.samples import PHOTOGRAPHS, photograph_path
+from napari_beerlanet.core.normalization.methods import SUFFIX, save_normalizer
 from napari_beerlanet.ui.common.controls import (
     DisabledReason,
     button,
-    combo_box,
     form,
     heading,
-    hint,
     row,
     separator,
 )
-from napari_beerlanet.ui.common.panel import Panel, ThemedLabel, open_panel
+from napari_beerlanet.ui.common.panel import Panel, open_panel
 from napari_beerlanet.ui.common.progress_bar import TaskProgressBar
-from napari_beerlanet.ui.common.recent import RecentPaths
 from napari_beerlanet.ui.common.session import get_session
 from napari_beerlanet.ui.common.tasks import TaskOutcome
-from napari_beerlanet.ui.detections.image_detections import detection_layer_of
+from napari_beerlanet.ui.normalize.form import MethodChoice, ReferencePicker, remember_reference
 from napari_beerlanet.ui.normalize.job import (
     CompareJob,
-    LayerData,
     MethodComparison,
     MethodResult,
-    Reference,
     compare_methods,
     save_image,
 )
-from napari_beerlanet.ui.stains.result_panel import colour_icon, theme_colour
+from napari_beerlanet.ui.normalize.version_layers import NormalizedLayers
+from napari_beerlanet.ui.normalize.version_table import VersionTable
 from napari_beerlanet.ui.viewer.empty_state import EmptyState
 from napari_beerlanet.ui.viewer.layers import (
     NAME_SEPARATOR,
@@ -70,16 +42,10 @@ from napari_beerlanet.ui.viewer.layers import (
     ImagePicker,
     LayerListWatcher,
     Role,
-    add_hidden,
-    grid_transform,
     guard_software_opengl,
-    is_made_from,
-    own_metadata,
-    role_metadata,
     role_of,
     show_in_place_of_others,
     source_layer,
-    transform_kwargs,
     user_images,
 )
 from napari_beerlanet.ui.viewer.planes import PlaneIndex, current_plane, pixel_size
@@ -87,33 +53,7 @@ from napari_beerlanet.ui.viewer.planes import PlaneIndex, current_plane, pixel_s
 if TYPE_CHECKING:
     from napari import Viewer
 
-RECENT_REFERENCES = RecentPaths("references", "references.json")
-"""Images and fitted normalizers that were used as references."""
-
 _FIND_CELLS = "Find cells"
-_METHOD_COLUMNS = 2  # check boxes side by side
-_SWATCH_PX, _MAX_STAINS = 14, 4
-_LINKED = (
-    *("scale", "translate", "rotate", "shear", "affine"),
-    *("contrast_limits", "gamma", "interpolation2d"),
-)
-"""What layers of one image share: place and contrast, not the visibility, as one looks at them in
-turn."""
-_ORIGINAL = "Original"
-_SEVERAL = "macenko-multi"  # with one reference it is Macenko
-OFFERED_METHODS = [method for method in METHODS.values() if method.name != "none"]
-"""The image itself is shown anyway."""
-_NAME_COLUMN, _CELLS_COLUMN, _FIRST_ROW = 0, 2, 2
-_CAPTIONS = (
-    ("Version", "Click one to look at it, and to work on it in the other panels."),
-    (
-        "Colours",
-        "Background, then stain vectors, measured in the same way on each: what a tenth of the "
-        "pixels exceed, and Macenko's vectors.",
-    ),
-    ("Cells", "Cells that were found in this version, with “Use in Find cells”."),
-    ("s", "Seconds that the method took."),
-)
 
 
 class CompareWidget(Panel):
@@ -493,398 +433,3 @@ class CompareWidget(Panel):
         self._add_timer.stop()
         if self.grid.images:
             self._leave_grid()
-
-
-def remember_reference(path: Path) -> None:
-    """Offer a file first the next time; samples are offered anyway."""
-    if path not in [photograph_path(name) for name in PHOTOGRAPHS]:
-        RECENT_REFERENCES.add(path.absolute())
-
-
-class NormalizedLayers:
-    """The normalized versions of images: one layer for each method, updated by the next run.
-
-    A layer that the user has renamed is the user's own: it is neither updated nor removed.
-    """
-
-    def __init__(self, viewer: Viewer) -> None:
-        self._viewer = viewer
-
-    def of(self, source: Image) -> dict[str, Image]:
-        """The layers of an image by method, in the order of napari's list."""
-        return {
-            str(own_metadata(layer.metadata).get("method")): layer
-            for layer in self._viewer.layers
-            if isinstance(layer, Image)
-            and role_of(layer) == Role.NORMALIZED
-            and is_made_from(layer, source)
-            and layer.name == _layer_name(layer, source)
-        }
-
-    def method_of(self, layer: Image | None) -> str:
-        """The method that a layer was made with, "" where it is none of ours."""
-        if layer is None or role_of(layer) != Role.NORMALIZED:
-            return ""
-        return str(own_metadata(layer.metadata).get("method", ""))
-
-    def put(self, source: Image, result: MethodResult, index: PlaneIndex) -> Image:
-        """Show a result: in the method's layer, or in a new one above the others."""
-        data = _with_plane_axes(result.data, len(index))
-        place = transform_kwargs(source)
-        if index:
-            place |= grid_transform(source, 1, index)
-        there = self.of(source)
-        layer = there.get(result.method)
-        if layer is not None and _can_show(layer, data):
-            layer.data = data
-            layer.translate = place["translate"]
-            return layer
-        if layer is not None:
-            self._viewer.layers.remove(layer)
-        layer = Image(
-            data,
-            name=f"{result.label}{NAME_SEPARATOR}{source.name}",
-            rgb=True,
-            multiscale=isinstance(data, list),
-            metadata=role_metadata(Role.NORMALIZED, source, method=result.method),
-            **place,
-        )
-        others = [one for one in there.values() if one in self._viewer.layers]
-        add_hidden(self._viewer, layer, above=others[-1] if others else source)
-        return layer
-
-    def link(self, source: Image) -> None:
-        """Let the versions of an image follow when it is moved or scaled."""
-        layers = [source, *self.of(source).values()]
-        if len(layers) > 1 and source.ndim == 2:  # planes of a stack are at places of their own
-            self._viewer.layers.link_layers(layers, _LINKED)
-
-    def remove(self, source: Image, keep: Sequence[str] = ()) -> None:
-        """Remove the versions of an image, but not those of some methods.
-
-        Boxes that were found in them go with them, unless the user has edited them.
-        """
-        for method, layer in self.of(source).items():
-            if method not in keep:
-                boxes = detection_layer_of(self._viewer, layer)
-                if boxes is not None and not boxes.edited:
-                    self._viewer.layers.remove(boxes.layer)
-                self._viewer.layers.remove(layer)
-
-
-def _layer_name(layer: Image, source: Image) -> str:
-    """The name that we give a version of an image."""
-    method = str(own_metadata(layer.metadata).get("method"))
-    known = METHODS | TRAINED_METHODS
-    label = known[method].label if method in known else method
-    return f"{label}{NAME_SEPARATOR}{source.name}"
-
-
-def _with_plane_axes(data: LayerData, leading: int) -> LayerData:
-    """The data with the leading axes of a stack, each of length 1."""
-    if isinstance(data, list):
-        return [_with_plane_axes(level, leading) for level in data]
-    return data[(None,) * leading] if leading else data
-
-
-def _can_show(layer: Image, data: LayerData) -> bool:
-    """Whether a layer can take the data, or a new one is needed."""
-    ndim = data[0].ndim if isinstance(data, list) else data.ndim
-    return bool(layer.multiscale) == isinstance(data, list) and layer.ndim + 1 == ndim
-
-
-class MethodChoice(QWidget):
-    """A check box for each method; `changed` when others are checked."""
-
-    changed = Signal()
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.boxes: dict[str, QCheckBox] = {}
-        layout = QGridLayout(self)
-        layout.setContentsMargins(0, 0, 0, 0)
-        layout.setSpacing(4)
-        for place, method in enumerate(OFFERED_METHODS):
-            box = QCheckBox(method.label)
-            box.setToolTip(f"{method.description} ({method.licence})")
-            box.setChecked(method.needs_template and method.name != _SEVERAL)
-            box.toggled.connect(lambda *_: self.changed.emit())
-            layout.addWidget(box, *divmod(place, _METHOD_COLUMNS))
-            self.boxes[method.name] = box
-
-    @property
-    def chosen(self) -> tuple[str, ...]:
-        """Names of the checked methods."""
-        return tuple(name for name, box in self.boxes.items() if box.isChecked())
-
-    @property
-    def needs_reference(self) -> bool:
-        """Whether one of them does."""
-        return any(METHODS[name].needs_template for name in self.chosen)
-
-
-class ReferencePicker(QWidget):
-    """What the image shall look like: another open image, a recent file, files, or a sample.
-
-    `changed` when another one is chosen. As long as the user has chosen none, it is the topmost
-    other image, or else the file that was used last.
-    """
-
-    changed = Signal()
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.list = combo_box(
-            "The image whose colours are taken over: another open image, a file, a sample, or a "
-            "normalizer that was saved here. Files can also be dropped here.",
-            12,
-            expanding=True,
-        )
-        self.open = button(
-            "Open …",
-            "Choose an image file, several of the same stain, or a saved normalizer.",
-            self.open_dialog,
-        )
-        self._images: list[ref[Image]] = []
-        self._opened: list[_Paths] = []
-        self._keys: list[ref[Image] | _Paths] = []
-        self._chosen: ref[Image] | _Paths | None = None  # by the user
-        layout = QHBoxLayout(self)
-        layout.setContentsMargins(0, 0, 0, 0)
-        layout.addWidget(self.list, 1)
-        layout.addWidget(self.open)
-        self.setAcceptDrops(True)
-        self.list.activated.connect(self._activated)
-        self.offer([])
-
-    def offer(self, images: Sequence[Image]) -> None:
-        """Offer these layers beside files and samples; the user's choice stays if it is there."""
-        self._images = [ref(image) for image in reversed(images)]
-        before = self.key
-        recent = [(path,) for path in RECENT_REFERENCES.paths() if path.is_file()]
-        files = list(dict.fromkeys([*self._opened, *recent]))
-        self._keys = [*self._images, *files, *((photograph_path(name),) for name in PHOTOGRAPHS)]
-        with signals_blocked(self.list):
-            self.list.clear()
-            for place, key in enumerate(self._keys):
-                text, tip = _described(key)
-                self.list.addItem(text)
-                self.list.setItemData(place, tip, Qt.ItemDataRole.ToolTipRole)
-            places = [k for k, key in enumerate(self._keys) if key == self._chosen]
-            self.list.setCurrentIndex(places[0] if places else 0)
-        if self.key != before:
-            self.changed.emit()
-
-    @property
-    def key(self) -> ref[Image] | tuple[Path, ...] | None:
-        """The chosen layer or files, None while there are none."""
-        place = self.list.currentIndex()
-        return self._keys[place] if 0 <= place < len(self._keys) else None
-
-    @property
-    def is_normalizer(self) -> bool:
-        """Whether a saved normalizer is chosen, which is of one method."""
-        return isinstance(self.key, tuple) and Reference(paths=self.key).is_normalizer
-
-    def reference(self, viewer: Viewer) -> Reference | None:
-        """What is chosen, for a thread."""
-        key = self.key
-        layer = key() if isinstance(key, ref) else None
-        if layer is not None:
-            return Reference(current_plane(layer, viewer))
-        return Reference(paths=key) if isinstance(key, tuple) else None
-
-    def choose_files(self, paths: Sequence[str | Path]) -> None:
-        """Choose images, or a saved normalizer, as the user does with *Open …*."""
-        self._chosen = tuple(Path(path) for path in paths)
-        if self._chosen not in self._opened:
-            self._opened.insert(0, self._chosen)
-        self.offer([image for weak in self._images[::-1] if (image := weak()) is not None])
-
-    def choose_image(self, image: Image) -> None:
-        """Choose one of the offered layers."""
-        self._chosen = ref(image)
-        self.offer([one for weak in self._images[::-1] if (one := weak()) is not None])
-
-    def open_dialog(self) -> None:
-        """Let the user choose files."""
-        images = " ".join(f"*{suffix}" for suffix in sorted(IMAGE_SUFFIXES))
-        kinds = f"Images and normalizers ({images} *{SUFFIX})"
-        paths, _ = QFileDialog.getOpenFileNames(self, "Choose a reference", "", kinds)
-        if paths:
-            self.choose_files(paths)
-
-    def _activated(self, place: int) -> None:
-        self._chosen = self.key
-        self.changed.emit()
-
-    def dragEnterEvent(self, event: Any) -> None:
-        """Accept files."""
-        if event.mimeData().hasUrls():
-            event.acceptProposedAction()
-
-    def dropEvent(self, event: Any) -> None:
-        """Choose the files that are dropped."""
-        event.acceptProposedAction()
-        self.choose_files([url.toLocalFile() for url in event.mimeData().urls()])
-
-
-_Paths = tuple[Path, ...]
-
-
-def _described(key: ref[Image] | _Paths) -> tuple[str, str]:
-    """Name and tooltip of a reference."""
-    if not isinstance(key, tuple):
-        layer = key()
-        name = layer.name if layer is not None else ""
-        return name, f"The open image “{name}”."
-    samples = {photograph_path(name): name for name in PHOTOGRAPHS}
-    if key[0] in samples:
-        return f"Sample: {samples[key[0]]}", "An image that comes with this plugin."
-    return (key[0].name if len(key) == 1 else f"{len(key)} images"), "\n".join(map(str, key))
-
-
-# --- results --------------------------------------------------------------------------------------
-
-
-class VersionTable(QWidget):
-    """A line for the image itself and one for each method; `chosen` with a method, or ""."""
-
-    chosen = Signal(str)
-
-    def __init__(self, viewer: Viewer) -> None:
-        super().__init__()
-        self._viewer = viewer
-        self.lines: dict[str, VersionLine] = {}
-        self._group = QButtonGroup(self)
-        self._grid = QGridLayout(self)
-        self._grid.setContentsMargins(0, 0, 0, 0)
-        self._grid.setHorizontalSpacing(6)
-        self._grid.setVerticalSpacing(2)
-        self._grid.setColumnStretch(_NAME_COLUMN, 1)
-        self.captions = [hint(text) for text, _ in _CAPTIONS]
-        for column, (caption, (_, tip)) in enumerate(zip(self.captions, _CAPTIONS, strict=True)):
-            caption.setToolTip(tip)
-            self._grid.addWidget(caption, 0, column)
-        self.reference_label, self.reference = QLabel("Reference"), QLabel()
-        self._reference: Appearance | None = None
-        self._grid.addWidget(self.reference_label, 1, 0)
-        self._grid.addWidget(self.reference, 1, 1)
-
-    def show_comparison(self, comparison: MethodComparison, layers: Mapping[str, Image]) -> None:
-        """Show these results; a method without a layer cannot be chosen."""
-        wanted = {"": None, **{result.method: result for result in comparison.results}}
-        for method in [method for method in self.lines if method not in wanted]:
-            self.lines.pop(method).remove(self._grid, self._group)
-        for method in wanted:
-            if method not in self.lines:
-                line = VersionLine(self._viewer)
-                line.name.clicked.connect(lambda *_, method=method: self.chosen.emit(method))
-                self._group.addButton(line.name)
-                self.lines[method] = line
-        for place, (method, result) in enumerate(wanted.items()):
-            line = self.lines[method]
-            line.place(self._grid, 2 * place + _FIRST_ROW)
-            line.show(result, comparison.original)
-            line.name.setEnabled(result is None or method in layers)
-        self._reference = comparison.reference
-        for widget in (self.reference_label, self.reference):
-            widget.setVisible(comparison.reference is not None)
-        self.repaint_swatches()
-
-    def mark(self, method: str) -> None:
-        """Highlight the version that is chosen."""
-        if method in self.lines:
-            self.lines[method].name.setChecked(True)
-
-    def show_counts(self, counts: Mapping[str, int]) -> None:
-        """The number of cells that were found in each version, where one was searched."""
-        for method, line in self.lines.items():
-            line.cells.setText(f"{counts[method]:,}" if method in counts else "")
-        self.captions[_CELLS_COLUMN].setVisible(bool(counts))
-
-    def repaint_swatches(self) -> None:
-        """Repaint all swatches in the colours of the present theme."""
-        _paint_looks(self.reference, self._reference, self._viewer)
-        for line in self.lines.values():
-            line.paint()
-
-
-class VersionLine:
-    """The widgets of one version: a line of the grid, and a warning under it."""
-
-    def __init__(self, viewer: Viewer) -> None:
-        self._viewer = viewer
-        self._looks: Appearance | None = None
-        self._own_terms = ""
-        self.name = QRadioButton()
-        self.name.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
-        self.colours = QLabel()
-        self.cells, self.seconds = QLabel(), QLabel()
-        for label in (self.cells, self.seconds):
-            label.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
-        self.warning = ThemedLabel(kind="warning")
-        self._widgets = (self.name, self.colours, self.cells, self.seconds)
-
-    def place(self, grid: QGridLayout, place: int) -> None:
-        """Put the widgets into these two rows of the grid."""
-        for column, widget in enumerate(self._widgets):
-            grid.addWidget(widget, place, column)
-        grid.addWidget(self.warning, place + 1, 0, 1, len(self._widgets))
-
-    def remove(self, grid: QGridLayout, group: QButtonGroup) -> None:
-        """Take the widgets away."""
-        group.removeButton(self.name)
-        for widget in (*self._widgets, self.warning):
-            grid.removeWidget(widget)
-            widget.deleteLater()
-
-    def show(self, result: MethodResult | None, original: Appearance | None) -> None:
-        """Show the result of a method, or the image itself where there is none."""
-        self.name.setText(_ORIGINAL if result is None else result.label)
-        about = "The image itself." if result is None else find_method(result.method).description
-        self.name.setToolTip(f"{about}\nClick to look at this version, and to work on it.")
-        warning = "" if result is None else result.warning
-        self.warning.setText(f"⚠ {warning}" if warning else "")
-        self.warning.setVisible(bool(warning))
-        self.seconds.setText("" if result is None else f"{result.seconds:.1f}")
-        for widget, (_, tip) in zip(self._widgets[2:], _CAPTIONS[2:], strict=True):
-            widget.setToolTip(tip)
-        self._looks = original if result is None else result.looks
-        self._own_terms = "" if result is None else _own_terms(result)
-        self.paint()
-
-    def paint(self) -> None:
-        """Paint the swatches in the colours of the theme."""
-        _paint_looks(self.colours, self._looks, self._viewer)
-        self.colours.setToolTip(self.colours.toolTip() + self._own_terms)
-
-
-def _paint_looks(label: QLabel, looks: Appearance | None, viewer: Viewer) -> None:
-    looks = looks or Appearance()
-    colours = looks.colours()[: _MAX_STAINS + 1]
-    label.setPixmap(swatches(colours, theme_colour(viewer, "secondary")))
-    label.setToolTip(looks.description)
-
-
-def _own_terms(result: MethodResult) -> str:
-    """Background and stains before and after, as the method itself knows them."""
-    known = [(word, looks) for word, looks in (("before", result.before), ("after", result.after))]
-    return "".join(
-        f"\n\nAs the method sees it {word}:\n{looks.description}"
-        for word, looks in known
-        if looks is not None
-    )
-
-
-def swatches(colours: Sequence[npt.ArrayLike], edge: QColor) -> QPixmap:
-    """Squares side by side, at least one wide."""
-    side = _SWATCH_PX
-    picture = QPixmap(max(len(colours), 1) * (side + 2), side)
-    picture.fill(Qt.GlobalColor.transparent)
-    painter = QPainter(picture)
-    for k, colour in enumerate(colours):
-        square = colour_icon(colour, edge).pixmap(side, side)
-        painter.drawPixmap(k * (side + 2), 0, square)
-    painter.end()
-    return picture
