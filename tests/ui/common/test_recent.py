@@ -1,11 +1,15 @@
 """What is remembered in the user's own folder."""
 
 import json
+import os
 
 import pytest
 
+from napari_beerlanet.ui.annotate.actions import save_unreviewed_answer
 from napari_beerlanet.ui.common import recent
 from napari_beerlanet.ui.common.recent import FoundSizes
+from napari_beerlanet.ui.common.session import save_open_project
+from napari_beerlanet.ui.evaluate.class_mapping import remember_classes
 
 SCALE = "0.1 × 0.1 µm per pixel"
 
@@ -62,3 +66,24 @@ def test_a_folder_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
 def test_nonsense_is_not_tried(tmp_path, size):
     FoundSizes().add("model", tmp_path / "a.png", SCALE, size)
     assert FoundSizes().find("model", tmp_path / "a.png", SCALE) is None
+
+
+@pytest.mark.parametrize(
+    "save",
+    [
+        lambda folder: recent.RecentPaths("models", "models.json").add(folder / "a.safetensors"),
+        lambda folder: FoundSizes().add("model", folder / "a.png", SCALE, 50),
+        lambda folder: save_open_project(folder),
+        lambda folder: remember_classes("here", {"0": "RBC"}),
+        lambda folder: save_unreviewed_answer("use"),
+    ],
+)
+def test_the_window_does_not_wait_for_a_busy_disk(tmp_path, monkeypatch, save):
+    """A disk that writes gigabytes lets `fsync` wait for minutes, of the smallest file, too."""
+
+    def wait(handle):
+        pytest.fail("waits for the disk")
+
+    monkeypatch.setattr(os, "fsync", wait)
+    monkeypatch.setattr(os, "sync", wait, raising=False)
+    save(tmp_path)

@@ -41,17 +41,21 @@ class DataError(FileError):
 
 
 @contextmanager
-def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
+def atomic_path(path: str | os.PathLike[str], *, durable: bool = True) -> Iterator[Path]:
     """A path beside `path` to write a file or folder to, which becomes `path` at the end.
 
     Where the block raises (Ctrl-C, too) nothing is left behind, and what stood at `path` stays.
+    `durable` waits until a file is on the disk, which takes minutes while the disk writes gigabytes
+    of others. Without it a power cut may leave an empty file: for caches and conveniences, whose
+    readers take a damaged file for none.
     """
     path = Path(path)
     # The suffix stays, as writers go by it; the name does not, as it may be of the longest length.
     unfinished = path.with_name(f".{uuid.uuid4().hex[:16]}.partial{path.suffix}")
     try:
         yield unfinished
-        _flush_to_disk(unfinished)
+        if durable:
+            _flush_to_disk(unfinished)
         _replace_path(unfinished, path)
     except BaseException:
         remove_path(unfinished)
@@ -267,9 +271,9 @@ def settings_hash(settings: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Whole or not at all."""
-    with atomic_path(path) as unfinished:
+def write_json(path: Path, content: Mapping[str, Any], *, durable: bool = True) -> None:
+    """Whole or not at all; `durable` as in `atomic_path`."""
+    with atomic_path(path, durable=durable) as unfinished:
         unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 

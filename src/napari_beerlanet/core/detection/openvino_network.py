@@ -273,7 +273,7 @@ def _save(path: Path, content: bytes) -> None:
     """Keep what was converted; without a place for it, it is converted each time."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_path(path) as unfinished:
+        with atomic_path(path, durable=False) as unfinished:
             unfinished.write_bytes(hashlib.sha256(content).digest() + content)
         files = sorted(path.parent.glob("*.bin"), key=lambda file: file.stat().st_mtime)
         for file in files[:-_KEPT_FILES]:

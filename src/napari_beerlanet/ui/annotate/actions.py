@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,6 @@ from napari_beerlanet.core.boxes.annotations import CONFIRMED, Annotations
 from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.common.messages import count_of
 from napari_beerlanet.core.common.progress import Report, report_progress
-from napari_beerlanet.core.common.storage import atomic_path
 from napari_beerlanet.core.images.files import ImageFile
 from napari_beerlanet.core.project.crop_files import AddedImage
 from napari_beerlanet.core.project.crops import choose_crop_size, padding_grey
@@ -44,7 +42,7 @@ from napari_beerlanet.ui.annotate.store import (
 )
 from napari_beerlanet.ui.common.notifications import notify_error
 from napari_beerlanet.ui.common.panel import Panel
-from napari_beerlanet.ui.common.recent import user_data_folder
+from napari_beerlanet.ui.common.recent import save_preference, user_data_folder
 from napari_beerlanet.ui.common.session import get_session
 from napari_beerlanet.ui.common.tasks import TaskOutcome
 from napari_beerlanet.ui.detections.image_detections import (
@@ -603,10 +601,7 @@ def unreviewed_answer() -> Unreviewed:
 
 def save_unreviewed_answer(answer: Unreviewed) -> None:
     """Remember it as the default; ignored where the user's folder cannot be written to."""
-    with suppress(OSError):
-        _answer_file().parent.mkdir(parents=True, exist_ok=True)
-        with atomic_path(_answer_file()) as unfinished:
-            unfinished.write_text(json.dumps({"unreviewed": answer}), encoding="utf-8")
+    save_preference(_answer_file(), {"unreviewed": answer})
 
 
 def _answer_file() -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import platformdirs
 
 from napari_beerlanet.core.checkpoints.info import CLASSIFIER, DETECTOR
-from napari_beerlanet.core.common.storage import atomic_path
+from napari_beerlanet.core.common.storage import write_json
 from napari_beerlanet.core.detection.settings import PLAUSIBLE_OBJECT_SIZES
 
 _MAX_RECENT = 8
@@ -33,6 +33,16 @@ def drafts_folder() -> Path:
 def _user_folder(default: Callable[..., str]) -> Path:
     folder = os.environ.get(_FOLDER_VARIABLE) or default("napari-beerlanet", appauthor=False)
     return Path(folder)
+
+
+def save_preference(path: Path, content: Mapping[str, Any]) -> None:
+    """Save what the user can do without, as JSON; ignored where it cannot be written.
+
+    It does not wait for the disk, as it is called where the window would wait, too.
+    """
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, content, durable=False)
 
 
 class RecentPaths:
@@ -60,12 +70,8 @@ class RecentPaths:
     def add(self, path: Path) -> None:
         """Put a path first; ignored where the user's folder cannot be written to."""
         others = [other for other in self.paths() if other != path]
-        content = {self._kind: [str(one) for one in [path, *others][:_MAX_RECENT]]}
-        file = self.file
-        with suppress(OSError):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_path(file) as unfinished:
-                unfinished.write_text(json.dumps(content, indent=1), encoding="utf-8")
+        names = [str(one) for one in [path, *others][:_MAX_RECENT]]
+        save_preference(self.file, {self._kind: names})
 
 
 class FoundSizes:
@@ -95,11 +101,8 @@ class FoundSizes:
         """Save a size; ignored where the user's folder cannot be written to."""
         new = {"model": model, "image": str(image), "magnification": magnification}
         others = [entry for entry in self._entries() if not new.items() <= entry.items()]
-        content = {"sizes": [{**new, "size": round(size, 2)}, *others][:_MAX_SIZES]}
-        with suppress(OSError):
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_path(self.file) as unfinished:
-                unfinished.write_text(json.dumps(content, indent=1), encoding="utf-8")
+        sizes = [{**new, "size": round(size, 2)}, *others][:_MAX_SIZES]
+        save_preference(self.file, {"sizes": sizes})
 
     def _entries(self) -> list[dict[str, Any]]:
         """The newest first."""

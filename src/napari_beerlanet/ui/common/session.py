@@ -14,9 +14,12 @@ from weakref import WeakKeyDictionary
 from psygnal import Signal
 
 from napari_beerlanet.core.boxes.classes import assign_colours, parse_colour
-from napari_beerlanet.core.common.storage import atomic_path
 from napari_beerlanet.ui.common.panel import unwrap_viewer
-from napari_beerlanet.ui.common.recent import add_recent_project, user_data_folder
+from napari_beerlanet.ui.common.recent import (
+    add_recent_project,
+    save_preference,
+    user_data_folder,
+)
 from napari_beerlanet.ui.common.tasks import on_destroyed
 
 if TYPE_CHECKING:
@@ -270,11 +273,8 @@ def _saved_colours(file: str) -> dict[str, str]:
 
 def _save_colours(file: str, colours: Mapping[str, str]) -> None:
     """Save colours for the next start; ignored where they cannot be written."""
-    content, path = dict(list(colours.items())[-_MAX_SAVED_COLOURS:]), user_data_folder() / file
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_path(path) as unfinished:
-            unfinished.write_text(json.dumps(content, indent=1), encoding="utf-8")
+    newest = dict(list(colours.items())[-_MAX_SAVED_COLOURS:])
+    save_preference(user_data_folder() / file, newest)
 
 
 def last_open_project() -> Path | None:
@@ -291,11 +291,7 @@ def save_open_project(path: Path | None) -> None:
     """Save which project is open, for the next start; ignored where it cannot be written."""
     if path is not None:
         add_recent_project(path)
-    content = {"open": str(path) if path else None}
-    with suppress(OSError):
-        _open_project_file().parent.mkdir(parents=True, exist_ok=True)
-        with atomic_path(_open_project_file()) as unfinished:
-            unfinished.write_text(json.dumps(content), encoding="utf-8")
+    save_preference(_open_project_file(), {"open": str(path) if path else None})
 
 
 def _open_project_file() -> Path:

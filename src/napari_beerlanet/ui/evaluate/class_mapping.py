@@ -6,9 +6,7 @@ the same, every box is of a wrong class.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,10 +16,10 @@ from qtpy.QtCore import Qt, Signal
 from qtpy.QtWidgets import QGridLayout, QLabel, QVBoxLayout, QWidget
 from superqt.utils import signals_blocked
 
-from napari_beerlanet.core.common.storage import atomic_path, read_json_or_empty
+from napari_beerlanet.core.common.storage import read_json_or_empty
 from napari_beerlanet.core.evaluation.live import classes_by_order, unknown_classes
 from napari_beerlanet.ui.common.controls import ElidingComboBox, button, combo_box, hint, row
-from napari_beerlanet.ui.common.recent import user_data_folder
+from napari_beerlanet.ui.common.recent import save_preference, user_data_folder
 from napari_beerlanet.ui.common.session import get_project_store
 from napari_beerlanet.ui.viewer.layers import Role, role_of
 
@@ -186,10 +184,7 @@ def remember_classes(place: str, chosen: Mapping[str, str]) -> None:
     content.pop(place, None)  # the newest last
     content[place] = {**before, **chosen}
     newest = dict(list(content.items())[-_MAX_REMEMBERED:])
-    with suppress(OSError):
-        _remembered_file().parent.mkdir(parents=True, exist_ok=True)
-        with atomic_path(_remembered_file()) as unfinished:
-            unfinished.write_text(json.dumps(newest, indent=1), encoding="utf-8")
+    save_preference(_remembered_file(), newest)
 
 
 def _remembered_file() -> Path:
