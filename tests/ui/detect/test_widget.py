@@ -243,6 +243,7 @@ def test_what_the_model_does_not_know_stands_beside_the_counts(panel, find):
     assert text in panel.counts.limits.text()
     assert panel.counts.limits.isVisibleTo(panel)
     assert text in panel.model.card.details.text()
+    assert "href" not in panel.counts.limits.text(), "nothing here could count infected cells"
 
 
 def test_a_deleted_layer_comes_again(panel, find, viewer, until):

@@ -667,6 +667,8 @@ def test_the_camera_goes_with_the_chosen_image(viewer):
     assert (camera.zoom, camera.center) == (7.0, (0.0, 10.0, 12.0))
     workspace.image.choose(small)
     assert camera.zoom == 20.0
+    viewer.layers.remove(small)
+    assert camera.zoom == 7.0, "and where the image that is now in front was left"
 
 
 def test_images_in_a_grid_stay_visible(viewer):
