@@ -432,7 +432,7 @@ def test_typed_size_is_used(panel, find, viewer):
     panel.form.size_auto.value = False
     panel.form.cell_size.value = 44
     find(panel)
-    assert "Assumed cell size: 44 pixels (" in panel.form.size_note.text()
+    assert "Assumed cell size: 44 px (" in panel.form.size_note.text()
 
 
 def test_a_size_that_was_found_is_tried_first_in_the_same_folder(
