@@ -13,8 +13,9 @@ copied.
 
 Every step is a real mouse click or drag, tabs included; what is asked in a file dialog is answered
 here, and files are opened without a dialog. Saves a
-picture of the window after each step and prints a table, with what the GUI thread was doing in the
-longest stall of each step (where the innermost function of ours, or of napari's, is named). In the
+picture of the window after each step and prints a table, with the longest stall of each step, how
+much of it the GUI thread was computing, and what (the innermost function of ours, or of napari's,
+is named); the rest of a stall it waited for a processor or for Python's lock. In the
 end, layers of napari's own are added in the same window: what of the stalls is not ours.
 """
 
@@ -109,13 +110,15 @@ class Walk:
         from qtpy.QtWidgets import QApplication
 
         self.out, self.clicks, self.longest, self.stalled_at = out, 0, 0.0, 0.0
-        self.rows: list[tuple[str, int, float, float, str]] = []
+        self.computed = 0.0
+        self.rows: list[tuple[str, int, float, float, float, str]] = []
         self.notes: list[str] = []
         self.viewer = napari.Viewer()
         self.viewer.theme = theme
         self.viewer.window.resize(*size)
         self.application = QApplication.instance()
         self._last = self._begun = time.perf_counter()
+        self._last_cpu = time.thread_time()
         self._timer = QTimer()
         self._timer.setInterval(_TICK_MS)
         self._timer.timeout.connect(self._tick)
@@ -124,10 +127,11 @@ class Walk:
         self._timer.start()
 
     def _tick(self) -> None:
-        now = time.perf_counter()
+        now, cpu = time.perf_counter(), time.thread_time()
         if now - self._last > self.longest:
             self.longest, self.stalled_at = now - self._last, self._last
-        self._last = now
+            self.computed = cpu - self._last_cpu
+        self._last, self._last_cpu = now, cpu
 
     def wait(self, until: Callable[[], object], what: str) -> None:
         """Run the event loop until something is true."""
@@ -202,19 +206,23 @@ class Walk:
         self.pause(0.8)
         seconds = time.perf_counter() - self._begun
         reason = self.stalls.reason(self.stalled_at) if self.longest > _STALL_S else ""
-        self.rows.append((name, self.clicks, seconds, self.longest, reason))
+        self.rows.append((name, self.clicks, seconds, self.longest, self.computed, reason))
         self.viewer.window._qt_window.grab().save(str(self.out / f"{name}.png"))
-        self.clicks, self.longest = 0, 0.0
+        self.clicks, self.longest, self.computed = 0, 0.0, 0.0
         self._last = self._begun = time.perf_counter()
+        self._last_cpu = time.thread_time()
 
     def table(self) -> str:
         """What was noted, as text."""
-        lines = [f"{'step':24}{'clicks':>8}{'seconds':>10}{'longest stall, ms':>20}  in"]
-        for name, clicks, seconds, stall, reason in self.rows:
-            lines.append(f"{name:24}{clicks:8d}{seconds:10.1f}{1000 * stall:20.0f}  {reason}")
+        heads = f"{'step':24}{'clicks':>8}{'seconds':>10}{'longest stall, ms':>20}{'computing':>11}"
+        lines = [f"{heads}  in"]
+        for name, clicks, seconds, stall, computed, reason in self.rows:
+            times = f"{1000 * stall:20.0f}{1000 * computed:11.0f}"
+            lines.append(f"{name:24}{clicks:8d}{seconds:10.1f}{times}  {reason}")
         total = sum(row[1] for row in self.rows), sum(row[2] for row in self.rows)
-        worst = max(row[3] for row in self.rows)
-        return "\n".join([*lines, f"{'all':24}{total[0]:8d}{total[1]:10.1f}{1000 * worst:20.0f}"])
+        worst = [1000 * max(row[k] for row in self.rows) for k in (3, 4)]
+        last = f"{'all':24}{total[0]:8d}{total[1]:10.1f}{worst[0]:20.0f}{worst[1]:11.0f}"
+        return "\n".join([*lines, last])
 
 
 def loop(

@@ -7,8 +7,10 @@ import torchvision
 from hypothesis import given
 from hypothesis import strategies as st
 
+from napari_beerlanet.core.boxes import matching
 from napari_beerlanet.core.boxes.geometry import iou
 from napari_beerlanet.core.boxes.matching import match_boxes, non_max_suppression, overlap_pairs
+from napari_beerlanet.core.common.threads import set_being_compiled
 from plain_matching import plain_matches
 from random_boxes import box_sets
 
@@ -119,6 +121,32 @@ def test_suppression_refuses(change, sentence):
 def test_matches_are_plain_greedy(found, true, limit):
     mine = match_boxes(found[0], true[0], limit, found[1], found[2], true[2])
     assert mine.tolist() == plain_matches(found[0], true[0], limit, found[1], found[2], true[2])
+
+
+def being_compiled(work):
+    """What `work` gives, and whether it compiled anything, while another process compiles."""
+    kernels = [matching._find_overlaps, matching._match_in_order]
+    for kernel in kernels:
+        kernel._reset_overloads()
+    set_being_compiled(lambda: True)
+    try:
+        return work(), any(kernel.signatures for kernel in kernels)
+    finally:
+        set_being_compiled(None)
+
+
+@given(box_sets(), box_sets(), st.sampled_from([0.1, 0.3, 0.5, 0.9]))
+def test_while_kernels_are_compiled_numpy_finds_the_same_matches(found, true, limit):
+    """A window that shows matches would otherwise stand still until its own are compiled."""
+
+    def work():
+        pairs = overlap_pairs(found[0], true[0])
+        matches = match_boxes(found[0], true[0], limit, found[1], found[2], true[2])
+        return pairs.starts.tolist(), pairs.truth.tolist(), pairs.iou.tolist(), matches.tolist()
+
+    result, compiled = being_compiled(work)
+    assert not compiled
+    assert result == work()
 
 
 def test_matches_in_the_order_given_and_across_classes():

@@ -303,6 +303,32 @@ def test_a_forked_child_detects_with_torch():
     assert done.returncode == 0, done.stderr
 
 
+CONVERSION = """
+import socket, sys
+socket.getaddrinfo = lambda *_, **__: sys.exit("asked for " + str(_[0]))
+from napari_beerlanet.core.detection import openvino_network as ov
+ov._core()
+import openvino.tools.ovc.telemetry_utils as utils
+assert "openvino_telemetry" not in sys.modules, "telemetry was loaded"
+assert utils.init_ovc_telemetry().__class__.__module__.endswith("telemetry_stub")
+"""
+
+
+def test_nothing_is_reported_to_anyone(tmp_path):
+    """OpenVINO would tell Google Analytics, and write an identifier to the home folder."""
+    environment = {**os.environ, "HOME": str(tmp_path), "USERPROFILE": str(tmp_path)}
+    environment.pop("CI", None)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", CONVERSION],
+        env=environment | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "intel").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("config", ["yolo26n.yaml", "yolo11n.yaml"])
 def test_other_architectures_run_in_it_or_in_torch_with_equal_boxes(config, smear):

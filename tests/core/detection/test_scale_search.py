@@ -158,7 +158,7 @@ def test_search_finds_the_size_whatever_it_is(true_size, seed):
     shape = (max(480, 4 * true_size), max(640, 5 * true_size))
     choice, tried = search(looking_at(true_size, shape, seed), shape)
     assert TYPICAL / choice.scale == pytest.approx(true_size, rel=0.15)
-    assert choice.how == f"best of {len(tried)} resolutions tried"
+    assert choice.how == f"best of {len(tried)} resolutions"
     assert max(tried) < 1.3 * choice.scale, "nothing is looked at that is finer than needed"
 
 

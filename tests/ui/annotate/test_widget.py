@@ -342,6 +342,19 @@ def test_of_a_large_image_it_is_asked_what_is_annotated(shared_viewer, until):
     assert [r.bounds for r in made.annotations(()).regions] == [(0, 0, 2100, 2100)]
 
 
+def test_disabled_buttons_say_why_beside_them(panel, until):
+    assert not panel.whole_image.isEnabled()
+    assert not panel.draw_regions.isEnabled()
+    assert "Press “Annotate” first." in panel.coverage.text()
+    assert not panel.import_dataset.isEnabled()
+    assert panel.import_reason.isVisibleTo(panel)
+    assert "project" in panel.import_reason.text()
+    panel.annotate.click()
+    until(lambda: panel.annotation_actions.annotated is not None)
+    assert panel.whole_image.isEnabled()
+    assert "Press" not in panel.coverage.text()
+
+
 def test_an_image_that_is_annotated_wholly_has_one_layer_of_ours(drawing, until):
     """The layer of regions comes when the user draws one: below the boxes, where the image is."""
     viewer, made = drawing.viewer, drawing.annotation_actions.annotated

@@ -223,6 +223,24 @@ def test_the_bar_shows_progress_and_hides_at_the_end(told, bar, until):
     assert not bar.cancel.isVisible()
 
 
+def test_the_bar_never_says_done_while_it_is_shown(told, bar, until):
+    """What comes of the work is still to be shown, as layers."""
+    task, _ = told
+    shown = threading.Event()
+
+    def work(report):
+        report(Progress(1, 1, "done"))
+        shown.wait()
+
+    task.start(work)
+    try:
+        until(lambda: bar.bar.format() not in ("", "starting …"))
+        assert bar.bar.format() == "finishing"
+    finally:
+        shown.set()
+    until(lambda: not task.running)
+
+
 def test_cancel_on_the_bar(told, bar, until):
     task, events = told
     gate = Gate()

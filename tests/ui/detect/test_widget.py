@@ -243,6 +243,7 @@ def test_what_the_model_does_not_know_stands_beside_the_counts(panel, find):
     assert text in panel.counts.limits.text()
     assert panel.counts.limits.isVisibleTo(panel)
     assert text in panel.model.card.details.text()
+    assert "href" not in panel.counts.limits.text(), "nothing here could count infected cells"
 
 
 def test_a_deleted_layer_comes_again(panel, find, viewer, until):
@@ -431,7 +432,7 @@ def test_typed_size_is_used(panel, find, viewer):
     panel.form.size_auto.value = False
     panel.form.cell_size.value = 44
     find(panel)
-    assert "Assumed cell size: 44 pixels (" in panel.form.size_note.text()
+    assert "Assumed cell size: 44 px (" in panel.form.size_note.text()
 
 
 def test_a_size_that_was_found_is_tried_first_in_the_same_folder(

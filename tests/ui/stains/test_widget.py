@@ -431,6 +431,23 @@ def test_a_preset_from_this_images_stains_is_saved_listed_and_used(editor, panel
     assert panel.form.start.spectra is None
 
 
+def test_the_dialog_says_what_is_and_was_done(editor, panel, until, errors):
+    assert "Presets are saved" in editor.where.text()
+    editor.set_fit(panel.images.layer, None)
+    assert not editor.stains_button.isEnabled()
+    assert "decompose the image first" in editor.stains_reason.text()
+    panel.run()  # its result comes while the dialog is open
+    until(editor.stains_button.isEnabled)
+    editor.name.setText("nobody's")
+    editor.delete()
+    assert "nothing was deleted" in errors[-1]
+    editor.add_stains()
+    editor.name.setText("mine")
+    editor.save()
+    until(lambda: "Saved" in editor.note.text())
+    assert editor.preset.source == "", "a message is no origin of spectra"
+
+
 def test_a_stain_is_measured_in_a_drawn_region(editor, panel, viewer, smear, until, errors):
     editor.add_region()
     assert "Draw a rectangle" in errors[0]

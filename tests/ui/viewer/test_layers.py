@@ -23,6 +23,7 @@ from napari_beerlanet.ui.viewer.layers import (
     ImagePicker,
     Role,
     UpdateGuard,
+    grid_transform,
     is_stepped_back,
     move_to_top,
     read_units,
@@ -158,6 +159,34 @@ def test_layers_are_renamed_with_the_image_that_they_are_called_after(example):
     made[0].name = "best run"
     image.name = "patient 9"
     assert made[0].name == "best run"
+
+
+@pytest.mark.window
+def test_results_follow_an_image_that_is_moved_or_scaled(example):
+    """As when the pixel size is set, or corrected, after cells were found."""
+    viewer, _ = example
+    image = viewer.add_image(RGB, name="smear")
+    place = transform_kwargs(image)
+    boxes = Shapes([[[4, 4], [9, 9]]], metadata=role_metadata(Role.DETECTIONS, image), **place)
+    density = Image(
+        np.zeros((6, 8)),
+        metadata=role_metadata(Role.CELL_DENSITY, image),
+        **place | grid_transform(image, 8),
+    )
+    unlinked = viewer.add_image(RGB, name="other")
+    for layer in (boxes, density):
+        viewer.add_layer(layer)
+    image.scale = (0.25, 0.5)
+    image.units = ("um", "um")
+    image.translate = (10, 20)
+    image.rotate = 30
+    image.affine = np.array([[1.0, 0.2, 3.0], [0.1, 1.0, -2.0], [0.0, 0.0, 1.0]])
+    for point in ((0, 0), (7, 3)):
+        assert np.allclose(boxes.data_to_world(point), image.data_to_world(point))
+        pixel = 8 * np.array(point) + 3.5  # the centre of that cell
+        assert np.allclose(density.data_to_world(point), image.data_to_world(pixel))
+    assert boxes.units == density.units == image.units
+    assert tuple(unlinked.scale) == (1, 1)
 
 
 @pytest.mark.window

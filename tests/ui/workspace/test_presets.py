@@ -68,6 +68,20 @@ def test_one_click_finds_and_classifies(preset, until, monkeypatch):
     assert "1 red cell was called WBC" in workspace.panel(CELLS).progress_bar.text
 
 
+def test_beside_counts_without_parasites_infected_cells_are_offered(preset, until):
+    _, _, workspace, _, ended = preset
+    cells = workspace.open_tab(CELLS)
+    until(lambda: cells.model.loaded is not None)
+    cells.run()
+    until(lambda: cells.counts.class_counts is not None)
+    assert "Count infected cells (malaria)</a>" in cells.counts.limits.text()
+    cells.counts.limits.linkActivated.emit("malaria")
+    until(lambda: bool(ended))
+    assert ended == [True]
+    assert workspace.current_tab is CLASSIFY
+    until(lambda: "href" not in cells.counts.limits.text())  # they are counted
+
+
 def test_a_search_that_fails_is_the_last_step(preset, until, monkeypatch):
     _viewer, _image, workspace, button, ended = preset
 

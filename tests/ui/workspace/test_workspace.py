@@ -571,6 +571,21 @@ def test_a_disabled_button_says_why(shared_viewer, until):
     assert cells.run_button.toolTip() == tip
 
 
+def test_notes_do_not_move_the_button(viewer, qtbot):
+    viewer.add_image(RGB, name="smear")
+    workspace = open_workspace(viewer, CELLS)
+    cells = workspace.panel(CELLS)
+    viewer.window.resize(1280, 720)
+    viewer.window.show()
+    qtbot.waitUntil(cells.run_button.isVisible)
+    before = cells.run_button.mapTo(cells, cells.rect().topLeft()).y()
+    cells.form.show_size_note("Assumed cell size: 192 px (best of 4 resolutions).")
+    cells.form.show_slide_note("Resumed: 4 of 6 tiles were searched before.")
+    qtbot.wait(50)
+    moved = cells.run_button.mapTo(cells, cells.rect().topLeft()).y() - before
+    assert abs(moved) <= 2, "pixels: less than a line"
+
+
 def test_messages_are_about_the_image_that_is_shown(viewer):
     first = viewer.add_image(RGB, name="first")
     second = viewer.add_image(RGB, name="second")
@@ -667,6 +682,8 @@ def test_the_camera_goes_with_the_chosen_image(viewer):
     assert (camera.zoom, camera.center) == (7.0, (0.0, 10.0, 12.0))
     workspace.image.choose(small)
     assert camera.zoom == 20.0
+    viewer.layers.remove(small)
+    assert camera.zoom == 7.0, "and where the image that is now in front was left"
 
 
 def test_images_in_a_grid_stay_visible(viewer):

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from napari_beerlanet.core.boxes.geometry import BoxArray, check_boxes, check_per_box
-from napari_beerlanet.core.common.threads import in_numpy, njit
+from napari_beerlanet.core.common.threads import in_numpy, kernels_being_compiled, njit
 
 Indices = npt.NDArray[np.int64]
 Values = npt.NDArray[np.float64]
@@ -26,6 +26,7 @@ MIN_IOU = 0.1
 _MAX_CELLS = 1 << 14  # along the longer side, at most; a row of the grid has twice as many numbers
 _ROW_STRIDE = 1 << 15
 _GRID_STRIDE = 1 << 30
+_MAX_PAIRS_IN_NUMPY = 1 << 22  # of all with all; with more, compiling takes less time
 _ROUNDING_SLACK = 1 + 1e-9  # rounding must never hide a neighbour
 
 
@@ -98,6 +99,8 @@ def overlap_pairs(detections: BoxArray, truth: BoxArray) -> OverlapPairs:
         return OverlapPairs(
             np.zeros(len(mine) + 1, np.int64), _no_indices(), np.zeros(0), len(theirs)
         )
+    if kernels_being_compiled() and len(mine) * len(theirs) <= _MAX_PAIRS_IN_NUMPY:
+        return _overlaps_in_numpy(mine, theirs)  # a window shows matches, and must not wait
     grid = BoxGrid.of(theirs, np.zeros(len(theirs), np.int64))
     sorted_boxes = np.ascontiguousarray(theirs[grid.order])
     corner = theirs[:, :2].min(axis=0)
@@ -163,7 +166,9 @@ def match_greedy(
     remaining = np.ones(pairs.truth_count, np.bool_) if free is None else free.copy()
     mine = np.zeros(count) if labels is None else labels
     theirs = np.zeros(pairs.truth_count) if true_labels is None else true_labels
-    _match_in_order(
+    in_python = kernels_being_compiled() and len(pairs.truth) <= _MAX_PAIRS_IN_NUMPY >> 6
+    match_in_order = _match_in_order.py_func if in_python else _match_in_order
+    match_in_order(
         pairs.starts, pairs.truth, pairs.iou, np.asarray(order, np.int64), min_iou,
         np.asarray(mine, np.int64), np.asarray(theirs, np.int64), remaining, matched,
     )  # fmt: skip
@@ -324,6 +329,19 @@ def _find_overlaps(found, boxes, keys, starts, levels, cell, corner, limit):
                         used += 1
         ends[i] = used
     return ends, places[:used], shares[:used]
+
+
+def _overlaps_in_numpy(mine: Values, theirs: Values) -> OverlapPairs:
+    """As `overlap_pairs`, each with all: the same pairs, to the bit."""
+    low = np.maximum(mine[:, None, :2], theirs[None, :, :2])
+    extent = np.minimum(mine[:, None, 2:], theirs[None, :, 2:]) - low
+    shared = np.where((extent > 0).all(axis=2), extent[..., 0] * extent[..., 1], 0.0)
+    my_area, their_area = ((b[:, 2] - b[:, 0]) * (b[:, 3] - b[:, 1]) for b in (mine, theirs))
+    union = my_area[:, None] + their_area[None] - shared
+    share = np.divide(shared, union, out=np.zeros_like(shared), where=union > 0)
+    rows, columns = np.nonzero(share >= MIN_IOU)
+    starts = np.searchsorted(rows, np.arange(len(mine) + 1))
+    return OverlapPairs(starts, columns, share[rows, columns], len(theirs))
 
 
 @njit(cache=True, nogil=True)

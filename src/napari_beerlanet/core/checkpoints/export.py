@@ -23,6 +23,7 @@ from napari_beerlanet.core.detection.detector import Detector
 from napari_beerlanet.core.detection.openvino_network import (
     NetworkBehindFrontEnd,
     describe_difference,
+    import_openvino,
     to_openvino,
 )
 from napari_beerlanet.core.detection.scale_search import typical_size
@@ -127,8 +128,7 @@ def _write_onnx(network: Any, path: Path) -> None:
 def _write_openvino(network: Any, path: Path) -> None:
     if find_spec("openvino") is None:
         raise FileError('OpenVINO is not installed: pip install "napari-beerlanet[openvino]".')
-    import openvino
-
+    openvino = import_openvino()
     converted = to_openvino(network)
     compiled = openvino.compile_model(converted, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     _refuse(describe_difference(network, lambda x: torch.tensor(compiled(x.numpy())[0])))

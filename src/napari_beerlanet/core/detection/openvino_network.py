@@ -11,14 +11,17 @@ from __future__ import annotations
 import copy
 import hashlib
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
+from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 from weakref import WeakValueDictionary
 
@@ -38,6 +41,7 @@ VARIABLE = "NAPARI_BEERLANET_OPENVINO"
 
 Precision = Literal["float32", "bfloat16"]
 
+_TELEMETRY = "openvino_telemetry"
 _PRECISION_NAMES = {"float32": "f32", "bfloat16": "bf16"}  # OpenVINO's
 _FORMAT = 1  # of the files in the cache
 _KEPT_FILES = 8  # in the cache, those of the networks that were used last
@@ -176,8 +180,7 @@ _EXACT = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
 
 def to_openvino(network: StainDetectionModel) -> Any:
     """A fused network as an `openvino.Model` with one input, (N, 3, H, W), and one output."""
-    import openvino
-
+    openvino = import_openvino()
     traced = trace(network)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -234,10 +237,29 @@ def describe_difference(network: StainDetectionModel, converted: Callable[[Tenso
 @cache
 def _core() -> Any:
     # Imported here: half a second that whoever runs on a GPU need not wait.
-    os.environ.setdefault("OPENVINO_TELEMETRY_DISABLE", "1")
-    import openvino
+    return import_openvino().Core()
 
-    return openvino.Core()
+
+def import_openvino() -> ModuleType:
+    """OpenVINO without its telemetry.
+
+    It reports every import and conversion to Google Analytics, unasked, and writes an identifier
+    to the user's home folder; no setting of a process prevents that. Where its package for this
+    cannot be imported, it does without. Whoever has imported OpenVINO before us has decided.
+    """
+    if "openvino" in sys.modules:
+        return import_module("openvino")
+    with _lock:
+        missing = object()
+        earlier: Any = sys.modules.get(_TELEMETRY, missing)
+        sys.modules[_TELEMETRY] = None  # type: ignore[assignment]
+        try:
+            return import_module("openvino")
+        finally:
+            if earlier is missing:
+                del sys.modules[_TELEMETRY]
+            else:
+                sys.modules[_TELEMETRY] = earlier
 
 
 # --- the cache ------------------------------------------------------------------------------------

@@ -238,7 +238,7 @@ def search_scale(
     if not good:
         return None
     best = max(good, key=lambda scale: scale_quality(samples[scale], training))
-    return ScaleChoice(best, f"best of {len(samples)} resolutions tried")
+    return ScaleChoice(best, f"best of {len(samples)} resolutions")
 
 
 def _is_known(scale: float, samples: Mapping[float, ScaleSample]) -> bool:
@@ -260,4 +260,4 @@ def _choose(
     if not samples[scale].whole:  # which has to be run anyway, so it may as well fit exactly
         scale *= math.exp(-_BIAS * (size_deviation(samples[scale], training) or 0.0))
         scale = min(scale, MAX_MAGNIFICATION)
-    return ScaleChoice(scale, f"best of {len(samples)} resolutions tried")
+    return ScaleChoice(scale, f"best of {len(samples)} resolutions")

@@ -270,8 +270,9 @@ def _disagreement_warnings(detections: Detections) -> list[str]:
         odd = int((mine < MIN_AGREEMENT).sum())
         if odd and odd >= _MAX_DISAGREEING * len(mine):
             warnings.append(
-                f"{odd} of {len(mine)} {name} do not have the size and stain of {name}: they may "
-                "be something that the model does not know."
+                f"{odd} of {len(mine)} {name} {'does' if odd == 1 else 'do'} not have the size and "
+                f"stain of {name}: {'it' if odd == 1 else 'they'} may be something that the model "
+                "does not know."
             )
     return warnings
 

@@ -218,7 +218,7 @@ class AnnotateWidget(Panel):
             "File (data.yaml, COCO, …) …", self._choose_dataset_file
         )
         self.import_dataset.setMenu(menu)
-        self.add_reason = DisabledReason(self.add)
+        self.add_reason, self.import_reason = DisabledReason(self.add), hint()
         self.bar = TaskProgressBar(self.annotation_actions.project_task)
         self.message = wrapping_label()
         self.split = hint()
@@ -228,7 +228,7 @@ class AnnotateWidget(Panel):
         self.project_images = ProjectImages()
         self.remove_question = QuestionFrame()
         content = (self.split, self.project_images, self.remove_question)
-        before = (heading("Training data"), *question, self.add_reason)
+        before = (heading("Training data"), *question, self.add_reason, self.import_reason)
         return [
             *(*before, self.bar, self.message, *content),
             self.saved,
@@ -285,6 +285,9 @@ class AnnotateWidget(Panel):
         self.copy_reason.update_button("" if has_image else first)
         self.add_reason.update_button(first or ("An image is being added." if busy else ""))
         self.import_dataset.setEnabled(project is not None and not project.read_only and not busy)
+        reason = "To import annotations, make or open a project first." if project is None else ""
+        self.import_reason.setText(reason)
+        self.import_reason.setVisible(bool(reason))
         self._ask()
         self._show_unreviewed()
         self._show_coverage()
@@ -357,7 +360,8 @@ class AnnotateWidget(Panel):
     def _coverage(self) -> str:
         annotated = self.annotation_actions.annotated
         if annotated is None:
-            return "Only inside annotated regions does the absence of a box mean background."
+            rule = "Only inside annotated regions does the absence of a box mean background."
+            return f"{rule} Press “Annotate” first."
         plane = self.annotation_actions.plane
         by_default = annotated.coverage == WHOLE_IMAGE and not annotated.regions.edited
         if by_default or annotated.is_whole(plane):

@@ -331,6 +331,11 @@ class ThemedLabel(QLabel):
         if style is not None and style != self.styleSheet():
             self.setStyleSheet(style)
 
+    def text_colour(self) -> str:
+        """The colour "#rrggbb" of its text now, for links in it."""
+        self.ensurePolished()
+        return self.palette().color(self.foregroundRole()).name()
+
     def showEvent(self, event: QShowEvent | None) -> None:
         """Nothing is around it when it is made."""
         self.apply_style()

@@ -16,7 +16,7 @@ from qtpy.QtWidgets import (
 )
 
 from napari_beerlanet.core.common.messages import error_message, format_duration
-from napari_beerlanet.core.common.progress import Progress, eta_seconds
+from napari_beerlanet.core.common.progress import DONE, Progress, eta_seconds
 from napari_beerlanet.ui.common.controls import copy_text
 from napari_beerlanet.ui.common.notifications import error_details, notify_error
 from napari_beerlanet.ui.common.tasks import Task, TaskOutcome
@@ -187,7 +187,9 @@ class TaskProgressBar(QWidget):
         started, first = self._stage_started
         left = eta_seconds(now - started, (progress.fraction - first) / max(1 - first, 1e-9))
         eta = f" · {format_duration(left)} left" if left is not None else ""
-        self.activity.report(f"{progress.message or 'running'}{eta}", progress.fraction)
+        # The work is done, the task is not: what comes of it is still to be shown.
+        message = "finishing" if progress.message == DONE else progress.message or "running"
+        self.activity.report(f"{message}{eta}", progress.fraction)
 
     def _stop(self) -> None:
         self.activity.report("stopping …")

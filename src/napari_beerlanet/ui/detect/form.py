@@ -84,7 +84,6 @@ class DetectForm(QWidget):
         for widget in (
             self.size_note,
             self.skip_background.native,
-            self.slide_note,
             self.more,
         ):
             layout.addWidget(widget)
@@ -119,7 +118,7 @@ class DetectForm(QWidget):
             "learned.",
         )
         self.skip_background = field_widget(DetectSettings, "skip_glass", text="Skip background")
-        self.slide_note = hint()
+        self.slide_note = hint()  # placed by the panel, below buttons that it must not move
         self.device = DevicePicker()
         self.openvino = ComboBox(
             choices=[(_OPENVINO_NAMES[mode], mode) for mode in get_args(OpenVinoMode)],

@@ -14,7 +14,7 @@ from qtpy.QtCore import QObject, Qt
 from qtpy.QtWidgets import QPushButton, QVBoxLayout, QWidget
 from superqt.utils import QSignalDebouncer
 
-from napari_beerlanet.core.boxes.classes import ClassCounts
+from napari_beerlanet.core.boxes.classes import ClassCounts, is_infected
 from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.boxes.geometry import centre_inside
 from napari_beerlanet.ui.common.controls import button, copy_text, heading, row
@@ -169,7 +169,7 @@ class DetectionResults(QObject):
             "model": str(report.get("model", "")),
             "confidence": f"{layer.confidence:.2f}",
         }
-        self._counts.show_limits(report.get("limits", ""))
+        self._counts.show_limits(report.get("limits", ""), bool(store.type_names))
         self._counts.show_warnings(report.get("warnings", []))
         searched, searched_text = report.get("searched"), ""
         if searched:
@@ -280,10 +280,15 @@ def _searched_text(searched: Mapping[str, Any], xyxy: npt.NDArray[Any]) -> str:
 
 
 class CountsPanel(QWidget):
-    """The counts of one image."""
+    """The counts of one image.
+
+    Beside counts of a model that does not know parasites, `count_malaria` is offered, if set: a
+    call that finds infected cells with models that know them.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        self.count_malaria: Callable[[], None] | None = None
         self.class_counts: ClassCounts | None = None
         self.warnings = _label("Why these counts may be unreliable.")
         self.table = _label("Boxes of each class above the confidence threshold.")
@@ -303,6 +308,11 @@ class CountsPanel(QWidget):
         self.limits = _label(
             "What this model was not trained on, so that its counts mislead there."
         )
+        self.limits.setTextInteractionFlags(
+            Qt.TextInteractionFlag.TextSelectableByMouse
+            | Qt.TextInteractionFlag.LinksAccessibleByMouse
+        )
+        self.limits.linkActivated.connect(self._take_offer)
         self.covered = _label("The boxes are drawn over an image that they do not belong to.")
         self.covered.setTextInteractionFlags(Qt.TextInteractionFlag.LinksAccessibleByMouse)
         self.covered.set_kind("warning")
@@ -366,10 +376,21 @@ class CountsPanel(QWidget):
             else "Bring back the boxes of the run before (Ctrl+Z while their layer is selected)."
         )
 
-    def show_limits(self, text: str) -> None:
-        """Show what the model does not know; nothing for ""."""
-        self.limits.setText(f"<i>{html.escape(text)}</i>" if text else "")
+    def show_limits(self, text: str, typed: bool = False) -> None:
+        """Show what the model does not know; nothing for "".
+
+        If that is parasites, and boxes are not `typed` yet, offer to count infected cells.
+        """
+        offer = ""
+        if self.count_malaria is not None and is_infected(text) and not typed:
+            offer = f'<br><a href="malaria" style="color: {self.limits.text_colour()}">'
+            offer += "Count infected cells (malaria)</a>"
+        self.limits.setText(f"<i>{html.escape(text)}</i>{offer}" if text else "")
         self.limits.setVisible(bool(text))
+
+    def _take_offer(self, link: str) -> None:
+        if self.count_malaria is not None:
+            self.count_malaria()
 
     def show_warnings(self, sentences: Sequence[str]) -> None:
         """Show why the counts may be wrong; nothing for []."""
@@ -381,8 +402,7 @@ class CountsPanel(QWidget):
         """Say that images lie above the one that was searched, and offer to hide them."""
         names = html.escape(", ".join(f"“{name}”" for name in covering))
         verb, them = ("lies", "it") if len(covering) == 1 else ("lie", "them")
-        self.covered.ensurePolished()
-        colour = self.covered.palette().color(self.covered.foregroundRole()).name()
+        colour = self.covered.text_colour()
         self.covered.setText(
             f"{names} {verb} above “{html.escape(image)}”, which the boxes belong to. "
             f'<a href="hide" style="color: {colour}">Hide {them}</a>'

@@ -96,6 +96,7 @@ class DetectWidget(ModelPanel):
             self.form,
             buttons,
             self.run_reason,
+            self.form.slide_note,
             self.progress_bar,
             separator(),
             self.counts,
@@ -284,7 +285,7 @@ class DetectWidget(ModelPanel):
         size = result.detections.report.get("object_size")
         if size is not None and chosen:
             reason = result.detections.report["chosen"]
-            self.form.show_size_note(f"Assumed cell size: {size:.0f} pixels ({reason}).")
+            self.form.show_size_note(f"Assumed cell size: {size:.0f} px ({reason}).")
 
     def _show_slide_message(self, text: str) -> None:
         """While a search runs, the progress bar has no room for a line."""

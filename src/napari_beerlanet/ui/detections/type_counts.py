@@ -131,7 +131,8 @@ def _parasitaemia_text(infected: Parasitaemia) -> str:
     per_100 = infected.per_100_white_cells
     if per_100 is None:
         return text
-    return f"{text}; {per_100:,.1f} per 100 white cells ({infected.white_cells:,} counted)"
+    rate = f"{per_100:,.1f}" if per_100 < 100 else f"{per_100:,.0f}"
+    return f"{text}; {rate} per 100 white cells ({infected.white_cells:,} counted)"
 
 
 def _share_cells(counts: ClassCounts, name: str) -> str:

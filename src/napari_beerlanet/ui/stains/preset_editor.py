@@ -37,7 +37,7 @@ from napari_beerlanet.core.stains.presets import (
     stain_of_region,
     write_preset,
 )
-from napari_beerlanet.ui.common.controls import button, form, hint, row
+from napari_beerlanet.ui.common.controls import DisabledReason, button, form, hint, row
 from napari_beerlanet.ui.common.notifications import notify_error
 from napari_beerlanet.ui.common.panel import Panel
 from napari_beerlanet.ui.common.recent import user_data_folder
@@ -143,6 +143,7 @@ class PresetEditor(QDialog):
         self._viewer, self.task = panel.viewer, panel.task()
         self._image: Image | None = None
         self._fit: Decomposition | None = None
+        self._source = ""  # where the spectra come from, which is saved with them
         self.name = QLineEdit()
         self.name.setPlaceholderText("Giemsa, our laboratory")
         self.name.setToolTip("The name of the preset, as it appears in the list of spectra.")
@@ -167,6 +168,7 @@ class PresetEditor(QDialog):
         self.stains_button = button(
             "Add this image's stains", "Add the stains of the last decomposition.", self.add_stains
         )
+        self.stains_reason = DisabledReason(self.stains_button)
         self.remove_button = button("Remove", "Remove the selected stains.", self.remove_selected)
         self.save_button = button("Save", "Save the preset for all images.", self.save)
         self.delete_button = button("Delete", "Delete the saved preset of this name.", self.delete)
@@ -180,6 +182,7 @@ class PresetEditor(QDialog):
         layout.addLayout(top)
         layout.addWidget(self.table, 1)
         layout.addWidget(row(self.region_button, self.stains_button, self.remove_button))
+        layout.addWidget(self.stains_reason)
         layout.addWidget(self.note)
         layout.addWidget(
             row(self.save_button, self.delete_button, self.import_button, self.export_button)
@@ -188,7 +191,7 @@ class PresetEditor(QDialog):
 
     def open_for(self, image: Image | None, fit: Decomposition | None, preset: str = "") -> None:
         """Show the dialog for an image and its decomposition, with a preset if it has that name."""
-        self._image, self._fit = image, fit
+        self.set_fit(image, fit)
         known = {one.name: one for one in (*BUILT_IN_PRESETS, *saved_presets(self._viewer))}
         if preset in known:
             self.show_preset(known[preset])
@@ -196,13 +199,18 @@ class PresetEditor(QDialog):
             self.note.setText(_HOW_TO_DRAW)
         folder = stain_library(self._viewer).folder
         project = folder.parent != user_data_folder()
-        self.where.setText(
-            f"Saved in the project {folder.parent.name}." if project else "Saved for all images."
-        )
+        place = f"in the project {folder.parent.name}" if project else "for all images"
+        self.where.setText(f"Presets are saved {place}.")
         self.where.setToolTip(str(folder))
-        self.stains_button.setEnabled(fit is not None)
         self.show()
         self.raise_()
+
+    def set_fit(self, image: Image | None, fit: Decomposition | None) -> None:
+        """The image and its decomposition, which may come while the dialog is open."""
+        self._image, self._fit = image, fit
+        self.stains_reason.update_button(
+            "" if fit is not None else "To add its stains, decompose the image first."
+        )
 
     def show_preset(self, preset: StainPreset) -> None:
         """Edit this preset."""
@@ -210,7 +218,11 @@ class PresetEditor(QDialog):
         self.table.setRowCount(0)
         for stain in preset.stains:
             self._add(stain)
-        self.note.setText(preset.source)
+        self._set_source(preset.source)
+
+    def _set_source(self, text: str) -> None:
+        self._source = text
+        self.note.setText(text)
 
     @property
     def preset(self) -> StainPreset:
@@ -223,7 +235,7 @@ class PresetEditor(QDialog):
             except ValueError:
                 raise ValueError(f"“{name}” needs 3 numbers: red, green and blue.") from None
             stains.append(NamedSpectrum(name.strip(), (red, green, blue)))
-        return StainPreset(self.name.text().strip(), tuple(stains), self.note.text())
+        return StainPreset(self.name.text().strip(), tuple(stains), self._source)
 
     def _text(self, k: int, column: int) -> str:
         cell = self.table.item(k, column)
@@ -269,7 +281,7 @@ class PresetEditor(QDialog):
         )
         if found.unexplained > _MIXED_REGION:
             text += " The region seems to hold more than one stain: draw it smaller."
-        self.note.setText(text)
+        self._set_source(text)
 
     def add_stains(self) -> None:
         """Add the stains of the image's decomposition."""
@@ -278,7 +290,7 @@ class PresetEditor(QDialog):
             for i in self._fit.order:
                 red, green, blue = self._fit.spectra[:, i].tolist()
                 self._add(NamedSpectrum(labels[i], (red, green, blue)))
-            self.note.setText("")
+            self._set_source("")
 
     def remove_selected(self) -> None:
         """Remove the selected stains from the table."""
@@ -306,6 +318,11 @@ class PresetEditor(QDialog):
     def delete(self) -> None:
         """Delete the saved preset of this name."""
         name = self.name.text().strip()
+        if name not in {one.name for one in saved_presets(self._viewer)}:
+            built_in = name in {one.name for one in BUILT_IN_PRESETS}
+            reason = "is built in" if built_in else "is no saved preset"
+            notify_error(f"“{name}” {reason}; nothing was deleted.")
+            return
         folders = _library_folders(self._viewer)
 
         def work(report: Report) -> None:

@@ -251,6 +251,8 @@ class DecomposeWidget(Panel):
     def _show_result(self) -> None:
         """Show the fit of the chosen image in the panel, or nothing where it has none."""
         fitted = self.fitted
+        fit = None if fitted is None else fitted.decomposition
+        self.preset_editor.set_fit(self.images.layer, fit)
         self.result_panel.setVisible(fitted is not None)
         self.result_panel.objective.setVisible(fitted is not None)
         if fitted is not None:

@@ -100,6 +100,39 @@ def grid_transform(layer: Layer, cell: float, index: Sequence[int] = ()) -> dict
     }
 
 
+_MOVES = ("scale", "translate", "rotate", "shear", "affine", "units")
+# Scale, translation and linear map of an image when its results were last put there.
+_last_places: WeakKeyDictionary[Layer, tuple[Any, Any, Any]] = WeakKeyDictionary()
+
+
+def _place_of(layer: Layer) -> tuple[Any, Any, Any]:
+    linear = Affine(scale=layer.scale, rotate=layer.rotate, shear=layer.shear, ndim=layer.ndim)
+    return np.array(layer.scale), np.array(layer.translate), linear.linear_matrix
+
+
+def move_results(viewer: Viewer, source: Layer) -> None:
+    """Move what was made from an image to where that is now, as after its scale was set.
+
+    Also what lies on a grid of its own, see `grid_transform`. Normalized versions are linked to
+    their image by napari.
+    """
+    (scale, translate, linear), now = _last_places.get(source, _place_of(source)), _place_of(source)
+    _last_places[source] = now
+    for layer in list(viewer.layers):
+        if role_of(layer) in (None, Role.NORMALIZED) or not is_made_from(layer, source):
+            continue
+        axes = slice(-layer.ndim, None)
+        turn = now[2][axes, axes] @ np.linalg.inv(linear[axes, axes])
+        offset = turn @ (np.asarray(layer.translate) - translate[axes])
+        wanted = transform_kwargs(source, planar=layer.ndim < source.ndim)
+        wanted["scale"] = np.asarray(layer.scale) * (now[0] / scale)[axes]
+        wanted["translate"] = now[1][axes] + offset
+        for name in _MOVES:
+            there = layer.affine.affine_matrix if name == "affine" else getattr(layer, name)
+            if not np.array_equal(there, wanted[name]):
+                setattr(layer, name, wanted[name])
+
+
 def role_metadata(role: Role, source: Layer | None = None, **more: Any) -> dict[str, Any]:
     """Metadata of a layer of ours: its role, and the layer that it comes from."""
     link = source_link(source) if source is not None else {"source": None}
@@ -311,6 +344,7 @@ def show_in_place_of_others(viewer: Viewer, image: Image) -> None:
     The camera goes where the user has last looked at the image, or shows all of it.
     """
     replaced = []
+    returns = image in _set_aside.get(image, ())  # as when the image in front is removed
     for one in work_images(viewer) if not viewer.canvas.grid.enabled else []:
         if any(layer.visible for layer in _set_aside.get(one, ())):
             _seen_together.add(one)
@@ -329,7 +363,7 @@ def show_in_place_of_others(viewer: Viewer, image: Image) -> None:
             if layer.visible:
                 hidden.add(layer)
                 layer.visible = False
-    if replaced and viewer.dims.ndisplay == 2:
+    if (replaced or (returns and image in _last_views)) and viewer.dims.ndisplay == 2:
         _look_at(viewer, image, replaced)
 
 
@@ -577,7 +611,8 @@ def show_picker(picker: ImagePicker, visible: bool) -> None:
 class LayerListWatcher:
     """Calls back when layers are added, removed or renamed, until the panel is closed.
 
-    Links between layers are up to date by then, see `link_sources`.
+    Links between layers are up to date by then, see `link_sources`. Results follow an image that is
+    moved or scaled.
     """
 
     def __init__(self, panel: DockedWidget, changed: Callable[[], None]) -> None:
@@ -586,16 +621,26 @@ class LayerListWatcher:
         panel.connect_event(layers.events.inserted, self._inserted)
         panel.connect_event(layers.events.removed, self._removed)
         for layer in layers:
-            panel.connect_event(layer.events.name, self._notify)
+            self._follow(layer, panel.connect_event)
         link_sources(panel.viewer)
 
     def _inserted(self, event: Any) -> None:
-        self._panel.connect_event(event.value.events.name, self._notify)
+        self._follow(event.value, self._panel.connect_event)
         self._notify(event)
 
     def _removed(self, event: Any) -> None:
-        self._panel.disconnect_event(event.value.events.name, self._notify)
+        self._follow(event.value, self._panel.disconnect_event)
         self._notify(event)
+
+    def _follow(self, layer: Layer, connect: Callable[[Any, Callable[..., None]], None]) -> None:
+        connect(layer.events.name, self._notify)
+        if isinstance(layer, Image):
+            _last_places.setdefault(layer, _place_of(layer))
+            for name in _MOVES:
+                connect(layer.events[name], self._moved)
+
+    def _moved(self, event: Any) -> None:
+        move_results(self._panel.viewer, event.source)
 
     def _notify(self, event: Any = None) -> None:
         link_sources(self._panel.viewer)

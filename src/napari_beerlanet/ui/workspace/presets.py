@@ -40,7 +40,7 @@ class MalariaPreset(QWidget):
         self._show_cells, self._show_types = show_cells, show_types
         self._cells: DetectWidget | None = None
         self.running = False
-        self.button = QPushButton("Malaria")
+        self.button = QPushButton("Count infected cells (malaria)")
         self.button.setToolTip(
             "Find the cells of a thin blood smear, classify the red cells, and count infected ones "
             "by stage: both steps with packaged models. For research only."
@@ -56,7 +56,7 @@ class MalariaPreset(QWidget):
         self._update_button()
 
     def _update_button(self) -> None:
-        reason = "The preset is running." if self.running else ""
+        reason = "Infected cells are being counted." if self.running else ""
         self.reason.update_button(
             "Open an image first." if self.classify.image.layer is None else reason
         )
@@ -82,7 +82,7 @@ class MalariaPreset(QWidget):
 
         if cells.detect_task.running:
             cells.progress_bar.set_message(
-                "A search is running; start the preset when it has ended."
+                "A search is running; count infected cells when it has ended."
             )
             self._end(False)
             return

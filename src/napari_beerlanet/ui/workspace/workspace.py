@@ -407,6 +407,9 @@ class Workspace(DockedWidget):
                 annotate.add_question.changed.connect(self._situation_changed)
             if page.tab is CLASSIFY:
                 self._add_presets(panel)
+            if page.tab is CELLS:
+                cells: Any = panel
+                cells.counts.count_malaria = self.count_malaria
             self.footer.watch(ALL_TABS.index(page.tab), page.tab.label, panel)
             waiting, page.when_filled = page.when_filled, []
             for call in waiting:
@@ -418,6 +421,10 @@ class Workspace(DockedWidget):
             panel, lambda then: self.show_tab(CELLS, then), lambda: self.show_tab(CLASSIFY)
         )
         panel.presets.addWidget(preset)
+
+    def count_malaria(self) -> None:
+        """Start the preset of the tab *Classify*."""
+        self.show_tab(CLASSIFY, lambda classify: classify.findChild(MalariaPreset).run())
 
     def _show_chosen(self, image: Image | None) -> None:
         if image is not None:
@@ -614,6 +621,9 @@ class Workspace(DockedWidget):
                 page.panel.deleteLater()
             elif page.is_floating:
                 page.panel.take_back = None
+                if page.tab is CELLS:
+                    floating: Any = page.panel
+                    floating.counts.count_malaria = None
                 for picker in page.panel.findChildren(ImagePicker):
                     picker.unbind()
             else:
