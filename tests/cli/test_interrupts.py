@@ -68,9 +68,17 @@ LONG_COMMANDS = {
     "--reference=fields --steps=3 --filters=4 --blocks=1 --crop=64 --device=cpu",
     "benchmark": "--example --out=OUT --workers=0",
     "demo": "--no-window --out=OUT",
+    "benchmark-device": "--device=cpu --side=128 --model=model.safetensors",
 }
-"""Of which it is the n-th look at whether a signal has come; `train` of a detector is tested in
-test_train.py."""
+"""Of which it is the n-th look at whether a signal has come."""
+
+ELSEWHERE = {"train", "export"}
+"""Tested in test_train.py and in test_export.py."""
+
+
+def test_every_command_is_interrupted():
+    here = {name.split()[0] for name in (*COMMANDS, *LONG_COMMANDS)}
+    assert here | ELSEWHERE == set(main._COMMANDS)
 
 
 @pytest.fixture(scope="module")
@@ -256,7 +264,10 @@ def make_read_only(monkeypatch):
     return make
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, *LONG_COMMANDS, "train", "export"])
+WRITING = [one for one in (*COMMANDS, *LONG_COMMANDS, *sorted(ELSEWHERE)) if "device" not in one]
+
+
+@pytest.mark.parametrize("command", WRITING)
 @pytest.mark.parametrize("there", [True, False], ids=["folder", "new folder"])
 def test_a_folder_that_cannot_be_written_to(
     command, there, workspace, tmp_path, monkeypatch, capfd, make_read_only

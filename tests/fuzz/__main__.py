@@ -98,7 +98,7 @@ def check(opener: Opener, path: Path, tally: Tally, keep: Path) -> None:
     said = opener.open(path)
     text, seconds, megabytes = str(said["answer"]), float(said["seconds"]), float(said["megabytes"])
     tally.opened += 1
-    tally.kinds[path.suffix] += 1
+    tally.kinds[path.name.partition(".")[2]] += 1
     tally.results += text == "result"
     tally.slowest, tally.largest = max(tally.slowest, seconds), max(tally.largest, megabytes)
     if tally.opened % 1000 == 0:
@@ -145,17 +145,17 @@ def main() -> int:
         for path in [*good, *hostile]:
             check(opener, path, tally, options.keep)
         # Files of which many are read in a second come as often as models, which take longer.
-        sources = [(path.suffix, path.read_bytes()) for path in [*good, *hostile]]
-        sources = [(suffix, data) for suffix, data in sources if len(data) < 1 << 20]
+        sources = [(path.name.partition(".")[2], path.read_bytes()) for path in [*good, *hostile]]
+        sources = [(kind, data) for kind, data in sources if len(data) < 1 << 20]
         start = time.monotonic()
         while (
             tally.opened < options.count
             if options.count
             else time.monotonic() - start < options.seconds
         ):
-            suffix, data = rng.choice(sources)
-            path = Path(folder) / f"bad{suffix}"
-            path.write_bytes(mutate(data, suffix, rng))
+            kind, data = rng.choice(sources)
+            path = Path(folder) / f"bad.{kind}"
+            path.write_bytes(mutate(data, kind, rng))
             check(opener, path, tally, options.keep)
         opener.close()
     kinds = ", ".join(f"{n} {suffix}" for suffix, n in sorted(tally.kinds.items()))

@@ -22,6 +22,17 @@ TINY = {
 """A detection network of a few thousand weights."""
 
 
+BENCHMARK = """\
+tasks:
+- {name: cells, kind: classify, train: one, tests: {two: two, three: three}}
+methods: [none, beerlanet]
+seeds: [0]
+"""
+CELLS = "file,split,source,type,x1,y1,x2,y2,x,y,width,height,reviewed\n"
+IDENTITY = {"model": "a", "shape": [96, 128]}
+"""Of the run that the file of tiles is of."""
+
+
 def good_files(folder: Path) -> list[Path]:
     """One of each format."""
     import numpy as np
@@ -43,6 +54,52 @@ def good_files(folder: Path) -> list[Path]:
     paths[-3].write_text("train: images\nval: images\nnames: [RBC, WBC]\n")
     Image.fromarray(smear).save(paths[-2])
     tifffile.imwrite(paths[-1], np.ascontiguousarray(smear), photometric="rgb", tile=(64, 64))
+    ways = {"deflate": "deflate", "jpeg": "jpeg", "jpeg-2000": "jpeg2000", "lzw": "lzw"}
+    for name, compression in ways.items():
+        paths.append(folder / f"{name}.tif")
+        options = {"photometric": "rgb", "tile": (64, 64), "compression": compression}
+        tifffile.imwrite(paths[-1], np.ascontiguousarray(smear), **options)
+    paths.append(folder / "a.ome.tif")
+    tifffile.imwrite(paths[-1], np.ascontiguousarray(smear), photometric="rgb", ome=True)
+    return [*paths, *_own_files(folder, smear, detections)]
+
+
+def _own_files(folder: Path, smear, detections) -> list[Path]:
+    """Files of ours that people send to each other; what one is, is said before its suffix."""
+    import numpy as np
+
+    from napari_beerlanet.core.boxes.detections import DetectionTiles, RawDetections
+    from napari_beerlanet.core.normalization.methods import fitted_normalizer, save_normalizer
+    from napari_beerlanet.core.project.project import Project
+    from napari_beerlanet.core.review.review import Review, save_review
+    from napari_beerlanet.core.stains.presets import NamedSpectrum, StainPreset, write_preset
+    from projects import NAMES, fill
+
+    paths = [folder / f"a.{kind}" for kind in ("study.yaml", "benchmark.yaml", "layout.yaml")]
+    paths[0].write_text("images: [images]\nout: out\ncomponents: 2\nworkers: 1\n")
+    paths[1].write_text(BENCHMARK)
+    paths[2].write_text(json.dumps(TINY))
+    review = Review(detections)
+    review.status[:] = 1
+    paths.append(save_review(folder / "a.review.json", review, "a.png"))
+    stains = (NamedSpectrum("eosin", (0.1, 0.9, 0.3)), NamedSpectrum("azure", (0.7, 0.6, 0.3)))
+    paths.append(folder / "a.preset.json")
+    write_preset(paths[-1], StainPreset("mine", stains, "measured"))
+    paths.append(folder / "a.normalizer.safetensors")
+    save_normalizer(fitted_normalizer("reinhard", smear), paths[-1])
+    with Project.create(folder / "project", NAMES) as project:
+        fill(project, [1], 64)
+    for name in ("project.json", "crops.csv", "annotations.json"):
+        annotations = next((folder / "project" / "annotations").glob("[!.]*.json"))
+        source = annotations if name == "annotations.json" else folder / "project" / name
+        paths.append(folder / f"a.{name}")
+        paths[-1].write_bytes(source.read_bytes())
+    paths.append(folder / "a.cells.csv")
+    paths[-1].write_text(CELLS + "a,train,s,ring,0,0,9,9,0,0,20,20,True\n")
+    paths.append(folder / "a.tiles")
+    tiles = DetectionTiles.create(paths[-1], {"identity": IDENTITY}, {"x": np.zeros(3)})
+    tiles.add(0, RawDetections(detections.xyxy, detections.labels, detections.scores))
+    tiles.close()
     return paths
 
 
@@ -191,6 +248,110 @@ def _shared_storage(path: Path) -> None:
     torch.save({f"w{k}": numbers[k : k + 1] for k in range(5000)}, path)
 
 
+def _tiff(tags: dict[int, list[int] | bytes], more: bytes = b"") -> Callable[[Path], None]:
+    """A TIFF with one page of these tags, and something after it; see `_page`."""
+
+    def write(path: Path) -> None:
+        page, values = _page(tags, 8)
+        path.write_bytes(b"II*\0" + struct.pack("<I", 8) + page + bytes(4) + values + more)
+
+    return write
+
+
+def _page(tags: dict[int, list[int] | bytes], begin: int) -> tuple[bytes, bytes]:
+    """A page without the place of the next one, and the values that do not fit into it."""
+    end = begin + 2 + 12 * len(tags) + 4
+    page, values = struct.pack("<H", len(tags)), b""
+    for tag, given in sorted(tags.items()):
+        text = isinstance(given, bytes)
+        data = given if text else struct.pack(f"<{len(given)}I", *given)
+        place = data.ljust(4, b"\0")
+        if len(data) > 4:
+            place = struct.pack("<I", end + len(values))
+            values += data
+        page += struct.pack("<HHI", tag, 2 if text else 4, len(given)) + place
+    return page, values
+
+
+def _rgb_tags(side: int, **more: list[int] | bytes) -> dict[int, list[int] | bytes]:
+    """Of an RGB image in one strip, or in one tile where its side is named."""
+    numbers = {"bits": 258, "compression": 259, "samples": 277, "format": 339, "text": 270}
+    numbers |= {"offsets": 273, "counts": 279, "tile": 322, "pages": 330}
+    tags: dict[int, list[int] | bytes] = {256: [side], 257: [side], 258: [8] * 3, 259: [1]}
+    tags |= {262: [2], 277: [3], 278: [side], 273: [8], 279: [0]}
+    tags |= {numbers[name]: value for name, value in more.items()}
+    if "tile" in more:
+        tags |= {323: more["tile"], 324: tags.pop(273), 325: tags.pop(279)}
+    return tags
+
+
+def _many_pages(count: int) -> Callable[[Path], None]:
+    """Pages of different widths, with nothing in them."""
+
+    def write(path: Path) -> None:
+        data = bytearray(b"II*\0" + struct.pack("<I", 8))
+        for k in range(count):
+            data += _page({256: [16 + k], 257: [16]}, 0)[0]
+            data += struct.pack("<I", len(data) + 4 if k < count - 1 else 0)
+        path.write_bytes(data)
+
+    return write
+
+
+def _ome(pixels: str, count: int = 1) -> bytes:
+    pixels = f'<Image ID="I"><Pixels ID="P" DimensionOrder="XYCZT" Type="uint8" {pixels}</Image>'
+    space = "http://www.openmicroscopy.org/Schemas/OME/2016-06"
+    return f'<?xml version="1.0"?><OME xmlns="{space}">{pixels * count}</OME>\0'.encode()
+
+
+def _tile_of_another_size(path: Path) -> None:
+    """A tile of 64 pixels that is a JPEG which says that it has 65 000."""
+    import imagecodecs
+    import numpy as np
+
+    coded = bytearray(imagecodecs.jpeg8_encode(np.zeros((64, 64, 3), np.uint8)))
+    place = coded.find(b"\xff\xc0")
+    coded[place + 5 : place + 9] = struct.pack(">HH", 65_000, 65_000)
+    tags = _rgb_tags(64, tile=[64], compression=[7], counts=[len(coded)])
+    page, values = _page(tags, 8)
+    tags[324] = [8 + len(page) + 4 + len(values)]
+    _tiff(tags, bytes(coded))(path)
+
+
+def _endless_tiles(path: Path) -> None:
+    """A database in which what should be a table never ends."""
+    import sqlite3
+    from contextlib import closing
+
+    from napari_beerlanet.core.boxes.detections import DetectionTiles
+
+    DetectionTiles.create(path, {"identity": IDENTITY}, {}).close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(
+            "DROP TABLE tile; CREATE VIEW tile AS WITH RECURSIVE r(n) AS "
+            "(SELECT 1 UNION ALL SELECT n + 1 FROM r) SELECT n AS number, x'' AS boxes, 0 AS "
+            "checksum FROM r"
+        )
+
+
+def _annotations(classes: int, objects: int) -> str:
+    found = [{"id": k, "class": f"c{classes - 1}", "box": [0, 0, 1, 1]} for k in range(objects)]
+    return json.dumps(
+        {
+            "format": 1,
+            "source": {"name": "a.png", "digest": "sha256:0", "shape": [96, 128]},
+            "classes": [f"c{k}" for k in range(classes)],
+            "objects": [{**one, "status": "confirmed"} for one in found],
+            "regions": [],
+        }
+    )
+
+
+def _decisions(count: int) -> str:
+    rows = [[1, 1, 5, 5, 0.5, f"c{k}", "accepted", f"d{k}"] for k in range(count)]
+    return json.dumps({"kind": "napari-beerlanet review", "version": 1, "decisions": rows})
+
+
 _NESTED_TUPLES = b"K\x01\x85" + b"q\x00h\x00h\x00\x86" * 60
 _COLLIDING = b"".join(
     b"\x8a\x0c" + (k * (2**61 - 1)).to_bytes(12, "little") + b"K\x01" for k in range(1, 50_000)
@@ -229,6 +390,38 @@ HOSTILE: dict[str, Callable[[Path], None]] = {
     "many-images.json": _text(_coco(20_000, 20_000)),
     "many-names.yaml": _text("names: [" + "[]," * 1_000_000 + "]"),
     "claims.tif": _large_tiff,
+    "nothing-stored.tif": _tiff(_rgb_tags(20_000, bits=[64] * 3, format=[3] * 3)),
+    "samples.tif": _tiff(_rgb_tags(3000, samples=[60_000], bits=[8] * 60_000)),
+    "many-pages.tif": _many_pages(200_000),
+    "many-sub-images.tif": _tiff(_rgb_tags(16, pages=[8] * 2_000_000, counts=[96])),
+    "planes.ome.tif": _tiff(
+        _rgb_tags(16, text=_ome('SizeX="16" SizeY="16" SizeC="3" SizeZ="1" SizeT="999999999"/>'))
+    ),
+    "images.ome.tif": _tiff(
+        _rgb_tags(
+            16,
+            text=_ome(
+                'SizeX="16" SizeY="16" SizeC="3" SizeZ="1" SizeT="1"><TiffData/></Pixels>', 50_000
+            ),
+        )
+    ),
+    "not-deflated.tif": _tiff(_rgb_tags(64, tile=[64], compression=[8], counts=[100]), bytes(200)),
+    "tile-size.tif": _tile_of_another_size,
+    "endless.tiles": _endless_tiles,
+    "classes.annotations.json": _text(_annotations(100_000, 60_000)),
+    "names.review.json": _text(_decisions(120_000)),
+    "types.cells.csv": _text(
+        CELLS + "".join(f"a,train,s,t{k},0,0,9,9,0,0,20,20,True\n" for k in range(200_000))
+    ),
+    "cells-too-many.crops.csv": _text(
+        "file,split,source,x,y,width,height,size,counts\na,train,s,0,0,9,9,64,0:1,1,2,3\n"
+    ),
+    "cells-too-few.cells.csv": _text(CELLS + "a\n"),
+    "dimensions.tif": _tiff(
+        _rgb_tags(16, text=b'{"shape": [' + b"1," * 1_000_000 + b"16, 16, 3]}\0")
+    ),
+    "nested.layout.yaml": _text("[" * 100_000),
+    "long.layout.yaml": _text("a: [1" + ", 1" * 1_500_000 + "]"),
     "laughs.yaml": _text(
         "a0: &a0 [x]\n"
         + "".join(f"a{k}: &a{k} [{f'*a{k - 1},' * 9}]\n" for k in range(1, 12))

@@ -135,6 +135,17 @@ def change_checkpoint(data: bytes, rng: random.Random) -> bytes:
         return change_bytes(data, rng)
 
 
+def change_normalizer(data: bytes, rng: random.Random) -> bytes:
+    """A saved normalizer with another description."""
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    facts = header["__metadata__"]
+    for key, text in facts.items():
+        facts[key] = json.dumps(change_value(json.loads(text), rng))
+    changed = json.dumps(header).encode("utf-8", "surrogatepass")
+    return len(changed).to_bytes(8, "little") + changed + data[8 + length :]
+
+
 def change_pickle(data: bytes, rng: random.Random) -> bytes:
     """A `.pt` with other instructions in its pickle."""
     parts: dict[str, bytes] = {}
@@ -179,18 +190,24 @@ def _change_program(program: bytes, rng: random.Random) -> bytes:
 _CODES = [ord(code.code) for code in pickletools.opcodes]
 
 MUTATORS: dict[str, list[Callable[[bytes, random.Random], bytes]]] = {
-    ".safetensors": [change_checkpoint, change_checkpoint, change_checkpoint, change_bytes],
-    ".pt": [change_pickle, change_pickle, change_pickle, change_bytes],
-    ".json": [change_json, change_bytes],
-    ".geojson": [change_json, change_bytes],
+    "safetensors": [change_checkpoint, change_checkpoint, change_checkpoint, change_bytes],
+    "normalizer.safetensors": [change_normalizer, change_bytes],
+    "pt": [change_pickle, change_pickle, change_pickle, change_bytes],
+    "layout.yaml": [change_json, change_bytes],  # which is YAML, too
+    "json": [change_json, change_bytes],
+    "geojson": [change_json, change_bytes],
+    "review.json": [change_json, change_bytes],
+    "preset.json": [change_json, change_bytes],
+    "project.json": [change_json, change_bytes],
+    "annotations.json": [change_json, change_bytes],
 }
-"""By how a file's name ends; all others are changed byte by byte."""
+"""By what comes after the first stop of a name; all others are changed byte by byte."""
 
 
-def mutate(data: bytes, suffix: str, rng: random.Random) -> bytes:
+def mutate(data: bytes, kind: str, rng: random.Random) -> bytes:
     """A bad file made of a good one."""
-    chosen = rng.choice(MUTATORS.get(suffix, [change_bytes]))
+    chosen = rng.choice(MUTATORS.get(kind, [change_bytes]))
     try:
         return chosen(data, rng)[:MAX_BYTES]
-    except (ValueError, RecursionError):  # it was bad already
+    except (ValueError, KeyError, RecursionError):  # it was bad already
         return change_bytes(data, rng)

@@ -44,6 +44,9 @@ def open_file(path: Path) -> object:
     from napari_beerlanet.core.formats.yolo import class_names_of, read_data_yaml
 
     suffix = path.suffix.lower()
+    kind = path.name.partition(".")[2]
+    if kind in OWN_KINDS:
+        return OWN_KINDS[kind](path)
     if suffix in (".safetensors", ".pt"):
         model = nb.load_checkpoint(path, "cpu")
         _ = limits_text(model.info), model_notes(model.info), headline(model.info)
@@ -57,15 +60,111 @@ def open_file(path: Path) -> object:
             return None
         return class_names_of(read_data_yaml(path), path)
     if suffix in (".png", ".tif", ".tiff", ".jpg"):
+        from napari_beerlanet.core.images.files import read_image
         from napari_beerlanet.core.images.slide import open_slide
 
-        with open_slide(path) as slide:
-            return np.asarray(slide.levels[-1][:64, :64])
+        try:
+            with open_slide(path) as slide:
+                return np.asarray(slide.levels[-1][:64, :64])
+        finally:
+            read_image(path)
     names = image_names(path)
     found = read_detections(path, (480, 640), image_name=names[0] if names else "")
     with tempfile.TemporaryDirectory() as folder:
         write_detections(Path(folder) / "a.csv", found)
     return found
+
+
+def _study(path: Path) -> object:
+    from napari_beerlanet.cli.batch import read_study
+    from napari_beerlanet.cli.main import parse_arguments
+    from napari_beerlanet.core.batch.settings import StudySettings
+
+    _, settings = read_study(parse_arguments(["batch", str(path)]))
+    return StudySettings(**settings)
+
+
+def _benchmark(path: Path) -> object:
+    from napari_beerlanet.core.benchmark.settings import BenchmarkSettings
+
+    return BenchmarkSettings.read(path)
+
+
+def _layout(path: Path) -> object:
+    from napari_beerlanet.core.training.setup import untrained_detector
+
+    return untrained_detector(path, 0)
+
+
+def _review(path: Path) -> object:
+    import numpy as np
+
+    from napari_beerlanet.core.boxes.detections import Detections
+    from napari_beerlanet.core.review.review import load_review
+
+    boxes = np.array([[1, 1, 5, 5], [20, 20, 40, 40]], np.float32)
+    return load_review(path, Detections(boxes, np.zeros(2, int), np.ones(2), ["RBC"]))
+
+
+def _preset(path: Path) -> object:
+    from napari_beerlanet.core.stains.presets import read_preset, read_start
+
+    return read_preset(path), read_start(path)
+
+
+def _normalizer(path: Path) -> object:
+    import numpy as np
+
+    from napari_beerlanet.core.normalization.methods import load_normalizer
+
+    return load_normalizer(path).apply(np.full((32, 32, 3), 200, np.uint8))
+
+
+def _tiles(path: Path) -> object:
+    from corpus import IDENTITY
+
+    from napari_beerlanet.core.boxes.detections import DetectionTiles
+
+    resumed = DetectionTiles.resume(path, IDENTITY)
+    if resumed is not None:
+        resumed.close()
+    return resumed
+
+
+def _project(path: Path) -> object:
+    """A project in which one file is this one."""
+    from napari_beerlanet.core.formats.class_folders import read_crop_dataset
+    from napari_beerlanet.core.project.files import read_annotations, read_image_source
+    from napari_beerlanet.core.project.project import Project
+
+    kind = path.name.partition(".")[2]
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "project"
+        with Project.create(folder, ["RBC"]):
+            (folder / "annotations").mkdir(exist_ok=True)
+        name = "annotations/a.json" if kind == "annotations.json" else kind
+        (folder / name).write_bytes(path.read_bytes())
+        if kind == "annotations.json":
+            return read_annotations(folder / name, read_image_source(folder / name))
+        try:
+            with Project.open(folder) as project:
+                return project.crops, project.classes
+        finally:
+            if kind == "cells.csv":
+                read_crop_dataset(folder)
+
+
+OWN_KINDS = {
+    "study.yaml": _study,
+    "benchmark.yaml": _benchmark,
+    "layout.yaml": _layout,
+    "review.json": _review,
+    "preset.json": _preset,
+    "normalizer.safetensors": _normalizer,
+    "tiles": _tiles,
+    **dict.fromkeys(("project.json", "crops.csv", "cells.csv", "annotations.json"), _project),
+}
+"""How files of ours are opened, by what comes after the first stop of their names."""
 
 
 def answer(path: Path) -> str:

@@ -1,11 +1,14 @@
 """Files of a slide's tiles: nothing is lost by a kill or a full disk, and old files are read."""
 
 import errno
+import io
 import os
 import signal
 import sqlite3
 import subprocess
 import sys
+import zipfile
+import zlib
 from contextlib import closing
 
 import numpy as np
@@ -193,3 +196,45 @@ def test_looking_for_earlier_results_does_not_load_torch():
     code += "print('torch' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "False"
+
+
+def test_a_database_that_is_a_program_is_not_resumed(tmp_path):
+    """A view in place of a table may have no end: nothing is read from it."""
+    path = tmp_path / "a.tiles"
+    DetectionTiles.create(path, {"identity": {"a": 1}}, {}).close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(
+            "DROP TABLE tile; CREATE VIEW tile AS SELECT 1 AS number, x'' AS boxes, 0 AS checksum"
+        )
+    assert read_summary(path) is None
+    assert DetectionTiles.resume(path, {"a": 1}) is None
+
+
+@pytest.mark.parametrize("header", ["[" * 100_000, 5, b"x", None])
+def test_a_header_that_is_none(tmp_path, header):
+    path = tmp_path / "a.tiles"
+    DetectionTiles.create(path, {"identity": {"a": 1}}, {}).close()
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE run SET header = ?", (header,))
+    assert read_summary(path) is None
+    assert DetectionTiles.resume(path, {"a": 1}) is None
+
+
+def packed(compression=zipfile.ZIP_STORED, numbers=10):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", compression) as archive, archive.open("x.npy", "w") as file:
+        np.lib.format.write_array(file, np.zeros(numbers))
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    "arrays", [packed(zipfile.ZIP_DEFLATED, 100_000), packed()[:-30], b"x", "x", None]
+)
+def test_arrays_that_are_none_or_grow(tmp_path, arrays):
+    """Compressed ones, which we do not write, could fill the memory."""
+    path = tmp_path / "a.tiles"
+    DetectionTiles.create(path, {"identity": {"a": 1}}, {}).close()
+    checksum = zlib.crc32(arrays) if isinstance(arrays, bytes) else 0
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE run SET arrays = ?, checksum = ?", (arrays, checksum))
+    assert DetectionTiles.resume(path, {"a": 1}) is None

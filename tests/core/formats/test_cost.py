@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fuzz.corpus import HOSTILE
 from napari_beerlanet.core import formats as fm
 from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.common.storage import (
@@ -195,3 +196,35 @@ def test_yolo_that_cannot_be_written_leaves_no_classes(tmp_path):
         fm.write_yolo_with_classes(tmp_path / "c.txt", detections)
     assert not (tmp_path / "classes.txt").exists()
     assert fm.read_yolo(tmp_path / "b.txt", (10, 10)).names == ["0"]
+
+
+@pytest.fixture
+def answer():
+    """How opening a file ends, within limits."""
+    pytest.importorskip("resource", reason="Windows has no limits for a process")
+    from fuzz.opener import answer
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    "name", ["classes.annotations.json", "names.review.json", "types.cells.csv"]
+)
+def test_names_by_the_hundred_thousand(name, answer, tmp_path):
+    """Within ten seconds of the processor, where looking each up among all took hours."""
+    HOSTILE[name](tmp_path / name)
+    assert answer(tmp_path / name) == "result"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("cells-too-many.crops.csv", "a row has not as many cells as the header"),
+        ("cells-too-few.cells.csv", "damaged"),
+        ("nested.layout.yaml", "no layout of a network"),
+        ("long.layout.yaml", "larger than 1 MB"),
+    ],
+)
+def test_files_that_ended_in_a_traceback_or_took_long(name, said, answer, tmp_path):
+    HOSTILE[name](tmp_path / name)
+    assert said in answer(tmp_path / name)

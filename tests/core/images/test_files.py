@@ -9,9 +9,11 @@ import pytest
 import tifffile
 from PIL import Image
 
+from fuzz.corpus import HOSTILE
 from napari_beerlanet.core.common.storage import FileError, atomic_path
 from napari_beerlanet.core.images import files
 from napari_beerlanet.core.images.files import IMAGE_SUFFIXES, read_image
+from napari_beerlanet.core.images.slide import open_slide
 
 RGB = np.random.default_rng(0).integers(0, 256, (23, 31, 3), dtype=np.uint8)
 DEEP = (RGB.astype(np.uint16) << 8) | 7
@@ -380,3 +382,40 @@ def test_longest_name_that_a_disk_takes(tmp_path):
     with atomic_path(path) as unfinished:
         unfinished.write_text("x")
     assert path.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("nothing-stored.tif", "no pixels|too large to decode"),
+        ("samples.tif", "60000 values per pixel"),
+        ("many-pages.tif", "200000 images in one"),
+        ("many-sub-images.tif", "2000001 images in one"),
+        ("planes.ome.tif", "images in one"),
+        ("images.ome.tif", "images in one"),
+        ("dimensions.tif", "a shape that no image has"),
+        ("not-deflated.tif", "damaged or cut short"),
+        ("tile-size.tif", "a tile is larger than the file says"),
+    ],
+)
+def test_a_tiff_that_asks_for_more_than_it_has(name, said, tmp_path):
+    HOSTILE[name](tmp_path / name)
+    with pytest.raises(FileError, match=said):
+        read_image(tmp_path / name)
+    with pytest.raises(FileError, match=said), open_slide(tmp_path / name) as slide:
+        np.asarray(slide.levels[-1][:64, :64])
+
+
+def test_a_tiff_does_not_open_what_it_names(tmp_path):
+    """OME-XML names further files, which may be anywhere, or a pipe that nobody writes to."""
+    image = np.zeros((32, 32, 3), np.uint8)
+    space = "http://www.openmicroscopy.org/Schemas/OME/2016-06"
+    text = (
+        f'<OME xmlns="{space}" UUID="urn:uuid:1"><Image ID="I"><Pixels ID="P" Type="uint8" '
+        'DimensionOrder="XYCZT" SizeX="32" SizeY="32" SizeC="3" SizeZ="1" SizeT="1"><Channel '
+        'ID="C" SamplesPerPixel="3"/><TiffData><UUID FileName="other.tif">urn:uuid:2</UUID>'
+        "</TiffData></Pixels></Image></OME>"
+    )
+    tifffile.imwrite(tmp_path / "a.ome.tif", image, photometric="rgb", description=text)
+    tifffile.imwrite(tmp_path / "other.tif", image + 9, photometric="rgb")
+    assert not read_image(tmp_path / "a.ome.tif").pixels.any()

@@ -215,10 +215,11 @@ class Annotations:
     def from_json(cls, content: Any, image_shape: Sequence[int]) -> Annotations:
         """What `to_json` gave; a KeyError, TypeError or ValueError where it is something else."""
         names = [str(name) for name in content["classes"]]
+        label = {name: k for k, name in reversed(list(enumerate(names)))}
         objects = content["objects"]
         return cls(
             np.array([entry["box"] for entry in objects], np.float64).reshape(-1, 4),
-            np.array([names.index(entry["class"]) for entry in objects], np.int64),
+            np.array([label[entry["class"]] for entry in objects], np.int64),
             names,
             np.array([entry["id"] for entry in objects], np.int64),
             [str(entry["status"]) for entry in objects],

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from napari_beerlanet.core.common.locking import is_locked, try_lock
+from napari_beerlanet.core.common.messages import error_detail
 from napari_beerlanet.core.common.progress import Report, report_progress
 from napari_beerlanet.core.common.rectangle import Focus, pop_nearest
 from napari_beerlanet.core.common.storage import FileError, atomic_path
@@ -35,11 +36,14 @@ T = TypeVar("T")
 Arrays = dict[str, npt.NDArray[Any]]
 
 _APPLICATION_ID, _VERSION = 0x424C4E54, 2  # "BLNT"; version 1 was no database, see `_read_log`
+_TABLES = {
+    "run": "CREATE TABLE run (header TEXT, arrays BLOB, checksum INTEGER)",
+    "tile": "CREATE TABLE tile (number INTEGER PRIMARY KEY, boxes BLOB, checksum INTEGER)",
+}
 _SCHEMA = f"""
     PRAGMA application_id = {_APPLICATION_ID};
     PRAGMA user_version = {_VERSION};
-    CREATE TABLE run (header TEXT, arrays BLOB, checksum INTEGER);
-    CREATE TABLE tile (number INTEGER PRIMARY KEY, boxes BLOB, checksum INTEGER);
+    {";".join(_TABLES.values())};
 """
 _IDENTITY_WORDS = {
     "model": "the model",
@@ -89,7 +93,7 @@ def read_summary(path: Path) -> tuple[dict[str, Any], int] | None:
             header = _read_header(connection)
             (count,) = connection.execute("SELECT count(*) FROM tile").fetchone()
             return header, count
-    except (sqlite3.OperationalError, ValueError):
+    except (sqlite3.OperationalError, ValueError, RecursionError):
         return None
     except sqlite3.DatabaseError:
         log = _read_log(path)
@@ -211,13 +215,15 @@ class TileStore(Generic[T]):
             if state != "ok":
                 raise sqlite3.DatabaseError(state)
             (arrays, checksum) = connection.execute("SELECT arrays, checksum FROM run").fetchone()
-            if zlib.crc32(arrays) != checksum:
+            if not _is_whole(arrays, checksum):
                 raise sqlite3.DatabaseError("its checksum differs")
-            with np.load(io.BytesIO(arrays), allow_pickle=False) as stored:
-                self.arrays = dict(stored)
+            self.arrays = _unpack_arrays(arrays)
             for number, boxes, checksum in connection.execute("SELECT * FROM tile"):
-                if zlib.crc32(boxes) == checksum:  # else bits have flipped: it is done again
-                    self.tiles[number] = self.unpack(boxes)
+                if _is_whole(boxes, checksum):  # else bits have flipped: it is done again
+                    try:
+                        self.tiles[number] = self.unpack(boxes)
+                    except ValueError as error:  # nothing that was packed
+                        raise sqlite3.DatabaseError(f"tile {number} is damaged") from error
 
     def _open(self) -> None:
         """Open the file for adding."""
@@ -338,9 +344,12 @@ def _read_header(connection: sqlite3.Connection) -> dict[str, Any]:
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     row = None
-    if (application, version) == (_APPLICATION_ID, _VERSION):
+    # Views, triggers and computed columns are programs, and may take for ever.
+    found = connection.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
+    ours = sorted(found) == [("table", name, sql) for name, sql in _TABLES.items()]
+    if ours and (application, version) == (_APPLICATION_ID, _VERSION):
         row = connection.execute("SELECT header FROM run").fetchone()
-    header = json.loads(row[0]) if row else None
+    header = json.loads(row[0]) if row and isinstance(row[0], str) else None
     if not isinstance(header, dict):
         raise ValueError("not a file of tiles")
     return header
@@ -359,6 +368,22 @@ def _initialise(connection: sqlite3.Connection, header: dict[str, Any], arrays: 
 def _insert(connection: sqlite3.Connection, tile: int, stored: bytes) -> None:
     row = (tile, stored, zlib.crc32(stored))
     connection.execute("INSERT OR REPLACE INTO tile VALUES (?, ?, ?)", row)
+
+
+def _is_whole(stored: Any, checksum: Any) -> bool:
+    return isinstance(stored, bytes) and zlib.crc32(stored) == checksum
+
+
+def _unpack_arrays(stored: bytes) -> Arrays:
+    """The arrays as `_initialise` has packed them, or a `sqlite3.DatabaseError`."""
+    try:
+        with np.load(io.BytesIO(stored), allow_pickle=False) as arrays:
+            # Stored as they are: what is compressed may fill all memory.
+            if sum(part.file_size for part in arrays.zip.infolist()) > len(stored):
+                raise ValueError("its arrays are larger than the file")
+            return dict(arrays)
+    except Exception as error:  # whatever damaged data raise
+        raise sqlite3.DatabaseError(f"its arrays are damaged ({error_detail(error)})") from error
 
 
 @contextmanager
@@ -430,8 +455,10 @@ def _read_log(path: Path) -> tuple[dict[str, Any], Arrays, dict[int, bytes]] | N
     tiles: dict[int, bytes] = {}
     for kind, tile, payload in _log_records(content, len(first) + 1):
         if kind == _ARRAYS_RECORD:
-            with np.load(io.BytesIO(payload), allow_pickle=False) as stored:
-                arrays = dict(stored)
+            try:
+                arrays = _unpack_arrays(payload)
+            except sqlite3.DatabaseError:
+                return None
         else:
             tiles[tile] = payload
     return header, arrays, tiles

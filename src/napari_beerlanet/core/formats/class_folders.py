@@ -216,7 +216,8 @@ def _annotated_cells(folder: Path) -> CropDataset:
     left = len(boxes) - len(typed) if typed else 0
     one, many = "box has no type and is", "boxes have no type and are"
     notes = [*found.notes, *([f"{count_of(left, one, many)} left out."] if left else [])]
-    crops = [replace(crop, label=names.index(name)) for name, crop in chosen]
+    label = {name: k for k, name in enumerate(names)}
+    crops = [replace(crop, label=label[name]) for name, crop in chosen]
     return CropDataset(folder, names, {WHOLE: crops}, notes, annotated=bool(typed))
 
 
@@ -227,6 +228,8 @@ def _typed_cells(folder: Path) -> CropDataset:
     try:
         with table.open(newline="", encoding="utf-8") as file:
             for line in csv.DictReader(file):
+                if None in line or None in line.values():
+                    raise ValueError("a row has not as many cells as the header")
                 kind = csv_text(line["type"])
                 cells.append((line["split"], kind, _cell_of_line(line, folder)))
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
@@ -236,9 +239,10 @@ def _typed_cells(folder: Path) -> CropDataset:
     names = sorted({name for _, name, _ in cells})
     if not names:
         raise DataError(f"{folder}: no cell has a type yet, so there is nothing to classify.")
+    label = {name: k for k, name in enumerate(names)}
     splits: dict[str, list[LabelledCrop]] = {}
     for split, name, cell in sorted(cells, key=lambda cell: str(cell[2].image)):
-        splits.setdefault(split, []).append(replace(cell, label=names.index(name)))
+        splits.setdefault(split, []).append(replace(cell, label=label[name]))
     return CropDataset(folder, names, splits, annotated=True)
 
 
@@ -266,14 +270,16 @@ def with_classes(dataset: CropDataset, known: Sequence[str]) -> CropDataset:
     left out, with a note.
     """
     counts = dataset.counts("train" if "train" in dataset.splits else WHOLE)
-    new = [name for name, count in counts.items() if count and name not in known]
+    familiar = set(known)
+    new = [name for name, count in counts.items() if count and name not in familiar]
     names = [*known, *new]
-    left_out = [name for name in dataset.names if name not in names]
+    label = {name: k for k, name in reversed(list(enumerate(names)))}
+    left_out = [name for name in dataset.names if name not in label]
     splits = {
         split: [
-            replace(item, label=names.index(dataset.names[item.label]))
+            replace(item, label=label[dataset.names[item.label]])
             for item in items
-            if dataset.names[item.label] in names
+            if dataset.names[item.label] in label
         ]
         for split, items in dataset.splits.items()
     }

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import struct
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,13 @@ PixelSize = tuple[float, float]
 """(y, x) in micrometres."""
 
 MAX_PIXELS = 400_000_000  # 8 density planes of that many are 12.8 GB
+_MAX_PAGES = 10_000  # of a TIFF: the time that it takes to look at them
+_LONG_SHAPE = re.compile(r'"shape":\s*\[[^\]]{1000}')  # as tifffile writes it, and reads it first
+_MAX_SAMPLES = 16  # values of a pixel, of which the first three or four are read
+_MAX_CHUNK_BYTES = 3 * MAX_PIXELS  # that are decoded at once of a slide
+_MAX_EMPTY_BYTES = 1 << 30  # of pixels that a file declares and does not have: they are black
+_MAX_EMPTY_CHUNK_BYTES = 1 << 26
+_MIN_CODED_PIXELS = 1 << 22  # below which a tile's own header may say what it likes
 _TIFF_SIGNATURES = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _DECODED_TO_RGB = {
     COMPRESSION.OJPEG,
@@ -117,14 +125,14 @@ def image_file_errors(path: Path) -> Iterator[None]:
         raise
     except ImageError as error:
         raise FileError(f"{path}: {error}") from error
-    except MemoryError as error:
-        raise FileError(f"{path}: it does not fit into memory.") from error
     except Exception as error:
-        raise FileError(f"{path}: {_read_error_reason(error)}.") from error
+        raise FileError(f"{path}: {read_error_reason(error)}.") from error
 
 
-def _read_error_reason(error: Exception) -> str:
+def read_error_reason(error: Exception) -> str:
     """What is wrong with a file that could not be read, in a few words."""
+    if isinstance(error, MemoryError):
+        return "it does not fit into memory"
     if isinstance(error, PermissionError):
         return "no permission to read it"
     if isinstance(error, UnidentifiedImageError):
@@ -197,13 +205,127 @@ def is_tiff(path: Path) -> bool:
 
 def read_tiff(path: Path) -> tuple[npt.NDArray[Any], PixelSize | None]:
     """The largest image at full resolution as (H, W, 3 or 4), and its pixel size where known."""
-    with tifffile.TiffFile(path) as tif:
-        if not tif.series:
-            raise ImageError("damaged or cut short (no image in it).")
-        series = max(tif.series, key=series_area)
+    with open_tiff(path) as tif:
+        series = largest_series(tif)
         _check_series_size(series)
         check_rgb_series(tif, series)
+        check_stored_pixels(tif, series, streamed=False)
         return _read_rgb_series(series), read_pixel_size(tif, series)
+
+
+def largest_series(tif: tifffile.TiffFile) -> tifffile.TiffPageSeries:
+    """The image of the most pixels in a file."""
+    _check_page_count(tif)
+    if not tif.series:
+        raise ImageError("damaged or cut short (no image in it).")
+    return max(tif.series, key=series_area)
+
+
+def open_tiff(path: Path) -> tifffile.TiffFile:
+    """Open a TIFF alone: a file must not have others opened, which may be pipes or anything."""
+    return tifffile.TiffFile(path, _multifile=False)
+
+
+def _check_page_count(tif: tifffile.TiffFile) -> None:
+    """Refuse what would take minutes to look at, before it is looked at."""
+    if tif.is_shaped and _LONG_SHAPE.search(tif.pages.first.description):
+        raise ImageError("damaged (its description has a shape that no image has).")
+    count = len(tif.pages)
+    if count <= _MAX_PAGES:
+        count += sum(len(getattr(page, "subifds", None) or ()) for page in tif.pages)
+    count = max(count, _ome_planes(tif))
+    if count > _MAX_PAGES:
+        raise ImageError(f"{count} images in one; save the one you want as a file of its own.")
+
+
+def _ome_planes(tif: tifffile.TiffFile) -> int:
+    """Planes that the OME-XML declares, of all its images; tifffile makes room for each."""
+    total = 0
+    for part in _ome_elements(tif):
+        tag, given = part.tag.rpartition("}")[2], part.attrib
+        if tag == "Pixels":
+            total += math.prod(_positive_whole(given.get(f"Size{axis}")) for axis in "CZT")
+        elif tag == "TiffData":
+            total += _positive_whole(given.get("PlaneCount", given.get("NumPlanes")))
+        elif tag.startswith("ModuloAlong"):
+            start, end, step = (_parse_float(given.get(k, "1")) for k in ("Start", "End", "Step"))
+            steps = abs(end - start) / abs(step) if step else math.inf
+            total += int(min(steps, _MAX_PAGES + 1)) if steps == steps else 0
+    return total
+
+
+def _positive_whole(text: str | None) -> int:
+    """A number in OME-XML, 1 for what is none: whoever reads it says so."""
+    try:
+        return max(int(text or 1), 1)
+    except ValueError:
+        return 1
+
+
+def check_stored_pixels(
+    tif: tifffile.TiffFile, series: tifffile.TiffPageSeries, streamed: bool = True
+) -> None:
+    """Refuse pixels that are declared and not in the file, and chunks too large to decode.
+
+    `streamed`: chunk by chunk from all levels, where otherwise the finest is read at once. From
+    then on, a tile's own header must agree with the file's.
+    """
+    for level in series.levels if streamed else [series]:
+        page = level.keyframe
+        counts = np.asarray(page.databytecounts, np.int64)
+        missing = max(math.prod(page.chunked) - len(page.dataoffsets), 0)
+        size = math.prod(page.chunks) * (page.dtype.itemsize if page.dtype is not None else 1)
+        if streamed:
+            ends = np.add(page.dataoffsets, counts, dtype=np.int64)
+            if ends.max(initial=0) > tif.filehandle.size:
+                raise ImageError("damaged or cut short (pixels are missing at its end).")
+            if missing:
+                stored, parts = len(page.dataoffsets), math.prod(page.chunked)
+                raise ImageError(
+                    f"damaged or cut short ({page.imagewidth} x {page.imagelength} pixels, of "
+                    f"which the file has {stored} parts out of {parts})."
+                )
+            if size > _MAX_CHUNK_BYTES:
+                raise ImageError("stored as one chunk, too large to decode; save it in tiles.")
+        empty = missing + int((counts == 0).sum())
+        most = _MAX_EMPTY_CHUNK_BYTES if streamed else _MAX_EMPTY_BYTES // max(empty, 1)
+        if empty and size > most:
+            raise ImageError("damaged or cut short (large parts have no pixels).")
+        _check_tiles_when_decoded(page)
+
+
+def _check_tiles_when_decoded(page: tifffile.TiffPage) -> None:
+    """Have a tile refused whose own header declares far more pixels than the file's does."""
+    if page.compression not in _DECODED_TO_RGB:
+        return
+    decode = page.decode
+    most = max(4 * math.prod(page.chunks[:2]), _MIN_CODED_PIXELS)
+
+    def checked(data: bytes | None, *arguments: Any, **named: Any) -> Any:
+        if data is not None and _coded_pixels(data) > most:
+            raise ImageError("damaged (a tile is larger than the file says).")
+        return decode(data, *arguments, **named)
+
+    page.decode = checked
+
+
+def _coded_pixels(data: bytes) -> int:
+    """Pixels of all components by the header of a JPEG or JPEG 2000; 0 where there is none."""
+    start = data.find(b"\xff\x4f\xff\x51", 0, 4096)
+    if start >= 0 and len(data) >= start + 42:
+        right, bottom, left, top = struct.unpack_from(">4I", data, start + 8)
+        (components,) = struct.unpack_from(">H", data, start + 40)
+        return int(max(right - left, 0) * max(bottom - top, 0) * -(-components // 4))
+    at = 2
+    while at + 9 <= len(data) and data[at] == 0xFF:
+        kind = data[at + 1]
+        if 0xC0 <= kind <= 0xCF and kind not in (0xC4, 0xC8, 0xCC):
+            height, width = struct.unpack_from(">HH", data, at + 5)
+            return int(height * width)
+        fill = kind == 0xFF
+        alone = fill or kind in (0x01, 0xD8) or 0xD0 <= kind <= 0xD7
+        at += 1 if fill else 2 if alone else 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+    return 0
 
 
 def axis_lengths(series: tifffile.TiffPageSeries) -> dict[str, int]:
@@ -235,6 +357,8 @@ def check_rgb_series(tif: tifffile.TiffFile, series: tifffile.TiffPageSeries) ->
         raise ImageError(f"a stack of {stack} images; save the one you want as a file of its own.")
     if page.photometric == PHOTOMETRIC.PALETTE:
         return
+    if colours > _MAX_SAMPLES:
+        raise ImageError(f"{colours} values per pixel; save it as RGB first.")
     if colours * channels < 3:
         raise ImageError("a grey image has no colours to decompose.")
     if channels > 1 and not (channels == 3 and colours == 1 and _has_rgb_channel_names(tif)):
@@ -317,7 +441,7 @@ def _has_rgb_channel_names(tif: tifffile.TiffFile) -> bool:
     return names[:3] == ["red", "green", "blue"]
 
 
-def _ome_elements(tif: tifffile.TiffFile, tag: str) -> list[ElementTree.Element]:
+def _ome_elements(tif: tifffile.TiffFile, tag: str = "*") -> list[ElementTree.Element]:
     if not tif.is_ome or not tif.ome_metadata:
         return []
     try:

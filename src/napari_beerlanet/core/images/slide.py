@@ -16,13 +16,16 @@ from tifffile import EXTRASAMPLE, PHOTOMETRIC
 
 from napari_beerlanet.core.common.storage import FileError
 from napari_beerlanet.core.images.files import (
-    MAX_PIXELS,
     PixelSize,
     axis_lengths,
     check_regular_file,
     check_rgb_series,
+    check_stored_pixels,
     image_file_errors,
     is_tiff,
+    largest_series,
+    open_tiff,
+    read_error_reason,
     read_image,
     read_pixel_size,
     series_area,
@@ -36,6 +39,8 @@ SLIDE_SUFFIXES = frozenset({".svs", ".ndpi", ".scn", ".bif", ".qptiff"})
 SLIDE_PIXELS = 16_000_000
 """Pixels above which an image is a slide: streamed, and never in memory as a whole."""
 
+# Chunks of fewer pixels, if they are many, take longer one by one than the whole at once.
+_MIN_CHUNK_PIXELS, _MAX_SMALL_CHUNKS = 4096, 20_000
 _OPENSLIDE_CHUNK = 512  # pixels of the side of what is read at once of a foreign slide
 
 
@@ -104,8 +109,8 @@ def is_slide(path: str | os.PathLike[str]) -> bool:
             check_regular_file(path)
             if not is_tiff(path):
                 return False
-            with tifffile.TiffFile(path) as file:
-                series = max(file.series, key=series_area)
+            with open_tiff(path) as file:
+                series = largest_series(file)
                 check_rgb_series(file, series)
                 large = series.keyframe.is_tiled and series_area(series) > SLIDE_PIXELS
                 return path.suffix.lower() in SLIDE_SUFFIXES or len(series.levels) > 1 or large
@@ -119,15 +124,16 @@ def _read_into_memory(path: Path) -> Slide:
 
 
 def _open_tiff(path: Path) -> Slide:
-    file = tifffile.TiffFile(path)
+    file = open_tiff(path)
     weakref.finalize(file, file.filehandle.close)
     try:
-        if not file.series:
-            raise ImageError("damaged or cut short (no image in it).")
-        series = max(file.series, key=series_area)
+        series = largest_series(file)
         check_rgb_series(file, series)
-        _check_complete(file, series)
-        if series.keyframe.photometric == PHOTOMETRIC.PALETTE:
+        check_stored_pixels(file, series)
+        chunk_pixels = math.prod(series.keyframe.chunks[:2])
+        many = math.prod(series.keyframe.chunked) > _MAX_SMALL_CHUNKS
+        scattered = many and chunk_pixels < _MIN_CHUNK_PIXELS
+        if series.keyframe.photometric == PHOTOMETRIC.PALETTE or scattered:
             file.close()
             return _read_into_memory(path)
         levels = [_open_level(series, k, file) for k in range(len(series.levels))]
@@ -137,25 +143,6 @@ def _open_tiff(path: Path) -> Slide:
     except BaseException:
         file.close()
         raise
-
-
-def _check_complete(file: tifffile.TiffFile, series: tifffile.TiffPageSeries) -> None:
-    """Every chunk that the file lists must lie within it; and none be too large to decode."""
-    end = file.filehandle.size
-    for level in series.levels:
-        page = level.keyframe
-        ends = np.add(page.dataoffsets, page.databytecounts, dtype=np.int64)
-        if ends.max(initial=0) > end:
-            raise ImageError("damaged or cut short (pixels are missing at its end).")
-        stored = len(page.dataoffsets)
-        if math.prod(page.chunked) > stored:
-            raise ImageError(
-                f"damaged or cut short ({page.imagewidth} x {page.imagelength} pixels, of which "
-                f"the file has {stored} parts out of {math.prod(page.chunked)})."
-            )
-        chunk = int(np.prod(page.chunks[:2] if len(page.chunks) > 1 else page.chunks))
-        if chunk > MAX_PIXELS:
-            raise ImageError("stored as one chunk, too large to decode; save it in tiles.")
 
 
 class _ZarrLevel:
@@ -174,9 +161,12 @@ class _ZarrLevel:
     def __getitem__(self, index: Any) -> npt.NDArray[Any]:
         try:
             pixels = np.asarray(self._array[index])
-        except Exception:
+        except Exception as error:
             self._check_unchanged()
-            raise
+            if self._file.filehandle.closed:
+                raise
+            reason = f"{error}" if isinstance(error, ImageError) else f"{read_error_reason(error)}."
+            raise FileError(f"{self._file.filehandle.path}: {reason}") from error
         self._check_unchanged()
         return pixels
 

@@ -19,6 +19,7 @@ import io
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
@@ -312,7 +313,8 @@ def clean_names(names: Sequence[str], noun: str) -> list[str]:
     if not all(clean):
         raise ProjectError(f"Each {noun} needs a name.")
     folded = [name.casefold() for name in clean]
-    duplicates = [name for name in clean if folded.count(name.casefold()) > 1]
+    counts = Counter(folded)
+    duplicates = [name for name in clean if counts[name.casefold()] > 1]
     if duplicates:
         raise ProjectError(f"The {noun} {duplicates[0]} is there twice; rename one of them.")
     return clean
@@ -331,15 +333,19 @@ def read_cell_records(root: Path) -> list[CellRecord]:
 def _read_table(path: Path, adapter: TypeAdapter[_Record], what: str) -> list[_Record]:
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            return [
-                adapter.validate_python({k: v and csv_text(v) for k, v in entry.items()})
-                for entry in csv.DictReader(file)
-            ]
+            return [adapter.validate_python(_row_texts(entry)) for entry in csv.DictReader(file)]
     except FileNotFoundError:
         return []
     except (ValueError, csv.Error) as error:
         why = first_problem(error) if isinstance(error, ValidationError) else error
         raise ProjectError(f"{path}: damaged ({why}); {what}.") from error
+
+
+def _row_texts(entry: dict[Any, Any]) -> dict[str, Any]:
+    """A row's cells by column; a `ValueError` where it has more or fewer than the header."""
+    if None in entry or None in entry.values():
+        raise ValueError("a row has not as many cells as the header")
+    return {column: csv_text(cell) for column, cell in entry.items()}
 
 
 def encode_records(kind: type[CropRecord] | type[CellRecord], records: Sequence[Any]) -> bytes:

@@ -525,13 +525,23 @@ def carry_over_decisions(earlier: Review, review: Review, iou: float = 0.7) -> i
     )
     matched = partner >= 0
     mine, theirs = partner[matched], old[matched]
-    names = np.array([review.class_index(name) for name in earlier.names], np.int64)
+    names = _add_names(review.names, earlier.names)
     review.status[mine] = earlier.status[theirs]
     review.labels[mine] = names[earlier.labels[theirs]]
     typed = earlier.type_labels[theirs] >= 0
-    types = np.array([review.type_index(name) for name in earlier.type_names], np.int64)
+    types = _add_names(review.type_names, earlier.type_names)
     review.type_labels[mine[typed]] = types[earlier.type_labels[theirs[typed]]]
     return len(mine)
+
+
+def _add_names(known: list[str], names: Sequence[str]) -> npt.NDArray[np.int64]:
+    """The numbers (n,) of names in a list, to which the new ones are added."""
+    place = {name: k for k, name in reversed(list(enumerate(known)))}
+    for name in names:
+        if name not in place:
+            place[name] = len(known)
+            known.append(name)
+    return np.array([place[name] for name in names], np.int64)
 
 
 def _review_of_decisions(decisions: list[list[Any]]) -> Review:

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 
 from napari_beerlanet.core.boxes.annotations import MIN_CLASS_BOXES
 from napari_beerlanet.core.boxes.classes import assign_colours
@@ -27,7 +26,7 @@ from napari_beerlanet.core.common.device import image_layout
 from napari_beerlanet.core.common.events import EventCallback
 from napari_beerlanet.core.common.messages import error_detail, one_line, quoted
 from napari_beerlanet.core.common.progress import Report, subprogress
-from napari_beerlanet.core.common.storage import DataError, FileError
+from napari_beerlanet.core.common.storage import DataError, FileError, read_yaml
 from napari_beerlanet.core.detection.detector import Detector
 from napari_beerlanet.core.detection.network import DEFAULT_ATTENTION_POOL, StainDetectionModel
 from napari_beerlanet.core.detection.scale_search import pool_sizes
@@ -194,13 +193,14 @@ def untrained_detector(path: Path, seed: int) -> Detector:
     layout: Any = str(path)
     if path.is_file():
         try:
-            layout = yaml.safe_load(path.read_text(encoding="utf-8"))
+            layout = read_yaml(path)
             scale = re.search(r"yolo[^\d]*\d+([nslmx])", path.stem)  # as Ultralytics names them
             if scale and isinstance(layout, dict):
                 layout = {"scale": scale[1], **layout}
             layout = check_layout(layout)
-        except (OSError, ValueError, yaml.YAMLError) as error:
-            raise FileError(f"{path}: no layout of a network ({error_detail(error)}).") from error
+        except (OSError, ValueError) as error:
+            reason = error_detail(error, 400).removeprefix(f"{path}: ")[:120].rstrip(".")
+            raise FileError(f"{path}: no layout of a network ({reason}).") from error
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
