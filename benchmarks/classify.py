@@ -1,16 +1,18 @@
 """Classifiers across laboratories: trained on one, tested on others, with and without BeerLaNet.
 
-    python benchmarks/classify.py --out classify --results classify.jsonl [--only ROW ...]
-    python benchmarks/classify.py --results classify.jsonl --table
+    python benchmarks/classify.py --out classify [--only ROW ...]
+    python benchmarks/classify.py --table
 
 White-cell types are trained on `wbc-types/pbc` and tested on `bccd` and `cellavision`; tumour
 patches are trained on `turin` and tested on `lc25000`; red cells, infected or not, are trained on
 seven slides of `malaria-fields` and tested on the three of fold A of malaria.py (`--malaria` is the
 folder of malaria_data.py). Everything is what a user gets: `nb.train_classifier` and `nb.evaluate`.
 White cells are found by the packaged detector, once, so that all laboratories show them at the same
-size. A run whose result is in the file is not repeated, and one that was killed is resumed. The
-table has balanced accuracy, as mean ± standard deviation over the seeds; "four types" is that of
-white cells without basophils, of which there are two in bccd and three in cellavision.
+size. Results of single runs, with their confusion matrices, go to benchmarks/results/classify.jsonl
+(`--results`), which is committed. A run whose result is there is not repeated, and one that was
+killed is resumed. The table has balanced accuracy, as mean ± standard deviation over the seeds;
+"four types" is that of white cells without basophils, of which there are two in bccd and three in
+cellavision.
 
 Of ResNet-18 no ImageNet weights are in ../shared: it starts at random. It, tumour patches and red
 cells have a smaller budget (`BUDGETS`), the same for all rows.
@@ -34,6 +36,7 @@ from napari_beerlanet.core.evaluation.classification import locate_cells
 from napari_beerlanet.core.formats.class_folders import read_crop_dataset
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
+RESULTS = Path(__file__).resolve().parent / "results" / "classify.jsonl"
 HELD_OUT = 40  # of each type, to validate on; probably of the same patients
 PER_TYPE = 200  # of each type to train on
 TYPES = ("neutrophil", "lymphocyte", "monocyte", "eosinophil", "basophil")
@@ -85,7 +88,7 @@ BUDGETS = {
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("classify"))
-    parser.add_argument("--results", type=Path, default=Path("classify.jsonl"))
+    parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--table", action="store_true", help="only print the table")
     parser.add_argument("--only", nargs="*", help="rows, by their names; by default all")
     parser.add_argument("--backbones", nargs="*", default=list(BACKBONES))
@@ -115,6 +118,7 @@ def run_all(options):
                         continue
                     labs = labs or LABORATORIES[task](options)
                     found = run(options, labs, task, backbone, row, seed)
+                    options.results.parent.mkdir(parents=True, exist_ok=True)
                     with options.results.open("a") as file:
                         file.write(json.dumps(found) + "\n")
                     print(

@@ -104,6 +104,10 @@ def test_heat_maps_are_the_probabilities_in_their_place(opened, clf, pixels, unt
     assert above == f"{region.fractions['dark']:.1%}"
     assert float(patches) == pytest.approx(region.patches, abs=0.06)
     assert rows_of(section.table)[0][0] == "Whole slide"
+    # Background is never classified: nobody must take that for a run that has not ended.
+    assert rows_of(section.table)[0][4] == "75%"
+    assert section.table.horizontalHeaderItem(4).text() == "Classified"
+    assert "the rest is background" in section.table.toolTip()
     shapes.data = []
     until(lambda: section.table.rowCount() == 1 and not section.measure_task.running)
 

@@ -83,7 +83,7 @@ _SETUP_FRACTION = 0.1  # of the progress: model, tissue and stains
 _AUTO = 7  # what the box for the patch size holds for "auto": one less than its least
 _AUTO_STEP = 0  # the same of the distance between patches
 _ORDINARY = ("healthy", "normal", "benign", "negative", "uninfected", "background", "other")
-_COLUMNS = ("Region", "Mean", "Above", "Patches", "Done")
+_COLUMNS = ("Region", "Mean", "Above", "Patches", "Classified")
 _REGION_LAYERS = (None, Role.REGIONS)  # roles of Shapes layers whose shapes are regions
 
 
@@ -320,8 +320,8 @@ class PatchSection(CollapsibleGroup):
         self.table.setMaximumHeight(160)
         self.table.setToolTip(
             "Mean probability of the class in each region that is drawn in a Shapes layer, the "
-            "part of its patches above the threshold, how many patches it has, and how much of it "
-            "is classified."
+            "part of its patches above the threshold, how many patches it has, and how much of its "
+            "area is classified: the rest is background, or still to come."
         )
         self.copy = button("Copy table", "Copy the table for a spreadsheet.", self.copy_table)
         top, self._result_form = form(), form()
