@@ -10,9 +10,12 @@ import torch
 from discs import SIZES, DiscNetwork, boxes_of, disc_detector, draw, enlivened, scattered
 from napari_beerlanet.core.boxes.geometry import iou
 from napari_beerlanet.core.common.device import is_out_of_memory
+from napari_beerlanet.core.detection import inference
 from napari_beerlanet.core.detection.detector import Detector
-from napari_beerlanet.core.detection.inference import select_boxes
+from napari_beerlanet.core.detection.inference import InferenceRunner, select_boxes
 from napari_beerlanet.core.detection.network import StainDetectionModel
+from napari_beerlanet.core.detection.tiling import plan_tiles, read_tile
+from napari_beerlanet.core.stains.front_end import StainFit, fit_stain
 from napari_beerlanet.samples import blood_smear
 from tinydata import MODEL, NAMES
 
@@ -247,3 +250,95 @@ def test_nothing_is_found_in_nothing():
         predictions() * torch.tensor([1.0] * 4 + [0] * 3)[:, None], 3, 0.1, 0.5
     )
     assert len(none) == len(empty) == 0
+
+
+# --- many tiles ----------------------------------------------------------------------------------
+
+
+def test_tiles_side_by_side_find_what_they_do_in_turn(monkeypatch):
+    detector = lively()
+    image = blood_smear((300, 500), seed=2, cell_diameter=40.0).image
+    settings = {"object_size": 40, "tile": 128}
+    for mode in ("auto", "off"):
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                InferenceRunner, "for_many_tiles", lambda self, openvino, _: (openvino, 1)
+            )
+            in_turn = detector.detect(image, openvino=mode, **settings).candidates
+        threads = set()
+        infer = InferenceRunner._infer_batch
+        with monkeypatch.context() as patch:
+
+            def noted(self, *given, infer=infer, threads=threads):
+                threads.add(threading.get_ident())
+                return infer(self, *given)
+
+            patch.setattr(InferenceRunner, "_infer_batch", noted)
+            patch.setattr(inference, "thread_count", lambda: 2)
+            found = detector.detect(image, openvino=mode, **settings).candidates
+        assert len(threads) == 2
+        assert len(found) == len(in_turn) > 20
+        np.testing.assert_allclose(found.xyxy, in_turn.xyxy, atol=0.01)
+        np.testing.assert_allclose(found.scores, in_turn.scores, atol=1e-4)
+
+
+def test_an_error_in_one_of_many_tiles_ends_the_run(image, monkeypatch):
+    calls, infer = [], InferenceRunner._infer_batch
+
+    def fail_at_third(self, *given):
+        calls.append(1)
+        if len(calls) == 3:
+            raise RuntimeError("sizes do not match")
+        return infer(self, *given)
+
+    monkeypatch.setattr(InferenceRunner, "_infer_batch", fail_at_third)
+    monkeypatch.setattr(inference, "thread_count", lambda: 2)
+    with pytest.raises(RuntimeError, match="sizes do not match"):
+        disc_detector().detect(image, object_size=40, tile=128)
+    assert len(calls) < 15, "tiles were run after the error"
+
+
+def test_tiles_of_background_are_not_run():
+    half = (700, 450)
+    discs = scattered(half, 20, seed=1, spread=0.1)
+    image = np.full((700, 1800, 3), draw(half, discs)[0, 0], np.uint8)
+    image[:, :450] = draw(half, discs)
+    shown = []
+
+    class Counting(DiscNetwork):
+        def predict_mixed(self, mixed):
+            shown.append(len(mixed))
+            return super().predict_mixed(mixed)
+
+    result = disc_detector(kind=Counting).detect(image, object_size=40, tile=256)
+    found_all(result, discs)
+    assert 0 < sum(shown) < 0.6 * result.report["tiles"]
+
+
+def test_a_batch_of_tiles_waits_for_the_device_twice(monkeypatch):
+    """For the number of its boxes and for the boxes, whatever the number of tiles."""
+    detector = lively()
+    image = blood_smear((300, 500), seed=2, cell_diameter=40.0).image
+    runner, fit = detector.runner, fit_stain(detector.runner.network, image)
+    grid = plan_tiles(image.shape[:2], 1.0, 128, 40)
+    cut = [read_tile(image, tile, grid.size) for tile in grid.tiles]
+    # As on a device that is no CPU.
+    mix = StainFit._mix_pixels
+    monkeypatch.setattr(
+        StainFit, "mix_tiles", lambda self, net, tiles: mix(self, net, torch.from_numpy(tiles))
+    )
+    waits = dict.fromkeys(("cpu", "item", "tolist", "numpy", "nonzero", "__bool__", "__float__"), 0)
+    for name in waits:
+        whole = getattr(torch.Tensor, name)
+
+        def counted(self, *given, name=name, whole=whole, **more):
+            waits[name] += 1
+            return whole(self, *given, **more)
+
+        monkeypatch.setattr(torch.Tensor, name, counted)
+    runner._infer_batch(cut[:2], grid.tiles[:2], grid, fit, 0.01, 0.7, None)  # anchors
+    for count in (2, 6):
+        waits.update(dict.fromkeys(waits, 0))
+        parts = runner._infer_batch(cut[:count], grid.tiles[:count], grid, fit, 0.01, 0.7, None)
+        assert sum(len(part) for part in parts) > 20
+        assert waits == {**dict.fromkeys(waits, 0), "nonzero": 1, "cpu": 1, "numpy": 1}

@@ -14,8 +14,10 @@ import torch
 from discs import SIZES, disc_detector, draw, enlivened, scattered
 from napari_beerlanet import load_checkpoint
 from napari_beerlanet.core.boxes.geometry import iou
+from napari_beerlanet.core.detection import inference
 from napari_beerlanet.core.detection import openvino_network as ov
 from napari_beerlanet.core.detection.detector import Detector
+from napari_beerlanet.core.detection.inference import InferenceRunner
 from napari_beerlanet.core.detection.network import StainDetectionModel
 from napari_beerlanet.core.detection.slide_detector import detect_slide
 from napari_beerlanet.samples import blood_smear
@@ -339,3 +341,26 @@ def test_other_architectures_run_in_it_or_in_torch_with_equal_boxes(config, smea
     )
     assert len(torchs.candidates) > 5
     assert_same_boxes(torchs, ours)
+
+
+def test_it_is_prepared_after_kernels_are_compiled(monkeypatch):
+    """Both at once would keep a first detection from the cores."""
+    compiling, asked = threading.Event(), threading.Event()
+    compiling.set()
+
+    def being_compiled():
+        asked.set()
+        return compiling.is_set()
+
+    converted = []
+    monkeypatch.setattr(inference, "kernels_being_compiled", being_compiled)
+    monkeypatch.setattr(inference, "choose_precision", lambda mode, notes: "float32")
+    monkeypatch.setattr(InferenceRunner, "_convert", lambda self, *how: converted.append(how))
+    runner = InferenceRunner(disc_detector().network, torch.device("cpu"))
+    runner.prepare()
+    assert asked.wait(600)
+    assert not converted
+    assert runner.openvino("auto", []) is None, "a run is torch's meanwhile"
+    compiling.clear()
+    runner._preparation.join(600)
+    assert converted == [("float32",)]

@@ -55,6 +55,7 @@ _KERNEL_MODULES = (
 _VERSIONS = ("numba", "llvmlite", "numpy", "napari")
 _NICENESS = 5  # the window goes first
 _LOCK_POLL_S = 0.2
+_LOCK_TIMEOUT_S = 300.0  # after which one that holds the lock is taken to be stuck
 _process: subprocess.Popen[bytes] | None = None
 _start_lock = threading.Lock()
 
@@ -136,7 +137,10 @@ def _stamp_path(also: str) -> Path:
 
 
 def main(also: str = "") -> int:
-    """Compile all, after others that do so, and leave a stamp; returns the exit code."""
+    """Compile all, after others that do so, and leave a stamp; returns the exit code.
+
+    It waits for others no longer than they can need: until it ends, NumPy serves.
+    """
     if hasattr(os, "nice"):
         os.nice(_NICENESS)
     kept = kernel_files()
@@ -145,7 +149,8 @@ def main(also: str = "") -> int:
     stamp, lock = _stamp_path(also), None
     with suppress(OSError):
         stamp.parent.mkdir(parents=True, exist_ok=True)
-    while lock is None:
+    deadline = time.monotonic() + _LOCK_TIMEOUT_S
+    while lock is None and time.monotonic() < deadline:
         try:
             lock = FolderLock(stamp.parent / "compiling.lock")
         except LockedError:
@@ -214,6 +219,7 @@ def compile_for_detection() -> None:
         palette_of,
     )
     from napari_beerlanet.core.stains.solver.columns import ArrayColumns, MapChain
+    from napari_beerlanet.core.stains.solver.kernels import mix_to_rows
     from napari_beerlanet.core.stains.solver.spectra import default_spectra
     from napari_beerlanet.core.stains.solver.unroll import unroll
 
@@ -224,7 +230,10 @@ def compile_for_detection() -> None:
     columns = ArrayColumns(X, np.ones(len(codes)))
     done = unroll([columns], default_spectra(3), 0.1, 0.01, iterations=2, unit_spectra=True)
     chain = MapChain([(M[0], N[0], b[0]) for M, N, b in done.maps], done.scale[0])
-    table = np.ascontiguousarray(chain(X).T, dtype=np.float32)
+    D, mixed = chain(X), np.empty((len(codes), 3), np.float32)
+    constants = np.ones(3), np.ones((3, 3)), np.zeros(3), True, 0.0, 0.0
+    mix_to_rows(X, D, *constants, mixed, np.empty((3, len(codes))))
+    table = np.ascontiguousarray(D.T, dtype=np.float32)
     look_up_rows(rows, table)
     place = rows.reshape(pixels.shape[:2])
     boxes = np.array([[1, 1, 20, 20], [2, 2, 21, 21]], np.float32)

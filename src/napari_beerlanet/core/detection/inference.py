@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any, Literal
 
 import numpy as np
@@ -23,6 +25,11 @@ from napari_beerlanet.core.common.device import (
 )
 from napari_beerlanet.core.common.progress import Report, report_progress
 from napari_beerlanet.core.common.rectangle import Rectangle
+from napari_beerlanet.core.common.threads import (
+    kernels_being_compiled,
+    map_threads,
+    thread_count,
+)
 from napari_beerlanet.core.detection import tiling
 from napari_beerlanet.core.detection.network import StainDetectionModel
 from napari_beerlanet.core.detection.openvino_network import (
@@ -35,12 +42,16 @@ from napari_beerlanet.core.detection.openvino_network import (
 )
 from napari_beerlanet.core.detection.settings import OpenVinoMode
 from napari_beerlanet.core.detection.tiling import TileGrid
-from napari_beerlanet.core.stains.front_end import StainFit, fit_stain
+from napari_beerlanet.core.stains.front_end import StainFit, TileMixer, fit_stain
 
 BATCH_SIZES = {"cuda": 16, "mps": 4}
 """Tiles per batch by type of device; 1 on others."""
 
 _MAX_DETECTIONS_PER_TILE = 10_000
+_COMPILE_POLL_S = 0.1
+_MAX_STREAMS = 4  # tiles that are in OpenVINO at a time: each takes memory
+_TILES_PER_STREAM = 4  # from which they pay: the network is compiled once more for them
+_TORCH_WORKERS = {"cpu": 2, "cuda": 2}  # by type of device; others are not known to take it
 
 
 class InferenceRunner:
@@ -62,13 +73,14 @@ class InferenceRunner:
         self._lock = threading.Lock()  # Ultralytics' head keeps the last image's anchors
         self._refusal = ""  # why OpenVINO cannot run this network
         self._refusal_told = False
-        self._converted: dict[tuple[Precision, int], OpenVinoNetwork] = {}  # by its threads
+        self._converted: dict[tuple[Precision, int, int], OpenVinoNetwork] = {}
         self._preparation: threading.Thread | None = None
 
     def prepare(self) -> None:
         """Have OpenVINO ready as early as may be: converted in a thread the first time.
 
-        A run that does not wait for it is torch's meanwhile.
+        A run that does not wait for it is torch's meanwhile. While kernels are being compiled that
+        is put off: it would take as long again, on cores that a first detection needs.
         """
         if self._preparation is None and self.device.type == "cpu":
             self._preparation = threading.Thread(target=self._prepare, name="beerlanet-openvino")
@@ -97,17 +109,42 @@ class InferenceRunner:
 
     def _prepare(self) -> None:
         precision = choose_precision("auto", [])
+        while precision is not None and kernels_being_compiled():
+            time.sleep(_COMPILE_POLL_S)
+            if not threading.main_thread().is_alive():
+                return  # the program ends
         if precision is not None:
             self._convert(precision)
 
-    def _convert(self, precision: Precision) -> OpenVinoNetwork | None:
-        key = precision, inference_threads()
+    def _convert(self, precision: Precision, streams: int = 1) -> OpenVinoNetwork | None:
+        key = precision, inference_threads(), streams
         if key not in self._converted and not self._refusal:
             try:
-                self._converted = {key: openvino_network(self.network, *key)}
+                found = openvino_network(self.network, *key)
             except ConversionError as error:
                 self._refusal = str(error)
+            else:
+                same = {k: v for k, v in self._converted.items() if k[:2] == key[:2]}
+                self._converted = same | {key: found}
         return self._converted.get(key)
+
+    def for_many_tiles(
+        self, openvino: OpenVinoNetwork | None, tiles: int
+    ) -> tuple[OpenVinoNetwork | None, int]:
+        """What runs so many tiles in the place of `openvino`, and how many threads are to call it.
+
+        Each thread takes a tile from reading to its boxes, so that one reads or suppresses
+        duplicates while the network is busy with another's. OpenVINO runs a tile on one core and
+        as many tiles as there are cores rather than each on all of them, which wait for each other.
+        """
+        if thread_count() < 2 or tiles < 2:
+            return openvino, 1
+        if openvino is None:
+            return None, _TORCH_WORKERS.get(self.device.type, 1)
+        streams = min(openvino.threads, _MAX_STREAMS)
+        if streams < 2 or tiles < _TILES_PER_STREAM * streams:
+            return openvino, 2
+        return self._convert(openvino.precision, streams) or openvino, streams
 
     def describe(self, openvino: OpenVinoNetwork | Precision | None) -> str:
         """Where the network runs, or would with a precision: for instance "CPU, OpenVINO"."""
@@ -136,26 +173,35 @@ class InferenceRunner:
         Returns the fit, too. What a person should know is added to `notes`.
         """
         requested = BATCH_SIZES.get(self.device.type, 1) if batch == "auto" else batch
-        requested = size = min(requested, len(grid.tiles))
+        total = len(grid.tiles)
+        requested = size = min(requested, total)
+        network, workers = self.for_many_tiles(openvino, total)
         parts: list[RawDetections] = []
-        while len(parts) < len(grid.tiles):
-            report_progress(report, len(parts), len(grid.tiles), "finding cells")
-            tiles = grid.tiles[len(parts) : len(parts) + size]
+        report_progress(report, 0, total, "finding cells")
+        if fit is None:
+            fit = fit_stain(self.network, tiling.read_tile(pixels, grid.tiles[0], grid.size))
+        front_end = TileMixer(fit) if total > 1 else fit
+
+        def work(tiles: list[Rectangle]) -> list[RawDetections]:
             cut = [tiling.read_tile(pixels, tile, grid.size) for tile in tiles]
-            fit = fit or fit_stain(self.network, cut[0])
+            return self._infer_batch(cut, tiles, grid, front_end, min_score, iou, network)
+
+        while len(parts) < total:
+            batches = [grid.tiles[k : k + size] for k in range(len(parts), total, size)]
             try:
-                parts += self._infer_batch(cut, tiles, grid, fit, min_score, iou, openvino)
+                with closing(map_threads(work, batches, min(workers, len(batches)))) as results:
+                    for result in results:
+                        parts += result
+                        report_progress(report, len(parts), total, "finding cells")
                 continue
             except Exception as error:
-                if size == 1 or not is_out_of_memory(error):
+                if (size == 1 and workers == 1) or not is_out_of_memory(error):
                     raise
             # Not in the handler: there the error still holds what the batch has in memory.
-            size //= 2
+            size, workers, network = max(size // 2, 1), 1, openvino
             self.free_memory()
-        report_progress(report, 1, 1, "finding cells")
         if size < requested:
             notes.append(f"Memory did not suffice for {requested} tiles at a time; {size} did.")
-        assert fit is not None
         return self.merge_tiles(parts, grid, iou), fit
 
     def infer_tiles(
@@ -163,7 +209,7 @@ class InferenceRunner:
         cut: list[npt.NDArray[np.uint8]],
         tiles: list[Rectangle],
         grid: TileGrid,
-        fit: StainFit,
+        fit: StainFit | TileMixer,
         *,
         min_score: float,
         iou: float,
@@ -183,25 +229,28 @@ class InferenceRunner:
         cut: list[npt.NDArray[np.uint8]],
         tiles: list[Rectangle],
         grid: TileGrid,
-        fit: StainFit,
+        fit: StainFit | TileMixer,
         min_score: float,
         iou: float,
         openvino: OpenVinoNetwork | None,
     ) -> list[RawDetections]:
-        """What is in each of some tiles, in image pixels."""
-        padded = [tiling.pad_tile(tile, self._stride) for tile in cut]
+        """What is in each of some tiles, in image pixels; those of background are not run."""
+        single = len(grid.tiles) == 1
+        shown = [k for k, tile in enumerate(cut) if single or not tiling.is_empty(tile, 1.0)]
+        parts = [RawDetections.concatenate([])] * len(cut)
+        if not shown:
+            return parts
+        padded = [tiling.pad_tile(cut[k], self._stride) for k in shown]
         top, left = padded[0][1]
         x = fit.mix_tiles(self.network, np.stack([tile for tile, _ in padded]))
         raw = self._predict(x, openvino)
         end2end = bool(getattr(self.network, "end2end", False))
         found = select_boxes(raw, self.network.model[-1].nc, min_score, iou, end2end)
         offset = np.array([left, top, left, top], np.float32)
-        return [
-            RawDetections(
-                tiling.to_image_boxes(grid, tile, part.xyxy - offset), part.labels, part.scores
-            )
-            for tile, part in zip(tiles, found, strict=True)
-        ]
+        for k, part in zip(shown, found, strict=True):
+            boxes = tiling.to_image_boxes(grid, tiles[k], part.xyxy - offset)
+            parts[k] = RawDetections(boxes, part.labels, part.scores)
+        return parts
 
     def _predict(self, x: torch.Tensor, openvino: OpenVinoNetwork | None) -> Any:
         """What the network's head returns of `x` (N, 3, h, w)."""

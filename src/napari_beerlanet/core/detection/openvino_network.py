@@ -60,14 +60,20 @@ class ConversionError(Exception):
 
 
 class OpenVinoNetwork:
-    """A compiled network: what layer 0 gets to what the head returns, for any number of threads."""
+    """A compiled network: what layer 0 gets to what the head returns, for any number of threads.
 
-    def __init__(self, content: bytes, precision: Precision, threads: int) -> None:
-        self.precision, self.threads = precision, threads
+    `streams` callers run side by side, each on its part of the `threads`; others wait.
+    """
+
+    def __init__(
+        self, content: bytes, precision: Precision, threads: int, streams: int = 1
+    ) -> None:
+        self.precision, self.threads, self.streams = precision, threads, streams
         settings = {
             "INFERENCE_PRECISION_HINT": _PRECISION_NAMES[precision],
             "INFERENCE_NUM_THREADS": threads,
-            "PERFORMANCE_HINT": "LATENCY",
+            "PERFORMANCE_HINT": "LATENCY" if streams == 1 else "THROUGHPUT",
+            "NUM_STREAMS": streams,
             # Processes that share a machine would all be pinned to its first cores.
             "ENABLE_CPU_PINNING": False,
         }
@@ -139,24 +145,24 @@ def inference_threads() -> int:
 
 
 def openvino_network(
-    network: StainDetectionModel, precision: Precision, threads: int
+    network: StainDetectionModel, precision: Precision, threads: int, streams: int = 1
 ) -> OpenVinoNetwork:
     """A fused network, compiled; a `ConversionError` where OpenVINO cannot run it.
 
     Equal networks share one: in this process while it is in use, and through the cache.
     """
     with _lock:
-        key = _network_key(network)
-        found = _networks.get((key, precision, threads))
+        key, how = _network_key(network), (precision, threads, streams)
+        found = _networks.get((key, *how))
         if found is None:
             path = cache_folder() / "openvino" / f"{key}.bin"
             try:
-                found = OpenVinoNetwork(_load(path), precision, threads)
+                found = OpenVinoNetwork(_load(path), *how)
             except Exception:  # there is none yet, or it is damaged
                 content = convert(network)
-                found = OpenVinoNetwork(content, precision, threads)
+                found = OpenVinoNetwork(content, *how)
                 _save(path, content)
-            _networks[key, precision, threads] = found
+            _networks[(key, *how)] = found
         return found
 
 

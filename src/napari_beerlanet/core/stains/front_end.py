@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -23,6 +24,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from napari_beerlanet.core.common.threads import in_numpy
 from napari_beerlanet.core.images import Domain
 from napari_beerlanet.core.images.rgb import FLOAT_FLOOR, PADDING_GREY, to_columns
 from napari_beerlanet.core.stains.layer import BeerLaNet, MixReadout
@@ -30,10 +32,12 @@ from napari_beerlanet.core.stains.palette import (
     Palette,
     decode,
     distinct_rows,
+    encode,
     look_up_rows,
     palette_of,
 )
 from napari_beerlanet.core.stains.settings import FrontEnd
+from napari_beerlanet.core.stains.solver import kernels
 from napari_beerlanet.core.stains.solver.columns import ArrayColumns, MapChain
 from napari_beerlanet.core.stains.solver.spectra import default_spectra
 from napari_beerlanet.core.stains.solver.unroll import unroll
@@ -165,6 +169,20 @@ class StainMixing:
         weight, grey = self.mix.weight.flatten(1), padding_column(self.stain.domain)
         return MixReadout(weight, self.mix.bias, self.light, PADDING, grey)
 
+    def mix_in_kernel(
+        self, X: npt.NDArray[np.float64], D: npt.NDArray[np.float64]
+    ) -> npt.NDArray[np.float32]:
+        """`mix_densities` (u, 3) on a CPU, where `mixes_densities_alone`.
+
+        One thread of torch's would wait for the others, as those of other tiles have the cores.
+        """
+        X, D = np.ascontiguousarray(X), np.ascontiguousarray(D)
+        W, b = (p.detach().double().numpy() for p in (self.mix.weight.flatten(1), self.mix.bias))
+        entries, slopes = np.empty((D.shape[1], len(W)), np.float32), np.empty((len(W), D.shape[1]))
+        constants = bool(self.light), padding_column(self.stain.domain), PADDING
+        kernels.mix_to_rows(X, D, np.ones(len(D)), W, b, *constants, entries, slopes)
+        return entries
+
     def mix_inputs(self, X: Tensor, D: Tensor, w: Tensor) -> Tensor:
         """What the mix is of, (m, u): the densities."""
         return D
@@ -269,11 +287,15 @@ class StainFit:
 
     def _mix_colours(self, network: StainMixing, tile: npt.NDArray[np.uint8]) -> Tensor:
         """One tile (h, w, 3), colour by colour."""
-        X, D, rows = (torch.from_numpy(part) for part in self._colours(tile))
-        w = torch.bincount(rows, minlength=X.shape[1]).masked_fill(is_padding(X, self.domain), 0)
-        mixed = network.mix_densities(X, D, w.to(X.dtype)).float()
-        planes = look_up_rows(rows.numpy(), mixed.T.contiguous().numpy())
-        return torch.from_numpy(planes.reshape(3, *tile.shape[:2]))
+        *colours, places = self._colours(tile)
+        if network.mixes_densities_alone and not in_numpy():
+            table = network.mix_in_kernel(*colours)
+        else:
+            X, D, rows = (torch.from_numpy(part) for part in (*colours, places))
+            w = torch.bincount(rows, minlength=X.shape[1])
+            w = w.masked_fill(is_padding(X, self.domain), 0).to(X.dtype)
+            table = network.mix_densities(X, D, w).float().T.contiguous().numpy()
+        return torch.from_numpy(look_up_rows(places, table).reshape(3, *tile.shape[:2]))
 
     def _mix_pixels(self, network: StainMixing, tiles: Tensor) -> Tensor:
         """Tiles (N, h, w, 3), pixel by pixel: on a GPU that is faster than to sort colours."""
@@ -317,15 +339,70 @@ class StainFit:
     ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.int32]]:
         """Columns X (3, u) and densities D (r, u) of the distinct colours; each pixel's row."""
         found, rows = distinct_rows(pixels.reshape(-1, 3))
+        return *self.columns_of(found), rows
+
+    def columns_of(
+        self, found: npt.NDArray[np.uint32]
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Columns X (3, u) and densities D (r, u) of the colours with these codes (u,)."""
         X = to_columns(decode(found, np.uint8), self.domain)
         place = np.minimum(np.searchsorted(self.codes, found), max(len(self.codes) - 1, 0))
         new = self.codes[place] != found if len(self.codes) else np.ones(len(found), bool)
         if new.all():
-            return X, self.densities(X), rows
+            return X, self.densities(X)
         D = self.known[:, place]
         if new.any():
             D[:, new] = self.densities(np.ascontiguousarray(X[:, new]))
-        return X, D, rows
+        return X, D
+
+
+class TileMixer:
+    """`mix_tiles` of a fit for many tiles of an image, by any number of threads.
+
+    On a CPU the colours of the fit are mixed once, others in the first tile that has them.
+    """
+
+    def __init__(self, fit: StainFit) -> None:
+        self.fit = fit
+        self._lock = threading.Lock()
+        # Colours by their codes (u,), what layer 0 gets of them (u, 3), and the row of each code.
+        # Only pages that are touched take memory.
+        self._mixed = np.empty(0, np.uint32), np.empty((0, 3), np.float32)
+        self._index = np.zeros(kernels.CODE_COUNT, np.int32)
+
+    def mix_tiles(self, network: StainMixing, tiles: npt.NDArray[np.uint8]) -> Tensor:
+        """As `StainFit.mix_tiles`."""
+        device = next(cast(nn.Module, network).parameters()).device
+        colour_only = network.has_stain and network.mixes_densities_alone
+        if device.type != "cpu" or not colour_only or in_numpy():
+            return self.fit.mix_tiles(network, tiles)
+        planes, every = np.empty((len(tiles), 3, *tiles.shape[1:3]), np.float32), np.arange(3)
+        for tile, mixed in zip(tiles, planes, strict=True):
+            pixels, flat = np.ascontiguousarray(tile).reshape(-1, 3), mixed.reshape(3, -1)
+            while True:
+                codes, entries = self._mixed
+                given = pixels, codes, self._index, entries, every, flat, 0
+                if len(codes) and kernels.look_up_pixels(*given):
+                    break
+                self._add_colours(network, pixels)
+        return torch.from_numpy(planes)
+
+    def _add_colours(self, network: StainMixing, pixels: npt.NDArray[np.uint8]) -> None:
+        """Mix the colours of the fit, then those of pixels (n, 3) that have not been mixed."""
+        with self._lock:
+            codes, entries = self._mixed
+            if len(codes):
+                wanted = encode(pixels)
+                # A code that was never seen has row 0, which is another's.
+                wanted = wanted[codes[self._index[wanted]] != wanted]
+            else:
+                wanted = self.fit.codes if len(self.fit.codes) else encode(pixels)
+            if not len(wanted):
+                return
+            new = wanted if wanted is self.fit.codes else kernels.unique_codes(wanted)[0]
+            mixed = network.mix_in_kernel(*self.fit.columns_of(new))
+            self._index[new] = np.arange(len(codes), len(codes) + len(new), dtype=np.int32)
+            self._mixed = np.concatenate([codes, new]), np.concatenate([entries, mixed])
 
 
 def own_stain(network: StainMixing, kind: str) -> StainFrontEnd:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import html
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +24,7 @@ from napari_beerlanet.core.checkpoints.checkpoint import (
 from napari_beerlanet.core.checkpoints.info import CLASSIFIER, DETECTOR, limits_text
 from napari_beerlanet.core.checkpoints.model_card import headline, training_facts
 from napari_beerlanet.core.common.device import import_torch
-from napari_beerlanet.core.common.progress import Report, report_progress
+from napari_beerlanet.core.common.progress import Cancelled, Report, report_progress
 from napari_beerlanet.core.detection.settings import DetectSettings, OpenVinoMode
 from napari_beerlanet.ui.common.controls import CollapsibleGroup, expand
 from napari_beerlanet.ui.common.model_picker import PANELS, ModelPicker, dropped_model
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 
 _AUTO_DEVICE = ("Automatic", "auto")
 _MAX_NAMED_CLASSES = 12
+_WAIT_S = 0.05  # after which one who waits for a model looks whether that was cancelled
 _WHAT_IT_DOES = {DETECTOR: "finds cells", CLASSIFIER: "classifies cells"}
 
 
@@ -60,9 +64,43 @@ class DevicePicker(ComboBox):
         self.value = chosen if chosen in names else "auto"
 
 
+_loading: dict[tuple[str, str, str], Future[Any]] = {}
+_loading_lock = threading.Lock()
+
+
 def load_model(key: str, device: str, report: Report, kind: str = DETECTOR) -> Any:
-    """The `Detector` or `Classifier` of a name or path, ready to run; for a worker thread."""
+    """The `Detector` or `Classifier` of a name or path, ready to run; for a worker thread.
+
+    One that is being loaded is waited for: a first click comes while the panel loads its model, and
+    to load it twice at once would take twice as long.
+    """
     report_progress(report, 0, 1, "loading the model")
+    while True:
+        with _loading_lock:
+            others = _loading.get((key, device, kind))
+            if others is None:
+                mine = _loading[key, device, kind] = Future[Any]()
+                break
+        while not others.done():
+            wait([others], timeout=_WAIT_S)
+            report_progress(report, 0, 1, "loading the model")
+        with suppress(Cancelled):  # the other was: then we load it
+            return others.result()
+    model, failure = None, None
+    try:
+        model = _load_model(key, device, report, kind)
+    except BaseException as error:
+        failure = error
+    with _loading_lock:  # before the others hear of it, or they would find this one again
+        del _loading[key, device, kind]
+    if failure is None:
+        mine.set_result(model)
+    else:
+        mine.set_exception(failure)
+    return mine.result()
+
+
+def _load_model(key: str, device: str, report: Report, kind: str) -> Any:
     import_torch("napari_beerlanet.core.checkpoints.serialize")
     from napari_beerlanet.core.checkpoints.checkpoint import load_classifier, load_detector
 
