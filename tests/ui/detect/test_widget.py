@@ -478,6 +478,7 @@ def test_stack_searches_the_current_plane(viewer, model, until, smear):
     (layer,) = boxes(viewer)
     assert {corner[0] for shape in layer.data for corner in shape} == {1.0}
     assert panel.counts.class_counts.total == len(layer.data)
+    assert panel.progress_bar.text.startswith("Plane 1: "), "another may be in view by then"
     viewer.dims.current_step = (0, 0, 0)
     until(lambda: panel.counts.class_counts is None)
     panel.run()

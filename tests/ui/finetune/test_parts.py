@@ -24,7 +24,7 @@ from napari_beerlanet.core.training.settings import TrainSettings
 from napari_beerlanet.core.training.setup import resolve_defaults
 from napari_beerlanet.ui.common.tasks import Task
 from napari_beerlanet.ui.finetune.curves import TrainingCurves
-from napari_beerlanet.ui.finetune.model_comparison import MetricsTable
+from napari_beerlanet.ui.finetune.model_comparison import MetricsTable, keep_and_load_model
 from napari_beerlanet.ui.finetune.run_view import (
     PredictionPreview,
     predict_validation_images,
@@ -234,3 +234,11 @@ def test_comparison_is_cached_and_saved_with_the_model(project, tiny):
     assert info["name"] == "Unser-Labor"
     assert info["training"]["compared"]["new data"]
     assert save_best_model(path, "Ünser Labor").name == "Unser-Labor-2.safetensors"
+
+
+def test_a_kept_model_is_ready_before_panels_ask_what_it_runs_on(monkeypatch, tmp_path):
+    """Or the GUI thread would fuse its network."""
+    saved = "napari_beerlanet.core.training.comparison.save_best_model"
+    monkeypatch.setattr(saved, lambda *_: "blood-cells")
+    _, model = keep_and_load_model(tmp_path, "kept", None)
+    assert model._runner is not None

@@ -107,9 +107,18 @@ def _load_model(key: str, device: str, report: Report, kind: str) -> Any:
     _check_kind(key, kind)
     model: Any = (load_classifier if kind == CLASSIFIER else load_detector)(key, device)
     report_progress(report, 1, 2, "loading the model")
-    if kind == DETECTOR:
-        model.runner.prepare()  # OpenVINO; not at the first image
-    assert model.runner is not None  # created now, not at the first image
+    return make_ready(model)
+
+
+def make_ready(model: Any) -> Any:
+    """Have a loaded model fused and OpenVINO prepared; for a worker thread.
+
+    Otherwise that is done when it is first asked about, by a panel that shows what it runs on, or
+    at the first image.
+    """
+    prepare = getattr(model.runner, "prepare", None)  # a classifier's has nothing to prepare
+    if prepare is not None:
+        prepare()
     return model
 
 

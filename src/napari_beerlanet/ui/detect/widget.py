@@ -279,7 +279,9 @@ class DetectWidget(ModelPanel):
         chosen = source is self.image.layer
         if chosen and not result.job.streamed:
             self.show_soon(self.counts.table)
-        about = "" if chosen else f"“{source.name}”: "
+        index = result.job.plane.index  # the user may look at another plane by now
+        about = f"Plane {', '.join(map(str, index))}: " if index else ""
+        about = about if chosen else f"“{source.name}”: {about}"
         self.progress_bar.set_message(f"{about}{run_summary(result)}")
         self._save_size(source, result)
         size = result.detections.report.get("object_size")

@@ -23,6 +23,7 @@ from napari_beerlanet.core.common.messages import count_of
 from napari_beerlanet.core.common.progress import Report, subprogress
 from napari_beerlanet.core.training.runs import inspect_run
 from napari_beerlanet.ui.common.controls import button, heading, hint, row, wrapping_label
+from napari_beerlanet.ui.common.model_section import make_ready
 from napari_beerlanet.ui.common.panel import Panel
 from napari_beerlanet.ui.common.progress_bar import TaskProgressBar
 from napari_beerlanet.ui.common.recent import add_recent_model
@@ -422,7 +423,7 @@ def keep_and_load_model(
     from napari_beerlanet.core.training.comparison import save_best_model
 
     path = save_best_model(folder, name, comparison)
-    return path, load_checkpoint(path)
+    return path, make_ready(load_checkpoint(path))
 
 
 def _percent_text(value: float | None) -> str:
