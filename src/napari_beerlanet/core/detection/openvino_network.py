@@ -21,6 +21,7 @@ from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from queue import Empty, LifoQueue
 from types import ModuleType
 from typing import Any, Literal
 from weakref import WeakValueDictionary
@@ -78,20 +79,23 @@ class OpenVinoNetwork:
             "ENABLE_CPU_PINNING": False,
         }
         self._compiled = _core().import_model(content, "CPU", settings)
-        self._local = threading.local()  # a request serves one caller at a time
+        self._spare: LifoQueue[Any] = LifoQueue()  # requests: each serves one caller at a time
 
     def __call__(self, mixed: Tensor) -> Tensor:
         """The head's output (N, 4 + classes, anchors) float32 of `mixed` (N, 3, H, W)."""
-        if not hasattr(self._local, "request"):
-            self._local.request = self._compiled.create_infer_request()
-        request = self._local.request
+        try:
+            request = self._spare.get_nowait()
+        except Empty:
+            request = self._compiled.create_infer_request()
         try:
             request.infer({0: np.ascontiguousarray(mixed.numpy())}, share_inputs=True)
         except RuntimeError as error:
             if "alloc" in str(error).lower():
                 raise MemoryError(str(error)) from error
             raise
-        return torch.from_numpy(np.array(request.get_output_tensor(0).data, np.float32))
+        output = np.array(request.get_output_tensor(0).data, np.float32)
+        self._spare.put(request)
+        return torch.from_numpy(output)
 
 
 def is_installed() -> bool:
