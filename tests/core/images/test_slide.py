@@ -10,7 +10,7 @@ from PIL import Image
 
 from napari_beerlanet.core.common.rectangle import Rectangle
 from napari_beerlanet.core.common.storage import FileError, file_stamp
-from napari_beerlanet.core.images import pyramid, slide
+from napari_beerlanet.core.images import files, pyramid, slide
 from napari_beerlanet.core.images.files import read_image
 from napari_beerlanet.core.images.pyramid import read_region
 from napari_beerlanet.core.images.slide import is_slide, open_slide
@@ -162,7 +162,7 @@ def test_what_is_no_image(tmp_path):
 
 
 def test_one_piece_too_large(image, tmp_path, monkeypatch):
-    monkeypatch.setattr(slide, "MAX_PIXELS", 1000)
+    monkeypatch.setattr(files, "_MAX_CHUNK_BYTES", 3000)
     tifffile.imwrite(tmp_path / "a.tif", image, photometric="rgb")
     with pytest.raises(FileError, match="save it in tiles"):
         open_slide(tmp_path / "a.tif")
