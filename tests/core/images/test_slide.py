@@ -10,7 +10,7 @@ from PIL import Image
 
 from napari_beerlanet.core.common.rectangle import Rectangle
 from napari_beerlanet.core.common.storage import FileError, file_stamp
-from napari_beerlanet.core.images import files, pyramid, slide
+from napari_beerlanet.core.images import files, pyramid
 from napari_beerlanet.core.images.files import read_image
 from napari_beerlanet.core.images.pyramid import read_region
 from napari_beerlanet.core.images.slide import is_slide, open_slide
