@@ -420,6 +420,7 @@ HOSTILE: dict[str, Callable[[Path], None]] = {
     "dimensions.tif": _tiff(
         _rgb_tags(16, text=b'{"shape": [' + b"1," * 1_000_000 + b"16, 16, 3]}\0")
     ),
+    "nested.yaml": _text("- " * 100_000),
     "nested.layout.yaml": _text("[" * 100_000),
     "long.layout.yaml": _text("a: [1" + ", 1" * 1_500_000 + "]"),
     "laughs.yaml": _text(

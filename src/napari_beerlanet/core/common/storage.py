@@ -27,6 +27,7 @@ _HASH_PATCHES_PER_AXIS, _HASH_PATCH_SIDE = 8, 256
 _HASHED_ROWS = 256  # that are in memory at a time of a lazy image
 
 _MAX_YAML_BYTES = 1 << 20  # ten thousand class names have room
+_MAX_YAML_DEPTH = 100  # libyaml calls itself for each, until the process crashes
 
 _flush_later: ContextVar[bool] = ContextVar("flush_later", default=False)
 _FORMULA = re.compile(r"'*[=+\-@\t\r]")  # how a cell starts that a spreadsheet may execute
@@ -228,7 +229,14 @@ def read_yaml(path: str | os.PathLike[str]) -> Any:
             raise FileError(f"{path}: larger than {_MAX_YAML_BYTES >> 20} MB, too large for YAML.")
         text = path.read_text(encoding="utf-8-sig")
         # libyaml is many times as fast, and is not everywhere.
-        return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        depth = 0
+        for event in yaml.parse(text, Loader=loader):
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > _MAX_YAML_DEPTH:
+                raise FileError(f"{path}: nested deeper than any settings.")
+        return yaml.load(text, Loader=loader)
     except OSError as error:
         reason = "there is no such file" if not path.exists() else system_reason(error)
         raise FileError(f"{path}: {reason}.") from error
