@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
@@ -97,7 +97,7 @@ def run_parallel(tasks: Sequence[Callable[[], T]]) -> list[T]:
 
 def map_threads(
     work: Callable[[T], R], items: Iterable[T], threads: int | None = None
-) -> Iterator[R]:
+) -> Generator[R]:
     """The results of `work` in the order of the items; few are under way at a time.
 
     Where the consumer stops (an exception, too), nothing new is started.
