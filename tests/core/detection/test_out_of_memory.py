@@ -115,7 +115,7 @@ def test_suppression_of_duplicates(monkeypatch, image, expected):
 
 
 def test_tiles_of_a_slide(monkeypatch, image, expected):
-    """Threads that fail at once: each tile is run again, one after the other."""
+    """Each is run again by itself."""
     infer, seen = InferenceRunner.infer_tiles, set()
 
     def scarce(self, cut, tiles, *given, **more):

@@ -14,13 +14,10 @@ import os
 import sqlite3
 import struct
 import zlib
-from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
-from contextvars import copy_context
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from threading import Lock
 from typing import IO, Any, Generic, Self, TypeVar
 
 import numpy as np
@@ -243,9 +240,8 @@ class TileRun(Generic[T]):
     """A run over the tiles of a slide: in any order, resumed from the file of its `store`.
 
     A subclass sets `_store`, names the `tiles` to run and where they are (`_centres`), and says how
-    some of them are read (`_read_tiles`) and worked on (`_infer`), both in threads of ours: some
-    are read while others are worked on. `changed` lists in words in what a file of another run,
-    which is replaced, differs.
+    some of them are read (`_read_tiles`, a few ahead in a thread of its own) and worked on
+    (`_infer`). `changed` lists in words in what a file of another run, which is replaced, differs.
     """
 
     _store: TileStore[T]
@@ -289,48 +285,29 @@ class TileRun(Generic[T]):
         count: int,
         doing: str,
         report: Report | None,
-        workers: int = 0,
     ) -> Generator[tuple[int, T, int, int]]:
         """Run the tiles that are not done: nearest to `focus` (y, x) first, or those in `order`.
 
-        `count` at a time, in a batch that `workers` threads each have one of; 0: `_infer` has one
-        batch at a time, and one more is read meanwhile. A `focus` that is a function is called
-        again before each batch. Yields the number of a tile, its result, which is stored, and how
-        many of how many are done.
+        `count` at a time; a `focus` that is a function is called again before each batch. Yields
+        the number of a tile, its result, which is stored, and how many of how many are done.
         """
         wanted = list(self.tiles if order is None else order)
         left = [k for k in wanted if k not in self._store.tiles]
         total, done = len(wanted), len(wanted) - len(left)
         centres = self._centres()
-        one_at_a_time: AbstractContextManager[Any] = nullcontext() if workers else Lock()
-        under_way: deque[tuple[list[int], Future[Sequence[T]]]] = deque()
-
-        def work(numbers: list[int]) -> Sequence[T]:
-            pixels = self._read_tiles(numbers)
-            with one_at_a_time:
-                return self._infer(pixels, numbers)
-
-        with ThreadPoolExecutor(workers or 2, "beerlanet-tiles") as pool:
-
-            def begin() -> None:
-                if numbers := pop_nearest(centres, left, focus, count):
-                    under_way.append((numbers, pool.submit(copy_context().run, work, numbers)))
-
-            try:
-                for _ in range(workers or 2):
-                    begin()
-                while under_way:
-                    report_progress(report, done, total, doing)
-                    numbers, future = under_way.popleft()
-                    results = future.result()
-                    begin()
-                    for number, result in zip(numbers, results, strict=True):
-                        self._store.add(number, result)
-                        done += 1
-                        yield number, result, done, total
-            finally:
-                for _, future in under_way:
-                    future.cancel()
+        with ThreadPoolExecutor(1, "beerlanet-tiles") as reader:
+            numbers = pop_nearest(centres, left, focus, count)
+            reading = reader.submit(self._read_tiles, numbers)
+            while numbers:
+                report_progress(report, done, total, doing)
+                pixels = reading.result()
+                next_numbers = pop_nearest(centres, left, focus, count)
+                reading = reader.submit(self._read_tiles, next_numbers)
+                for number, result in zip(numbers, self._infer(pixels, numbers), strict=True):
+                    self._store.add(number, result)
+                    done += 1
+                    yield number, result, done, total
+                numbers = next_numbers
         report_progress(report, 1, 1, doing)
 
     def close(self) -> None:

@@ -6,7 +6,6 @@ The tiles, their resolution and how they are merged at their borders are those o
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from napari_beerlanet.core.common.rectangle import Focus, Rectangle
 from napari_beerlanet.core.common.tile_store import TileRun
 from napari_beerlanet.core.detection import tiling
 from napari_beerlanet.core.detection.detector import Detector
-from napari_beerlanet.core.detection.inference import BATCH_SIZES, InferenceRunner
+from napari_beerlanet.core.detection.inference import BATCH_SIZES
 from napari_beerlanet.core.detection.pipeline import (
     MIN_SCORE,
     DetectionPipeline,
@@ -126,8 +125,6 @@ class SlideDetection(TileRun[RawDetections]):
         self._pipeline = self._prepare(earlier, palette, size_hint)
         self._store = earlier or self._create_store(results)
         self._front_end = TileMixer(self._pipeline.whole_fit)
-        self._openvino = self._pipeline.openvino
-        self._scarce_memory = threading.Lock()
         # What is no duplicate so far, of each tile; exact only at the end.
         self._alive = {number: np.ones(len(f), bool) for number, f in self._store.tiles.items()}
 
@@ -151,12 +148,8 @@ class SlideDetection(TileRun[RawDetections]):
 
         A `focus` that is a function is called again before each tile.
         """
-        pipeline, count = self._pipeline, len(self.tiles if order is None else order)
-        size = BATCH_SIZES.get(pipeline.runner.device.type, 1)
-        self._openvino, workers = pipeline.runner.for_many_tiles(pipeline.openvino, count)
-        workers = workers if workers > 1 else 0
-        run = self._run_tiles(focus, order, size, "finding cells", report, workers)
-        with closing(run) as steps:
+        size = BATCH_SIZES.get(self._pipeline.runner.device.type, 1)
+        with closing(self._run_tiles(focus, order, size, "finding cells", report)) as steps:
             for number, _, done, total in steps:
                 added, removed = self._merge_tile(number)
                 yield TileResult(self.grid.tiles[number], added, removed, done, total)
@@ -252,26 +245,22 @@ class SlideDetection(TileRun[RawDetections]):
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-        with self._scarce_memory:  # one thread at a time
-            runner.free_memory()
-            if len(pixels) > 1:
-                parts = zip(pixels, numbers, strict=True)
-                return [raw for p, k in parts for raw in self._infer_alone([p], [k], runner)]
-            return self._infer_alone(pixels, numbers, runner)
+        runner.free_memory()
+        parts = zip(pixels, numbers, strict=True)
+        return [raw for p, k in parts for raw in self._infer_alone([p], [k])]
 
     def _infer_alone(
-        self, pixels: list[npt.NDArray[np.uint8]], numbers: list[int], failed: InferenceRunner
+        self, pixels: list[npt.NDArray[np.uint8]], numbers: list[int]
     ) -> list[RawDetections]:
-        """A tile for which memory did not suffice on the `failed` runner: again, or on the CPU."""
+        """A tile for which memory did not suffice: by itself, or on the CPU."""
         pipeline = self._pipeline
         try:
             return self._infer_tiles(pixels, numbers)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-        # Another thread may have moved it meanwhile.
-        moved = pipeline.runner is not failed
-        if moved or pipeline.move_to_cpu(f"tiles of {pipeline.tile} pixels"):
+        pipeline.runner.free_memory()
+        if pipeline.move_to_cpu(f"tiles of {pipeline.tile} pixels"):
             return self._infer_tiles(pixels, numbers)
         raise MemoryError(f"Memory does not suffice for tiles of {pipeline.tile} pixels; set tile.")
 
@@ -285,7 +274,7 @@ class SlideDetection(TileRun[RawDetections]):
             self._front_end,
             min_score=MIN_SCORE,
             iou=self.settings.iou,
-            openvino=self._openvino,
+            openvino=self._pipeline.openvino,
         )
 
     def _merge_tile(self, number: int) -> tuple[RawDetections, RawDetections]:
