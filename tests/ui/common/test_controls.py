@@ -4,9 +4,12 @@ from enum import Enum
 from typing import Annotated, Literal
 
 import pytest
+from napari._qt.qt_resources import get_stylesheet
 from pydantic import Field
+from qtpy.QtWidgets import QAbstractSpinBox, QLineEdit, QVBoxLayout, QWidget
 
 from napari_beerlanet.core.common.settings import Settings
+from napari_beerlanet.core.detection.settings import DetectSettings
 from napari_beerlanet.ui.common.controls import field_widget
 from napari_beerlanet.ui.common.progress_bar import activity_bar
 
@@ -72,3 +75,18 @@ def test_a_long_text_on_a_progress_bar_keeps_its_beginning_and_its_end(qtbot):
     assert bar.fontMetrics().horizontalAdvance(shown) <= 220
     bar.setFormat("3 of 8")
     assert bar.text() == "3 of 8"
+
+
+def test_the_number_beside_a_slider_has_room_in_naparis_style(qtbot):
+    """Without buttons, the field of the number was one pixel wide with PySide6 6.11.3."""
+    made = field_widget(DetectSettings, "confidence", widget_type="FloatSlider", step=0.01)
+    panel = QWidget()
+    panel.setStyleSheet(get_stylesheet("dark"))
+    QVBoxLayout(panel).addWidget(made.native)
+    qtbot.addWidget(panel)
+    panel.resize(300, 60)
+    panel.show()
+    (readout,) = made.native.findChildren(QAbstractSpinBox)
+    field = readout.findChild(QLineEdit)
+    assert field.text() == "0.25"
+    assert field.width() >= field.fontMetrics().horizontalAdvance("0.25")

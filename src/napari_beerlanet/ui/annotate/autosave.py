@@ -116,7 +116,7 @@ class Autosave(QObject):
             return
         self.failing = False
         if result.keys:
-            self._set_message(_saved_message(jobs[-1], self.drafts))
+            self._set_message(_saved_message(jobs[-1]))
 
     def _failed(self, error: BaseException, drafted: bool = False) -> None:
         self.failing = True
@@ -177,11 +177,11 @@ def _save_job(job: SaveJob, source: ImageSource, drafts: Drafts) -> None:
         drafts.remove(source)
 
 
-def _saved_message(job: SaveJob, drafts: Drafts) -> str:
+def _saved_message(job: SaveJob) -> str:
     now = datetime.now().strftime("%H:%M:%S")
     if job.project is not None:
         return f"Saved in {job.project.path.name} at {now}."
-    return f"Saved as a draft at {now}, not in a project yet: {drafts.folder}"
+    return f"Saved as a draft at {now}, not in a project yet."
 
 
 @dataclass(frozen=True)

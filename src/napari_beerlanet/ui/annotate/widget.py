@@ -352,6 +352,7 @@ class AnnotateWidget(Panel):
     def _show_saved(self, text: str = "") -> None:
         """Muted unless saving fails."""
         self.saved.setText(self.store.autosave.message)
+        self.saved.setToolTip(f"Drafts are saved in {self.store.autosave.drafts.folder}")
         self.saved.set_kind("hint" if not self.store.autosave.failing else "")
 
     def _show_coverage(self, event: Any = None) -> None:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.checkpoints.info import CLASSIFIER, limits_text
-from napari_beerlanet.core.common.messages import count_of
+from napari_beerlanet.core.common.messages import count_of, format_duration
 from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
 from napari_beerlanet.ui.common.model_section import load_model, place_model
 from napari_beerlanet.ui.detections.box_store import RowIndices, TypeColumns, classified_types
@@ -141,6 +141,6 @@ def run_classification(job: ClassifyJob, report: Report) -> ClassifyResult:
 
 def run_summary(result: ClassifyResult) -> str:
     """One line on a run: how many, how long, where, and notes."""
-    seconds = f"{result.seconds:.1f} s" if result.seconds < 10 else f"{result.seconds:.0f} s"
+    seconds = f"{result.seconds:.1f} s" if result.seconds < 10 else format_duration(result.seconds)
     count = count_of(len(result.rows), "box", "boxes")
     return " ".join([f"{count} classified in {seconds} on {result.device}.", *result.notes])

@@ -21,6 +21,7 @@ from qtpy.QtGui import (
     QShowEvent,
 )
 from qtpy.QtWidgets import (
+    QAbstractSpinBox,
     QApplication,
     QComboBox,
     QDoubleSpinBox,
@@ -422,7 +423,23 @@ def field_widget(settings: type[Settings], name: str, **options: Any) -> ValueWi
     )
     assert isinstance(made, ValueWidget)
     made.tooltip = spec.description
+    for readout in made.native.findChildren(QAbstractSpinBox) if _is_slider(made) else []:
+        # Without buttons at all, Qt 6.11.1 and later leave the number no room in napari's style.
+        readout.setButtonSymbols(QAbstractSpinBox.ButtonSymbols.UpDownArrows)
+        readout.setStyleSheet(_READOUT_STYLE)
     return made
+
+
+_READOUT_STYLE = (
+    "QAbstractSpinBox {background: transparent; border: 0;} "
+    "QAbstractSpinBox::up-button, QAbstractSpinBox::down-button, "
+    "QAbstractSpinBox::up-arrow, QAbstractSpinBox::down-arrow "
+    "{width: 0px; height: 0px; image: none;}"
+)
+
+
+def _is_slider(widget: ValueWidget[Any]) -> bool:
+    return bool(widget.native.findChildren(QSlider))
 
 
 def expand(widget: ValueWidget[Any]) -> None:

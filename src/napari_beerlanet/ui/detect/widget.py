@@ -10,6 +10,7 @@ from napari.layers import Image
 from qtpy.QtWidgets import QPushButton, QVBoxLayout, QWidget
 from superqt.utils import QSignalDebouncer
 
+from napari_beerlanet.core.common.messages import format_duration
 from napari_beerlanet.ui.common.controls import (
     DisabledReason,
     batch_button,
@@ -342,6 +343,6 @@ def _previous_search_text(search: PreviousSearch) -> str:
 def run_summary(result: DetectResult) -> str:
     """One line on a run: duration, device and notes."""
     report = result.detections.report
-    seconds = f"{result.seconds:.1f} s" if result.seconds < 10 else f"{result.seconds:.0f} s"
+    seconds = f"{result.seconds:.1f} s" if result.seconds < 10 else format_duration(result.seconds)
     line = f"Done in {seconds} on {report['device']}."
     return " ".join([line, *report.get("notes", [])])
