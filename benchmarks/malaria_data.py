@@ -66,7 +66,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     fields = find_fields(options.shared / "data" / "malaria-fields", options.out)
-    write_crops(fields, options.out / "crops")
+    write_crops(fields, options.out / "crops", options.shared)
     write_sheets(options.out / "crops", options.out / "sheets")
     for line in summary(fields):
         print(line)

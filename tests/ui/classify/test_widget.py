@@ -379,13 +379,14 @@ def test_types_of_a_classifier_are_unreviewed_until_the_user_says_so(opened, cla
     annotated.close()
 
 
-def test_annotations_get_the_types_as_theirs(opened, classify):
+def test_annotations_get_the_types_as_theirs(opened, classify, until):
     viewer, panel, layer, _, found = opened()
     white = found[found.labels == 1]
     annotated = AnnotatedImage(viewer.layers["smear"], viewer, ClassList(), types=TypeList())
+    assert panel.boxes.findText("Annotations") < 0  # there is a layer, and no box in it yet
     annotated.put(Annotations.empty(NAMES, annotated.shape).with_detections(white), ())
     drawn = annotated.boxes.layer
-    panel.update_targets()
+    until(lambda: panel.boxes.findText("Annotations") >= 0)
     panel.boxes.setCurrentText("Annotations")
     panel.boxes.activated.emit(1)
     classify(panel)

@@ -281,13 +281,19 @@ def classify_targets(viewer: Viewer, image: Image | None) -> list[ClassifyTarget
     detections = detection_layer_of(viewer, image)
     if detections is not None and detections.store is not None and len(detections.store):
         targets.append(DetectionTarget(viewer, image, detections))
+    annotations = annotation_layer_of(viewer, image)
+    if annotations is not None and len(annotations.data):
+        targets.append(AnnotationTarget(viewer, image, annotations))
+    return targets
+
+
+def annotation_layer_of(viewer: Viewer, image: Image) -> Shapes | None:
+    """The layer of an image's annotations, which may have no boxes yet."""
     for layer in viewer.layers:
         if (
             isinstance(layer, Shapes)
             and role_of(layer) == Role.ANNOTATIONS
-            and len(layer.data)
             and source_image(viewer, layer) is image
         ):
-            targets.append(AnnotationTarget(viewer, image, layer))
-            break
-    return targets
+            return layer
+    return None

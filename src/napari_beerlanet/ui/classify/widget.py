@@ -16,9 +16,9 @@ from napari_beerlanet.core.checkpoints.info import CLASSIFIER
 from napari_beerlanet.ui.classify.job import ClassifyResult, run_classification, run_summary
 from napari_beerlanet.ui.classify.patches import PatchSection
 from napari_beerlanet.ui.classify.target import (
-    AnnotationTarget,
     ClassifyTarget,
     DetectionTarget,
+    annotation_layer_of,
     classify_targets,
 )
 from napari_beerlanet.ui.common.controls import (
@@ -230,8 +230,9 @@ class ClassifyWidget(ModelPanel):
             self._layer = layer
             for signal in _signals(layer):
                 signal.connect(self._update_soon)
-        annotated = [t.layer for t in self.targets if isinstance(t, AnnotationTarget)]
-        annotations = annotated[0] if annotated else None
+        # Also one without boxes: the first that is drawn in it has to be heard of.
+        image = self.image.layer
+        annotations = None if image is None else annotation_layer_of(self.viewer, image)
         if annotations is not self._annotations:
             for old, connect in (
                 (self._annotations, self.disconnect_event),
