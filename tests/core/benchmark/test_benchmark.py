@@ -248,6 +248,7 @@ for line in sys.stdin:
         run_benchmark(*sys.argv[1:], workers=0)
         os._exit(0)
     print(child, flush=True)
+    sys.stdin.readline()  # not before it was killed, or its number may be another's
     os.waitpid(child, 0)
     print("ended", flush=True)
 """
@@ -278,6 +279,8 @@ def test_killed_at_five_random_moments_and_resumed_the_table_is_the_same(data, f
         _wait_for_progress(out, before)
         time.sleep(moments.uniform(0, 0.3))
         os.kill(child, signal.SIGKILL)
+        forks.stdin.write("killed\n")
+        forks.stdin.flush()
         assert forks.stdout.readline() == "ended\n"
         done = sorted(out.glob("records/[!.]*.json"), key=lambda path: path.stat().st_mtime_ns)
         if len(done) == len(FEW):  # so that the next kill meets work

@@ -42,14 +42,14 @@ def loader(monkeypatch):
 class Request(threading.Thread):
     """A thread that loads a model."""
 
-    def __init__(self, key="blood-cells", report=lambda progress: None):
+    def __init__(self, key="blood-cells", report=lambda progress: None, owner="a window"):
         super().__init__(daemon=True)
-        self.key, self.report, self.result = key, report, None
+        self.key, self.report, self.owner, self.result = key, report, owner, None
         self.start()
 
     def run(self):
         try:
-            self.result = load_model(self.key, "auto", self.report)
+            self.result = load_model(self.key, "auto", self.report, owner=self.owner)
         except BaseException as error:
             self.result = error
 
@@ -79,11 +79,13 @@ def test_one_that_is_being_loaded_is_waited_for(loader):
     second = waiting_request()
     other = Request("malaria")
     assert loader.begun.acquire(timeout=TIMEOUT_S)
+    another_window = Request(owner="another window")
+    assert loader.begun.acquire(timeout=TIMEOUT_S)
     model = object()
-    for _ in range(2):
+    for _ in range(3):
         loader.finish(model)
-    assert first.end() is second.end() is other.end() is model
-    assert loader.calls == ["blood-cells", "malaria"]
+    assert first.end() is second.end() is other.end() is another_window.end() is model
+    assert loader.calls == ["blood-cells", "malaria", "blood-cells"]
     loader.finish("again")
     assert Request().end() == "again", "a model that was loaded before is not kept here"
 

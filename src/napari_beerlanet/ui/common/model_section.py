@@ -64,22 +64,28 @@ class DevicePicker(ComboBox):
         self.value = chosen if chosen in names else "auto"
 
 
-_loading: dict[tuple[str, str, str], Future[Any]] = {}
+_loading: dict[tuple[int, str, str, str], Future[Any]] = {}
 _loading_lock = threading.Lock()
 
 
-def load_model(key: str, device: str, report: Report, kind: str = DETECTOR) -> Any:
+def load_model(
+    key: str, device: str, report: Report, kind: str = DETECTOR, owner: object = None
+) -> Any:
     """The `Detector` or `Classifier` of a name or path, ready to run; for a worker thread.
 
-    One that is being loaded is waited for: a first click comes while the panel loads its model, and
-    to load it twice at once would take twice as long.
+    One that is being loaded for the same `owner`, the session of a window, is waited for: a first
+    click comes while the panel loads its model, and to load it twice at once would take twice as
+    long. Windows do not share models, which one of them may move to another device.
     """
     report_progress(report, 0, 1, "loading the model")
+    if owner is None:
+        return _load_model(key, device, report, kind)
+    place = id(owner), key, device, kind
     while True:
         with _loading_lock:
-            others = _loading.get((key, device, kind))
+            others = _loading.get(place)
             if others is None:
-                mine = _loading[key, device, kind] = Future[Any]()
+                mine = _loading[place] = Future[Any]()
                 break
         while not others.done():
             wait([others], timeout=_WAIT_S)
@@ -92,7 +98,7 @@ def load_model(key: str, device: str, report: Report, kind: str = DETECTOR) -> A
     except BaseException as error:
         failure = error
     with _loading_lock:  # before the others hear of it, or they would find this one again
-        del _loading[key, device, kind]
+        del _loading[place]
     if failure is None:
         mine.set_result(model)
     else:
@@ -225,12 +231,12 @@ class ModelSection(QWidget):
         self.ready.emit()
 
     def _load(self, key: str) -> None:
-        device, kind = self._device.chosen, self.kind
+        device, kind, session = self._device.chosen, self.kind, self._session
 
         def work(report: Report) -> tuple[Any, list[str]]:
             from napari_beerlanet.core.common.device import available_devices
 
-            return load_model(key, device, report, kind), available_devices()
+            return load_model(key, device, report, kind, session), available_devices()
 
         self.task.start(work, lambda loaded: self._loaded(key, *loaded), self._failed)
 

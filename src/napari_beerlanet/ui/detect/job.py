@@ -40,7 +40,7 @@ class DetectJob:
     slide: the `path` of its file, the file of tile `results`, and which `source` these are of.
     `before`: the plane's earlier detections, which stay outside of `windows` if they are of the
     same model. `size_hint`: the cell size in pixels to try first, where it is automatic. `refine`
-    changes the detections, by the model's `info`.
+    changes the detections, by the model's `info`. `owner`: as of `load_model`.
     """
 
     plane: Plane
@@ -57,6 +57,7 @@ class DetectJob:
     before: Detections | None = None
     size_hint: float | None = None
     refine: Refine | None = None
+    owner: object = None
 
     @property
     def streamed(self) -> bool:
@@ -154,7 +155,7 @@ def merge_before(job: DetectJob, model: Detector, detections: Detections) -> Det
 def job_model(job: DetectJob, report: Report) -> Detector:
     """The job's model on its device."""
     if job.model is None:
-        model: Detector = load_model(job.model_key, job.device, report)
+        model: Detector = load_model(job.model_key, job.device, report, owner=job.owner)
         return model
     moved: Detector = place_model(job.model, job.device)
     return moved

@@ -245,6 +245,7 @@ class DetectWidget(ModelPanel):
             self.form.search_area,
             self.result.unedited_detections(layer, plane.index),
             self._found_size(layer, plane),
+            owner=self.session,
         )
 
     def _found_size(self, layer: Image, plane: Plane) -> float | None:
