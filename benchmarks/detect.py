@@ -39,6 +39,8 @@ def main():
     parser.add_argument("--shared", type=Path, default=SHARED)
     parser.add_argument("--only", choices=["field", "sizes", "slide"])
     options = parser.parse_args()
+    # On the CPU Ultralytics takes a thread less than there are cores, for all of the process.
+    torch.set_num_threads = lambda count: None
     model = nb.load_checkpoint(options.model, device="cpu")
     print(f"{torch.get_num_threads()} threads, {ultralytics_api.__version__=}")
     tables = {"field": field_table, "sizes": size_table, "slide": slide_table}
