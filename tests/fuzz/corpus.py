@@ -411,7 +411,7 @@ HOSTILE: dict[str, Callable[[Path], None]] = {
     "classes.annotations.json": _text(_annotations(100_000, 60_000)),
     "names.review.json": _text(_decisions(120_000)),
     "types.cells.csv": _text(
-        CELLS + "".join(f"a,train,s,t{k},0,0,9,9,0,0,20,20,True\n" for k in range(200_000))
+        CELLS + "".join(f"a,train,s,t{k},0,0,9,9,0,0,20,20,True\n" for k in range(80_000))
     ),
     "cells-too-many.crops.csv": _text(
         "file,split,source,x,y,width,height,size,counts\na,train,s,0,0,9,9,64,0:1,1,2,3\n"
