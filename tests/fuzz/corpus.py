@@ -409,6 +409,7 @@ HOSTILE: dict[str, Callable[[Path], None]] = {
     "tile-size.tif": _tile_of_another_size,
     "endless.tiles": _endless_tiles,
     "classes.annotations.json": _text(_annotations(100_000, 60_000)),
+    "id.annotations.json": _text(_annotations(1, 1).replace('"id": 0', f'"id": {2**80}')),
     "names.review.json": _text(_decisions(120_000)),
     "types.cells.csv": _text(
         CELLS + "".join(f"a,train,s,t{k},0,0,9,9,0,0,20,20,True\n" for k in range(80_000))
@@ -417,6 +418,10 @@ HOSTILE: dict[str, Callable[[Path], None]] = {
         "file,split,source,x,y,width,height,size,counts\na,train,s,0,0,9,9,64,0:1,1,2,3\n"
     ),
     "cells-too-few.cells.csv": _text(CELLS + "a\n"),
+    "two-heads.layout.yaml": _text(
+        '{"nc": 2, "backbone": [[-1, 1, "Conv", [8, 3, 4]], [-1, 1, "Conv", [8, 3, 2]]], '
+        '"head": [[-1, 1, "C2f", [8]], [[1, 2], 2, "Detect", ["nc"]]]}'
+    ),
     "dimensions.tif": _tiff(
         _rgb_tags(16, text=b'{"shape": [' + b"1," * 1_000_000 + b"16, 16, 3]}\0")
     ),

@@ -221,7 +221,9 @@ def test_names_by_the_hundred_thousand(name, answer, tmp_path):
     [
         ("cells-too-many.crops.csv", "a row has not as many cells as the header"),
         ("cells-too-few.cells.csv", "damaged"),
+        ("id.annotations.json", "damaged"),
         ("nested.layout.yaml", "no layout of a network"),
+        ("two-heads.layout.yaml", "no network can be built of this layout"),
         ("long.layout.yaml", "larger than 1 MB"),
     ],
 )

@@ -383,7 +383,7 @@ def read_annotations(path: Path, source: ImageSource) -> Annotations:
     content = read_annotation_file(path)
     try:
         return Annotations.from_json(content, source.shape)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ProjectError(f"{path}: damaged; remove it to annotate the image again.") from error
 
 

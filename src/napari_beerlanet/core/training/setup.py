@@ -207,6 +207,11 @@ def untrained_detector(path: Path, seed: int) -> Detector:
             network = StainDetectionModel(layout)
         except FileNotFoundError as error:
             raise FileError(f"{path}: there is no such layout of a network.") from error
+        except Exception as error:  # of whatever kind: what is built is what the file says
+            reason = error_detail(error)
+            raise FileError(
+                f"{path}: no network can be built of this layout ({reason})."
+            ) from error
     classes = [str(k) for k in range(network.yaml["nc"])]
     note = "The network and its front end are untrained: it starts at random."
     info = describe_network(network, path.stem, classes, DEFAULT_IMAGE_SIZE, notes=[note])
