@@ -1,7 +1,7 @@
 """Close napari in the middle of every long task: nothing may crash, hang or be left behind.
 
     scripts/with-display.sh python benchmarks/closing.py [--times 20] [--exits 3] [--jobs 2]
-        [--binding pyqt6 pyside6] [--task NAME ...] [--seed S]
+        [--binding pyqt6 pyside6] [--task NAME ...] [--seed S] [--data FOLDER]
 
 Of each task, with each binding of Qt: `--times` viewers are opened and closed one after the other
 in one process, each at a random moment of the task; then as many processes as `--exits` says are
@@ -109,23 +109,32 @@ class Case:
 
     def slide(self) -> Any:
         """A layer with a file that is taken for a slide."""
-        from napari_beerlanet.ui.detect import slide_search
-        from napari_beerlanet.ui.viewer import planes
-
-        for module in (planes, slide_search):
-            for limit in ("SLIDE_PIXELS", "SLIDE_PIXELS_LAZY"):
-                if hasattr(module, limit):
-                    setattr(module, limit, 1000)
+        for module, limit in slide_limits():
+            setattr(module, limit, 1000)
         return self.viewer.open(self.data / "slide.svs", plugin=PLUGIN)[0]
 
-    def project(self) -> tuple[Any, Any]:
-        """A copy of the prepared project, open in the panel *Annotate*: its path and the panel."""
-        path = self.folder / "project"
-        shutil.copytree(self.data / "project", path)
+    def project(self, name: str = "project") -> tuple[Any, Any]:
+        """A copy of a prepared project, open in the panel *Annotate*: its path and the panel."""
+        path = self.folder / name
+        shutil.copytree(self.data / name, path)
         panel = self.panel("Annotate")
         panel.project.open(path)
         self.wait(lambda: panel.store.project is not None, "the project")
         return path, panel
+
+
+def slide_limits() -> list[tuple[Any, str]]:
+    """Modules and names of the numbers of pixels above which an image is lazy, and a slide."""
+    from napari_beerlanet.ui.detect import slide_search
+    from napari_beerlanet.ui.io import slide_reader
+    from napari_beerlanet.ui.viewer import planes
+
+    return [
+        (slide_reader, "_MAX_EAGER_PIXELS"),
+        (slide_search, "SLIDE_PIXELS"),
+        (planes, "SLIDE_PIXELS"),
+        (planes, "SLIDE_PIXELS_LAZY"),
+    ]
 
 
 def task(name: str) -> Callable[[Start], Start]:
@@ -189,12 +198,13 @@ def prepare(data: Path) -> None:
     import tifffile
     from PIL import Image
 
+    from napari_beerlanet.cli.main import main as main_of_cli
     from napari_beerlanet.core.checkpoints.checkpoint import save_checkpoint
     from napari_beerlanet.core.project.project import Project
     from napari_beerlanet.samples import blood_smear
     from napari_beerlanet.ui.finetune.start import create_run
     from projects import NAMES, fill
-    from tinyclasses import write_classes
+    from tinyclasses import typed_field, write_classes
     from tinydata import write_smears
 
     (data / "images").mkdir(parents=True)
@@ -205,6 +215,11 @@ def prepare(data: Path) -> None:
     tifffile.imwrite(data / "slide.svs", smear, photometric="rgb", tile=(256, 256))
     with Project.create(data / "project", NAMES) as project:
         fill(project, [1, 2, 3], 64)
+    shutil.copytree(data / "project", data / "large")
+    annotations = data / "large" / "annotations"
+    one = next(annotations.glob("*.json")).read_bytes()
+    for number in range(3000):
+        (annotations / f"copy-{number}.json").write_bytes(one)
     write_smears(data / "dataset", 40, 10, 300)
     write_smears(data / "trained", 3, 3, 300)
     run = create_run(data / "trained", small_detector(), {})
@@ -212,6 +227,14 @@ def prepare(data: Path) -> None:
     run.rename(data / "run")
     for name in ("one", "two"):
         write_classes(data / "laboratories" / name)
+    with Project.create(data / "types", ["WBC"]) as project:
+        for seed in range(3):
+            project.add_image(*typed_field(seed, ("dark", "pale", "band"), count=4), 128)
+    save_checkpoint(small_detector(), data / "tiny.safetensors")
+    given = f"batch {data / 'images'} --out={data / 'results'} --model={data / 'tiny.safetensors'}"
+    quickly = "--workers=0 --components=2 --iterations=2 --no-previews --no-reports --quiet"
+    if main_of_cli([*given.split(), *quickly.split()]):
+        raise SystemExit("the folder of results was not written")
 
 
 # --- the tasks ------------------------------------------------------------------------------------
@@ -321,12 +344,47 @@ def compare_normalizations(case: Case) -> Running:
     return lambda: panel.compare_task.running
 
 
+@task("save a normalized image")
+def save_normalized_image(case: Case) -> Running:
+    """An image is written as TIFF."""
+    case.image(2400)
+    panel = case.panel("Compare normalizations")
+    case.wait(lambda: panel.image.layer is not None, "the image")
+    panel.save_image(str(case.folder / "smear.tif"))
+    return lambda: panel.save_task.running
+
+
+@task("stain presets")
+def stain_presets(case: Case) -> Running:
+    """The stain of a drawn region is measured, as a preset's."""
+    image = case.image(2400)
+    panel = case.panel("Stain decomposition")
+    case.viewer.add_shapes([[[0, 0], [2300, 2300]]], shape_type="rectangle", name="region")
+    editor = panel.preset_editor
+    editor.open_for(image, None)
+    editor.add_region()
+    return lambda: editor.task.running
+
+
+@task("count infected cells")
+def count_infected_cells(case: Case) -> Running:
+    """Cells are found, and red cells classified, with one click (malaria)."""
+    from napari_beerlanet.ui.workspace.presets import MalariaPreset
+    from napari_beerlanet.ui.workspace.workspace import CLASSIFY, open_workspace
+
+    case.image(600)
+    panel = open_workspace(case.viewer, CLASSIFY).open_tab(CLASSIFY)
+    case.wait(lambda: not panel.model.task.running, "the classifier")
+    preset = panel.findChild(MalariaPreset)
+    case.press(preset.button)
+    return lambda: preset.running
+
+
 @task("open a project")
 def open_project(case: Case) -> Running:
-    """Its files are checked."""
-    shutil.copytree(case.data / "project", case.folder / "project")
+    """Its files are checked, those of many images."""
     panel = case.panel("Annotate")
-    panel.project.open(case.folder / "project")
+    panel.project.open(case.data / "large")
     return lambda: panel.project.task.running
 
 
@@ -384,6 +442,34 @@ def compare_models(case: Case) -> Running:
     return lambda: panel.comparison.evaluate_task.running
 
 
+@task("train a classifier")
+def train_classifier(case: Case) -> Running:
+    """A training of a classifier in a process of its own."""
+    case.project("types")
+    panel = case.panel("Fine-tune")
+    panel.train_classifier.click()
+    choice = panel.classifier_choice.list
+    names = [choice.itemText(k) for k in range(choice.count())]
+    choice.setCurrentIndex(next(k for k, text in enumerate(names) if "New" in text))
+    panel.classifier_form.backbone.value = "shufflenet_v2_x0_5"
+    panel.classifier_form.input_size.value = 32
+    case.press(panel.start_button)
+    case.wait(lambda: panel.run_view.running, "the training")
+    return lambda: panel.run_view.running
+
+
+@task("keep a model")
+def keep_model(case: Case) -> Running:
+    """A run's best model is saved under a name, and loaded."""
+    run = case.folder / "project" / "runs" / "run"
+    run.parent.mkdir(parents=True)
+    shutil.copytree(case.data / "run", run)
+    panel = case.panel("Fine-tune")
+    panel.comparison.evaluate_run(run, 0)
+    case.press(panel.comparison.keep_button)
+    return lambda: panel.comparison.keep_task.running
+
+
 def open_review(case: Case, found: Any = None) -> Any:
     """The panel *Review detections*."""
     from reviews import open_panel
@@ -396,12 +482,13 @@ def compare_with_annotations(case: Case) -> Running:
     """Detections are matched, likely label errors are searched."""
     from reviews import annotate
 
-    found = boxes(5000)
-    panel = open_review(case, found)
+    panel = open_review(case, boxes(50_000))
     annotate(case.viewer, boxes(1500))
+    tab = panel.annotation_tab
     panel.tabs.setCurrentIndex(3)
-    panel.annotation_tab.metrics.annotation_choice.setCurrentText("truth")
-    return lambda: panel.annotation_tab.task.running
+    tab.metrics.annotation_choice.setCurrentText("truth")
+    case.wait(lambda: tab.task.running, "the comparison")
+    return lambda: tab.task.running
 
 
 @task("compare runs")
@@ -422,6 +509,28 @@ def write_report(case: Case) -> Running:
     panel = open_review(case)
     panel.export.write_report(case.folder / "report.html")
     return lambda: panel.export.task.running
+
+
+@task("gallery")
+def gallery(case: Case) -> Running:
+    """Thumbnails of many cells, each the density of one stain."""
+    found = boxes(5000)
+    found.columns["OD 1 mean"] = np.linspace(0, 1, len(found), dtype=np.float32)
+    tab = (panel := open_review(case, found)).gallery_tab
+    panel.tabs.setCurrentWidget(tab)
+    tab.style_choice.setCurrentIndex(tab.style_choice.count() - 1)
+    case.wait(lambda: tab._task.running, "thumbnails")
+    return lambda: tab._task.running
+
+
+@task("results of a folder")
+def folder_results(case: Case) -> Running:
+    """The table of a folder's results is read, and one of its images opened."""
+    panel = case.panel("Run on folder")
+    panel.results.load(case.data / "results")
+    case.wait(lambda: not panel.results._read_task.running, "the results")
+    panel.results.open_result(panel.results.study.images[0])
+    return lambda: panel.results._open_task.running
 
 
 @task("run on folder")
@@ -664,7 +773,7 @@ def main() -> int:
     parser.add_argument("--task", nargs="+", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--child", help=argparse.SUPPRESS)
-    parser.add_argument("--data", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--data", type=Path, help="folder of the tasks' files, for further calls")
     parser.add_argument("--leave", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -677,8 +786,9 @@ def main() -> int:
     print("|---|---|---|---|---|---|---|---|", flush=True)
     well = True
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
-        data = Path(folder) / "data"
-        prepare(data)
+        data = options.data or Path(folder) / "data"
+        if not data.exists():
+            prepare(data)
         chosen = [(name, binding) for binding in options.binding for name in options.task]
         for line, good in pool.map(lambda one: run_task(*one, data, options), chosen):
             print(line, flush=True)

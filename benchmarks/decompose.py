@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import torch
@@ -186,10 +187,12 @@ def memory_table(shared: Path) -> None:
 def in_own_process(what: str, shared: Path) -> float:
     """MB that the work added to the resident memory of a fresh process, at its peak.
 
-    After a small image has warmed it up, unless `what` ends with "-first". Kernels are on disk.
+    The median of three. After a small image has warmed it up, unless `what` ends with "-first".
+    Kernels are on disk.
     """
     command = [sys.executable, __file__, "--measure", what, "--shared", str(shared)]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    runs = [subprocess.run(command, check=True, capture_output=True, text=True) for _ in range(3)]
+    return median(float(run.stdout) for run in runs)
 
 
 def measure(what: str, shared: Path) -> None:

@@ -512,6 +512,7 @@ def package(options: argparse.Namespace) -> None:
         name="malaria",
         applies_to=["RBC"],
         unknown=UNKNOWN,
+        recognised=recognised(results["all"]["confusion"]),
         prevalence=EXPECTED,
         prior=[round(math.exp(added[kind]), 4) for kind in model.classes],
         temperature=round(results["temperature"], 4),
@@ -529,6 +530,13 @@ def package(options: argparse.Namespace) -> None:
     training["metrics"] = {"slides held out": {k: results["all"][k] for k in used}}
     training["detector"] = DETECTOR
     nb.save_checkpoint(model, options.folder / "malaria.safetensors")
+
+
+def recognised(confusion: list[list[int]]) -> dict[str, list[int]]:
+    """How many of each type are called so, and how many there are, on slides held out."""
+    return {
+        kind: [row[k], sum(row)] for k, (kind, row) in enumerate(zip(TYPES, confusion, strict=True))
+    }
 
 
 if __name__ == "__main__":

@@ -61,23 +61,33 @@ def made(count, seed=0):
 
 
 class Watch:
-    """Runs an action and the event loop until a condition holds; notes work and stall."""
+    """Runs an action and the event loop until a condition holds; notes work and stall.
+
+    `stolen`: processor time, of all cores together, that the host of a virtual machine has given to
+    others during the stall that was the longest by the clock; 0 where nothing says so.
+    """
 
     def __init__(self):
         self.timer = QTimer()
         self.timer.setInterval(5)
         self.timer.timeout.connect(self._tick)
         self.last = self.longest = np.zeros(2)
+        self.stolen = self._stolen_before = 0.0
 
     def _tick(self):
         now = np.array([time.thread_time(), time.perf_counter()])
-        self.longest, self.last = np.maximum(self.longest, now - self.last), now
+        stall, stolen = now - self.last, stolen_time()
+        if stall[1] > self.longest[1]:
+            self.stolen = stolen - self._stolen_before
+        self.longest, self.last = np.maximum(self.longest, stall), now
+        self._stolen_before = stolen
 
     def run(self, action, until=lambda: True, settle=0.3, limit=60):
         """Seconds of the GUI thread's work, and the longest stall in its time and by the clock."""
         spin(0.1)
         self.last = np.array([time.thread_time(), time.perf_counter()])
         self.longest = np.zeros(2)
+        self.stolen, self._stolen_before = 0.0, stolen_time()
         self.timer.start()
         before = time.thread_time()
         action()
@@ -90,6 +100,15 @@ class Watch:
         self._tick()
         self.timer.stop()
         return np.array([time.thread_time() - before, *self.longest])
+
+
+def stolen_time():
+    """Seconds that the host of a virtual machine has given to others, of all cores together."""
+    try:
+        with open("/proc/stat") as file:
+            return float(file.readline().split()[8]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, IndexError, ValueError):
+        return 0.0
 
 
 def spin(seconds):

@@ -247,7 +247,8 @@ def loop(
 
     viewer = walk.viewer
     walk.picture("napari's window")
-    workspace = open_workspace(viewer, STAINS)
+    workspace = open_workspace(viewer)  # as napari's menu does
+    walk.wait(lambda: workspace.panel(STAINS) is not None, "Stains")
     following = workspace.footer.next_button
 
     def shown(step: Step) -> None:

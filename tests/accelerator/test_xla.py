@@ -5,10 +5,16 @@ compiles everything anew for every shape.
 """
 
 import copy
+import os
 
 import numpy as np
 import pytest
 
+# XLA takes minutes to optimise what runs for a moment.
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
+)
 torch_xla = pytest.importorskip("torch_xla", reason="needs torch_xla: make test-accelerator")
 
 import torch

@@ -100,6 +100,8 @@ def _own_files(folder: Path, smear, detections) -> list[Path]:
     tiles = DetectionTiles.create(paths[-1], {"identity": IDENTITY}, {"x": np.zeros(3)})
     tiles.add(0, RawDetections(detections.xyxy, detections.labels, detections.scores))
     tiles.close()
+    paths.append(folder / "a.onnx")
+    write_onnx([_convolution("x", "y")])(paths[-1])
     return paths
 
 
@@ -352,6 +354,70 @@ def _decisions(count: int) -> str:
     return json.dumps({"kind": "napari-beerlanet review", "version": 1, "decisions": rows})
 
 
+def write_onnx(nodes: list, constants: dict | None = None) -> Callable[[Path], None]:
+    """A network of images x to images y; `nodes`: (operation, inputs, outputs, attributes)."""
+
+    def write(path: Path) -> None:
+        import numpy as np
+        from onnx import TensorProto, helper, numpy_helper
+
+        weights = {"w": np.full((3, 3, 1, 1), 0.3, np.float32), "b": np.zeros(3, np.float32)}
+        arrays = {name: np.asarray(value) for name, value in (constants or {}).items()}
+        arrays = {k: v.astype(np.float32) if v.dtype == float else v for k, v in arrays.items()}
+        image = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, "h", "w"])]
+        made = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
+        layers = [helper.make_node(o, i, to, **more) for o, i, to, more in nodes]
+        stored = [numpy_helper.from_array(v, k) for k, v in (weights | arrays).items()]
+        graph = helper.make_graph(layers, "generator", image, made, stored)
+        opset = [helper.make_opsetid("", 17)]
+        model = helper.make_model(graph, opset_imports=opset, ir_version=8)
+        path.write_bytes(model.SerializeToString())
+
+    return write
+
+
+def _convolution(given: str, made: str) -> tuple:
+    return "Conv", [given, "w", "b"], [made], {}
+
+
+def _onnx_loop(path: Path) -> None:
+    """Two to the power of sixty turns."""
+    from onnx import TensorProto, helper
+
+    def value(name: str, kind: int):
+        return helper.make_tensor_value_info(name, kind, None)
+
+    turn = helper.make_graph(
+        [helper.make_node("Identity", [a], [b]) for a, b in (("go", "on"), ("v", "r"))],
+        "turn",
+        [value("k", TensorProto.INT64), value("go", TensorProto.BOOL), value("v", 1)],
+        [value("on", TensorProto.BOOL), value("r", 1)],
+    )
+    write_onnx(
+        [("Loop", ["turns", "true", "x"], ["y"], {"body": turn})], {"turns": 2**60, "true": True}
+    )(path)
+
+
+def _onnx_elsewhere(path: Path) -> None:
+    """Weights in a file that is a device."""
+    import onnx
+
+    write_onnx([_convolution("x", "y")])(path)
+    model = onnx.load_from_string(path.read_bytes())
+    weight = model.graph.initializer[0]
+    weight.ClearField("raw_data")
+    weight.data_location = onnx.TensorProto.EXTERNAL
+    weight.external_data.add(key="location", value="../../../../../dev/zero")
+    path.write_bytes(model.SerializeToString())
+
+
+def _preset(stains: int, name: str, spectrum: list[int]) -> str:
+    listed = [{"name": f"{name}{k}", "spectrum": spectrum} for k in range(stains)]
+    return json.dumps(
+        {"kind": "napari-beerlanet stain preset", "version": 1, "name": name, "stains": listed}
+    )
+
+
 _NESTED_TUPLES = b"K\x01\x85" + b"q\x00h\x00h\x00\x86" * 60
 _COLLIDING = b"".join(
     b"\x8a\x0c" + (k * (2**61 - 1)).to_bytes(12, "little") + b"K\x01" for k in range(1, 50_000)
@@ -385,6 +451,7 @@ HOSTILE: dict[str, Callable[[Path], None]] = {
     "huge-memo.pt": _archive(b"\x80\x02}r" + struct.pack("<I", 2**32 - 1) + b"."),
     "shared-storage.pt": _shared_storage,
     "long-text.csv": _text(_HEADER + f"a,0,0,1,1,{'x' * 100_000}\n" + "a,0,0,1,1,x\n" * 4000),
+    "many-classes.csv": _text(_HEADER + "".join(f"c{k},0,0,1,1,\n" for k in range(100_000))),
     "long-text.json": _text(_coco(1, 1, [{"remark": "x" * 400_000}, *[{"remark": "x"}] * 4000])),
     "many-columns.json": _text(_coco(1, 1, [{f"only {k}": k} for k in range(20_000)])),
     "many-images.json": _text(_coco(20_000, 20_000)),
@@ -410,6 +477,8 @@ HOSTILE: dict[str, Callable[[Path], None]] = {
     "endless.tiles": _endless_tiles,
     "classes.annotations.json": _text(_annotations(100_000, 60_000)),
     "id.annotations.json": _text(_annotations(1, 1).replace('"id": 0', f'"id": {2**80}')),
+    "stains.preset.json": _text(_preset(100_000, "s", [1, 1, 1])),
+    "long-name.preset.json": _text(_preset(1, "s" * 100_000, [0, 0, 0])),
     "names.review.json": _text(_decisions(120_000)),
     "types.cells.csv": _text(
         CELLS + "".join(f"a,train,s,t{k},0,0,9,9,0,0,20,20,True\n" for k in range(80_000))
@@ -422,6 +491,35 @@ HOSTILE: dict[str, Callable[[Path], None]] = {
         '{"nc": 2, "backbone": [[-1, 1, "Conv", [8, 3, 4]], [-1, 1, "Conv", [8, 3, 2]]], '
         '"head": [[-1, 1, "C2f", [8]], [[1, 2], 2, "Detect", ["nc"]]]}'
     ),
+    "enlarged.onnx": write_onnx(
+        [("Resize", ["x", "", "s"], ["a"], {"mode": "nearest"}), _convolution("a", "y")],
+        {"s": [1.0, 1.0, 300.0, 300.0]},
+    ),
+    "doubled.onnx": write_onnx(
+        [
+            *(
+                ("Concat", [f"a{k}" if k else "x"] * 2, [f"a{k + 1}"], {"axis": 2})
+                for k in range(20)
+            ),
+            ("MaxPool", ["a20"], ["y"], {"kernel_shape": [1, 1], "strides": [2**20, 1]}),
+        ]
+    ),
+    "long-kernel.onnx": write_onnx(
+        [
+            ("Resize", ["x", "", "s"], ["a"], {"mode": "nearest"}),
+            ("AveragePool", ["a"], ["y"], {"kernel_shape": [301, 301], "strides": [1, 1]}),
+        ],
+        {"s": [1.0, 1.0, 16.0, 16.0]},
+    ),
+    "loop.onnx": _onnx_loop,
+    "constant.onnx": write_onnx(
+        [
+            ("ConstantOfShape", ["s"], ["a"], {}),
+            ("Add", ["x", "a"], ["y"], {}),
+        ],
+        {"s": [100_000, 3, 64, 64]},
+    ),
+    "elsewhere.onnx": _onnx_elsewhere,
     "dimensions.tif": _tiff(
         _rgb_tags(16, text=b'{"shape": [' + b"1," * 1_000_000 + b"16, 16, 3]}\0")
     ),

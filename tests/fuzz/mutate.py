@@ -146,6 +146,43 @@ def change_normalizer(data: bytes, rng: random.Random) -> bytes:
     return len(changed).to_bytes(8, "little") + changed + data[8 + length :]
 
 
+def change_onnx(data: bytes, rng: random.Random) -> bytes:
+    """A network with another layer, attribute, constant, or more of them."""
+    import numpy as np
+    import onnx
+    from onnx import helper, numpy_helper
+
+    model = onnx.load_from_string(data)
+    graph = model.graph
+    for _ in range(rng.choice((1, 1, 2, 4))):
+        node = rng.choice(graph.node)
+        kind = rng.randrange(5)
+        if kind == 0:
+            node.op_type = rng.choice(["Resize", "Pad", "Tile", "Loop", "ConvTranspose", "Concat"])
+        elif kind == 1:
+            name = rng.choice(["strides", "kernel_shape", "pads", "dilations", "axis", "group"])
+            value = rng.choice([0, 1, -1, 2, 64, 10**6, 2**31, 2**62])
+            del node.attribute[:]
+            many = rng.random() < 0.7
+            node.attribute.append(helper.make_attribute(name, [value] * 2 if many else value))
+        elif kind == 2:
+            constant = rng.choice(graph.initializer)
+            values = numpy_helper.to_array(constant).astype(np.float64)
+            values = np.nan_to_num(values * rng.choice([0, -1, 2, 1000, 10**6]), posinf=1e30)
+            kind_of = rng.choice([np.float32, np.int64])
+            values = np.clip(values, -(2**62), 2**62).astype(kind_of)
+            constant.CopyFrom(numpy_helper.from_array(values, constant.name))
+        elif kind == 3:
+            dims = rng.choice(graph.initializer).dims
+            if dims:
+                dims[rng.randrange(len(dims))] = rng.choice([0, 1, 2, 1000, 2**31, 2**62])
+        else:
+            more = graph.node.add()
+            more.CopyFrom(node)
+            more.output[0] = f"{node.output[0]}{rng.randrange(99)}"
+    return model.SerializeToString()
+
+
 def change_pickle(data: bytes, rng: random.Random) -> bytes:
     """A `.pt` with other instructions in its pickle."""
     parts: dict[str, bytes] = {}
@@ -192,6 +229,7 @@ _CODES = [ord(code.code) for code in pickletools.opcodes]
 MUTATORS: dict[str, list[Callable[[bytes, random.Random], bytes]]] = {
     "safetensors": [change_checkpoint, change_checkpoint, change_checkpoint, change_bytes],
     "normalizer.safetensors": [change_normalizer, change_bytes],
+    "onnx": [change_onnx, change_onnx, change_bytes],
     "pt": [change_pickle, change_pickle, change_pickle, change_bytes],
     "layout.yaml": [change_json, change_bytes],  # which is YAML, too
     "json": [change_json, change_bytes],
@@ -209,5 +247,5 @@ def mutate(data: bytes, kind: str, rng: random.Random) -> bytes:
     chosen = rng.choice(MUTATORS.get(kind, [change_bytes]))
     try:
         return chosen(data, rng)[:MAX_BYTES]
-    except (ValueError, KeyError, RecursionError):  # it was bad already
+    except Exception:  # it was bad already, in whatever way
         return change_bytes(data, rng)

@@ -18,6 +18,8 @@ from pathlib import Path
 
 MAX_BYTES = 1 << 30
 MAX_SECONDS = 10
+MAX_SENTENCE = 600  # characters, without the path
+MAX_QUOTED = 80
 
 
 class TooLongError(BaseException):
@@ -40,8 +42,10 @@ def open_file(path: Path) -> object:
     from napari_beerlanet.core.checkpoints.info import limits_text, model_notes
     from napari_beerlanet.core.checkpoints.model_card import headline, training_facts, training_size
     from napari_beerlanet.core.common.storage import read_yaml
+    from napari_beerlanet.core.evaluation.live import unify_classes
     from napari_beerlanet.core.formats import image_names, read_detections, write_detections
     from napari_beerlanet.core.formats.yolo import class_names_of, read_data_yaml
+    from napari_beerlanet.core.project.import_annotations import to_annotations
 
     suffix = path.suffix.lower()
     kind = path.name.partition(".")[2]
@@ -55,6 +59,10 @@ def open_file(path: Path) -> object:
         if isinstance(model, nb.Classifier):
             return model.classify([picture[:40, :40]])
         return model.detect(picture)
+    if suffix == ".onnx":
+        from napari_beerlanet.core.normalization.staingan import load_generator
+
+        return load_generator(path).apply(np.full((96, 128, 3), 200, np.uint8))
     if suffix in (".yaml", ".yml"):
         if not isinstance(read_yaml(path), dict):
             return None
@@ -72,7 +80,8 @@ def open_file(path: Path) -> object:
     found = read_detections(path, (480, 640), image_name=names[0] if names else "")
     with tempfile.TemporaryDirectory() as folder:
         write_detections(Path(folder) / "a.csv", found)
-    return found
+    annotations, _ = to_annotations(found, (480, 640), ["RBC"], {}, str(path))
+    return unify_classes([found, annotations])
 
 
 def _study(path: Path) -> object:
@@ -171,6 +180,12 @@ OWN_KINDS = {
 """How files of ours are opened, by what comes after the first stop of their names."""
 
 
+def quotes_at_length(text: str, content: bytes) -> bool:
+    """Whether more than 80 characters in a row are the file's."""
+    parts = (text[k : k + MAX_QUOTED + 1] for k in range(len(text) - MAX_QUOTED))
+    return any(part.encode("utf-8", "replace") in content for part in parts)
+
+
 def answer(path: Path) -> str:
     """How it ended, in a few words."""
 
@@ -185,8 +200,11 @@ def answer(path: Path) -> str:
         return f"unexpected: more than {MAX_SECONDS} s"
     except ValueError as error:  # FileError, CheckpointError, ImageError: sentences
         text = str(error)
-        if "\n" in text or len(text) > 600 or not text:
+        said = text.replace(str(path), "")
+        if "\n" in text or len(said) > MAX_SENTENCE or not text:
             return f"unexpected: no sentence: {text[:300]!r}"
+        if quotes_at_length(said, path.read_bytes()):
+            return f"unexpected: quotes more than {MAX_QUOTED} characters: {text[:300]!r}"
         return text[:200]
     except MemoryError as error:
         # The sentence that a user would read; within the limit it is an answer.

@@ -9,7 +9,7 @@ from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.common.events import RunState
 from napari_beerlanet.core.review.review import STATES
 from napari_beerlanet.ui.annotate.widget import AnnotateWidget
-from napari_beerlanet.ui.batch.progress import RECENT_BATCHES
+from napari_beerlanet.ui.batch.widget import RECENT_BATCHES
 from napari_beerlanet.ui.common.recent import RECENT_MODELS, RECENT_PROJECTS
 from napari_beerlanet.ui.common.session import get_session, last_open_project
 from napari_beerlanet.ui.detections.detection_layer import DetectionLayer

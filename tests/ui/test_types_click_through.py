@@ -79,6 +79,7 @@ def test_find_classify_correct_train_and_classify_again(
     until(lambda: button.text() == Step.CLASSIFY)
     press()
     until(lambda: layer.has_types and not classify.classify_task.running)
+    until(lambda: classify.counts.class_counts is not None)
     said = layer.layer.features["type"].tolist()
     assert set(said) <= set(TYPES)
     assert {k: n for k, n in classify.counts.class_counts.types.items() if n} == Counter(said)

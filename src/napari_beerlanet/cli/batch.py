@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,6 @@ def _read_config(path: Path) -> dict[str, Any]:
     content["images"] = [str(path.parent / one) for one in listed]
     for name in ("out", "model", "classifier", "preset"):
         beside = path.parent / str(content.get(name, ""))
-        if content.get(name) and (name == "out" or beside.exists()):
+        if content.get(name) and (name == "out" or os.path.exists(beside)):
             content[name] = str(beside)
     return content

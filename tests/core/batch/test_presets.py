@@ -11,7 +11,7 @@ from napari_beerlanet.core.batch.settings import DECOMPOSE_PRESET, DETECT_PRESET
 from napari_beerlanet.core.batch.study import run_study
 from napari_beerlanet.core.common.storage import FileError
 from napari_beerlanet.core.formats import read_detections
-from napari_beerlanet.core.images import files
+from napari_beerlanet.core.images import tiff
 from napari_beerlanet.core.images.files import read_image
 from napari_beerlanet.core.stains.files import read_spectra
 from napari_beerlanet.samples import blood_smear
@@ -29,7 +29,7 @@ def slide(tmp_path, pixels, monkeypatch):
     """A tiled TIFF of more pixels than an image may have that is read at once."""
     path = tmp_path / "slide.tif"
     tifffile.imwrite(path, pixels, photometric="rgb", tile=(256, 256))
-    for module in (files, image):
+    for module in (tiff, image):
         monkeypatch.setattr(module, "MAX_PIXELS", 300_000)
     with pytest.raises(FileError, match="more than"):
         read_image(path)

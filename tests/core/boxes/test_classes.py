@@ -13,6 +13,7 @@ from napari_beerlanet.core.boxes.classes import (
     applicable_classes,
     assign_colours,
     class_colours,
+    in_life_cycle_order,
     infected_types,
     is_infected,
     is_red_cell,
@@ -285,3 +286,18 @@ def test_a_preferred_colour_is_given_only_once_and_a_fixed_one_always():
     assert assign_colours(["a"], None, preferred) == {"a": "#111111"}
     many = assign_colours([str(k) for k in range(40)])
     assert len(set(many.values())) == 40
+
+
+def test_life_stages_are_listed_as_they_follow_each_other():
+    names = ["gametocyte", "artefact", "ring", "Schizonts", "late_trophozoite", "uninfected"]
+    expected = ["ring", "artefact", "late_trophozoite", "Schizonts", "gametocyte", "uninfected"]
+    assert in_life_cycle_order(names) == expected
+    cells = ["monocyte", "band", "signet ring", "basophil"]
+    assert in_life_cycle_order(cells) == cells
+    counts = ClassCounts({"RBC": 21}, types={name: k + 1 for k, name in enumerate(names)})
+    assert list(counts.type_shares) == expected
+    assert list(counts.parasitaemia.stages) == [
+        name for name in expected if name not in ("artefact", "uninfected")
+    ]
+    assert counts.type_shares["ring"].part == 3
+    assert counts.parasitaemia.stages["late_trophozoite"] == 5

@@ -21,7 +21,7 @@ from napari_beerlanet.core.checkpoints.checkpoint import (
     read_info,
     save_checkpoint,
 )
-from napari_beerlanet.core.checkpoints.info import METADATA_KEY
+from napari_beerlanet.core.checkpoints.info import METADATA_KEY, limits_text
 from napari_beerlanet.core.checkpoints.pt_import import read_state_dict
 from napari_beerlanet.core.checkpoints.serialize import _checksum
 from napari_beerlanet.core.classification.classifier import Classifier
@@ -176,6 +176,24 @@ def test_packaged_models_by_their_kind(whole, tmp_path, monkeypatch):
     assert isinstance(load_checkpoint("types", "cpu"), Classifier)
 
 
+def test_classes_that_are_seldom_recognised_are_told_beside_counts(clf, tmp_path):
+    a, b = clf.classes[:2]
+    clf = Classifier(clf.network, {**clf.info, "recognised": {a: [2, 17], b: [10, 20]}})
+    save_checkpoint(clf, tmp_path / "a.safetensors")
+    info = load_checkpoint(tmp_path / "a.safetensors", "cpu").info
+    assert info["recognised"] == {a: [2, 17], b: [10, 20]}
+    text = f"Seldom recognises, in images that it was not trained on: {a} (2 of 17)."
+    assert limits_text(info) == text
+    both = limits_text({**info, "unknown": {"ghosts": []}})
+    assert both == f"{text} Does not know ghosts."
+
+
+def test_stages_that_malaria_seldom_recognises_are_told():
+    text = limits_text(read_info("malaria"))
+    assert all(stage in text for stage in ("trophozoite", "schizont", "gametocyte"))
+    assert "ring (" not in text
+
+
 # --- hostile and damaged -------------------------------------------------------------------------
 
 BAD = {
@@ -192,6 +210,7 @@ BAD = {
     "views": [0, 9, 2.5, "all"],
     "prior": [[1.0], [1.0, 0.0], [1.0, -1.0], ["a", "b"], None, 3],
     "prevalence": [0, 1, -0.1, "few", [0.1]],
+    "recognised": [{"a": 3}, {"a": [1]}, {"a": [-1, 2]}, {"a": [3, 2]}, {"z": [1, 2]}, [], None],
     "temperature": [0, -1, 1e9, "hot", None],
     "classes": [[], ["a"], ["a", "b", "c"], ["a", "a"], "ab"],
     "components": [4, 0, 10**9],
@@ -208,7 +227,10 @@ def test_entry_that_does_not_fit(whole, tmp_path, key, value):
     refused(tmp_path / "a.safetensors", changed(whole, {key: value}))
 
 
-@pytest.mark.parametrize("key", sorted(BAD.keys() - {"kind", "views", "prior", "prevalence"}))
+OPTIONAL = {"kind", "views", "prior", "prevalence", "recognised"}
+
+
+@pytest.mark.parametrize("key", sorted(BAD.keys() - OPTIONAL))
 def test_entry_that_is_missing(whole, tmp_path, key):
     data = changed(whole, also=lambda info, _: info.pop(key))
     assert f"lacks {key}" in refused(tmp_path / "a.safetensors", data)

@@ -1,13 +1,17 @@
-"""The fast order is the order that NumPy gives."""
+"""Lazy arrays are computed on their own, and the fast order is the order that NumPy gives."""
 
+import threading
+
+import dask.array as da
 import numpy as np
 import pytest
+from dask.cache import Cache
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from napari_beerlanet.core.common import arrays
-from napari_beerlanet.core.common.arrays import GrowableArray, stable_argsort
+from napari_beerlanet.core.common.arrays import GrowableArray, stable_argsort, to_numpy
 
 KINDS = ["f2", "f4", "f8", "i1", "i4", "i8", "u1", "u2", "u4", "u8", "?"]
 
@@ -49,3 +53,45 @@ def test_an_array_grows_and_keeps_what_is_written():
     assert grown.values.dtype == np.float32
     assert (grown.values[0] == 7).all()
     assert (grown.values[-1] == 199).all()
+
+
+class DroppingCache(Cache):
+    """napari's cache of chunks at the moment at which another thread needs the room."""
+
+    def _start(self, dsk):
+        self.durations = {}
+        known = set(dsk) & set(self.cache.data)
+        self.cache.data.clear()
+        for key in known:
+            dsk[key] = self.cache.data[key]
+
+
+@pytest.mark.parametrize("options", [{}, {"scheduler": "synchronous"}, {"scheduler": "threads"}])
+def test_a_cache_that_drops_a_chunk_meanwhile_does_no_harm(options):
+    values = np.arange(60).reshape(6, 10)
+    lazy = da.from_array(values, chunks=(2, 10)).map_blocks(np.copy, dtype=values.dtype)
+    with DroppingCache(1e9):
+        lazy.compute()
+        with pytest.raises(KeyError):
+            lazy.compute()
+        lazy.compute()
+        np.testing.assert_array_equal(to_numpy(lazy, **options), values)
+
+
+def test_a_cache_stays_registered_while_threads_read():
+    """dask takes callbacks away while it computes, and two threads might put them back wrongly."""
+    lazy = da.ones((400, 400), chunks=(20, 20))
+    with Cache(1e6) as cache:
+        threads = [threading.Thread(target=to_numpy, args=(lazy,)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert cache._callback in Cache.active
+        assert not cache.cache.data
+
+
+def test_what_is_not_lazy_is_taken_as_it_is():
+    values = np.arange(4)
+    assert to_numpy(values) is values
+    assert to_numpy([1, 2]).tolist() == [1, 2]

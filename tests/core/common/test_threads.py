@@ -206,3 +206,23 @@ def test_kernels_work_where_nothing_can_be_kept(monkeypatch):
         return 2 * x
 
     assert double(21) == 42
+
+
+LINEAR_ALGEBRA = """
+import sys
+import numba
+import numpy as np
+from napari_beerlanet.core.stains.solver import kernels
+print(kernels.encode_planes(np.ones((3, 4), np.float32), np.float32(0.01), np.empty(4, np.uint32)))
+print("scipy.linalg" in sys.modules)
+multiply = numba.njit(lambda a, b: a @ b)
+print(multiply(np.eye(2), np.full((2, 2), 3.0)).sum())
+print("scipy.linalg" in sys.modules)
+"""
+
+
+def test_linear_algebra_is_loaded_by_functions_that_need_it_alone():
+    done = subprocess.run(
+        [sys.executable, "-c", LINEAR_ALGEBRA], capture_output=True, text=True, timeout=600
+    )
+    assert done.stdout.split() == ["True", "False", "12.0", "True"], done.stderr

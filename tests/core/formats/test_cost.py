@@ -208,7 +208,8 @@ def answer():
 
 
 @pytest.mark.parametrize(
-    "name", ["classes.annotations.json", "names.review.json", "types.cells.csv"]
+    "name",
+    ["classes.annotations.json", "names.review.json", "types.cells.csv", "many-classes.csv"],
 )
 def test_names_by_the_hundred_thousand(name, answer, tmp_path):
     """Within ten seconds of the processor, where looking each up among all took hours."""
@@ -222,6 +223,8 @@ def test_names_by_the_hundred_thousand(name, answer, tmp_path):
         ("cells-too-many.crops.csv", "a row has not as many cells as the header"),
         ("cells-too-few.cells.csv", "damaged"),
         ("id.annotations.json", "damaged"),
+        ("stains.preset.json", "100,000 stains; up to 64 are possible"),
+        ("long-name.preset.json", "absorbs nothing"),
         ("nested.layout.yaml", "no layout of a network"),
         ("two-heads.layout.yaml", "no network can be built of this layout"),
         ("long.layout.yaml", "larger than 1 MB"),

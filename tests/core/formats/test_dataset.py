@@ -1,5 +1,6 @@
 """Reading a data.yaml: what it means, and what is told before anything is learned from it."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -247,6 +248,34 @@ def test_a_split_of_nothing(folder, val, word):
     rewrite(folder, f"train: images/train\n{val}\nnames: [RBC, WBC, Platelets]\n")
     assert word in problems(folder)
     check_dataset(read_dataset(folder), ["train"])
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, "b/" * 5000])
+def test_names_that_no_file_can_have(folder, name):
+    """They ended in an OSError, which quoted all of them."""
+    rewrite(folder, f"path: {name}\ntrain: train\nval: val\nnames: [a]")
+    with pytest.raises(DataError, match="no such folder") as error:
+        read_dataset(folder / "data.yaml")
+    said = [str(error.value)]
+    rewrite(folder, f"train: {name}\nval: {name}\nnames: [a]")
+    said.append(problems(folder))
+    (folder / "list.txt").write_text(f"{name}\n")
+    rewrite(folder, "train: list.txt\nval: list.txt\nnames: [a]")
+    said.append(problems(folder))
+    assert max(map(len, said)) < 600 + len(str(folder)) * 4
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes by name")
+def test_a_pipe_instead_of_a_list_or_of_labels_is_not_waited_for(folder):
+    os.mkfifo(folder / "list.txt")
+    rewrite(folder, "train: list.txt\nval: list.txt\nnames: [a]")
+    assert "list.txt: not a folder, an image, or a list of images" in problems(folder)
+    image = next(folder.rglob("*.png"))
+    label_path(image).unlink()
+    os.mkfifo(label_path(image))
+    assert read_labelled_image(image, 3).problems == (
+        f"{label_path(image)}: not a text file that can be read.",
+    )
 
 
 def test_the_same_image_in_train_and_val(folder):

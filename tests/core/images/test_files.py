@@ -11,7 +11,7 @@ from PIL import Image
 
 from fuzz.corpus import HOSTILE
 from napari_beerlanet.core.common.storage import FileError, atomic_path
-from napari_beerlanet.core.images import files
+from napari_beerlanet.core.images import tiff
 from napari_beerlanet.core.images.files import IMAGE_SUFFIXES, read_image
 from napari_beerlanet.core.images.slide import open_slide
 
@@ -154,7 +154,7 @@ def test_largest_image_of_several_is_taken(tmp_path):
 
 
 def test_more_pixels_than_are_taken_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "MAX_PIXELS", 100)
+    monkeypatch.setattr(tiff, "MAX_PIXELS", 100)
     tifffile.imwrite(tmp_path / "a.tif", RGB, photometric="rgb")
     with pytest.raises(FileError, match="31 x 23 pixels are more than"):
         read_image(tmp_path / "a.tif")

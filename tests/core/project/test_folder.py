@@ -407,10 +407,13 @@ from test_folder import field
 
 fields = {{seed: field(seed) for seed in range(1, 5)}}
 
+def say(*words):  # a line at once, or a kill may leave a part of it
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+
 def work(path, number):
     chance, step = random.Random(number), 0
     with Project.open(path) as project:
-        print("ready", os.getpid(), flush=True)
+        say("ready", os.getpid())
         while True:
             step += 1
             seed = chance.choice(list(fields))
@@ -421,31 +424,31 @@ def work(path, number):
             if kind == "class":
                 old = chance.choice(project.classes)
                 new = f"{{old.split()[0]}} {{number}}.{{step}}"
-                print("begin class", flush=True)
+                say("begin class")
                 project.rename_class(old, new)
-                print("class", *(c.replace(" ", "_") for c in project.classes), flush=True)
+                say("class", *(c.replace(" ", "_") for c in project.classes))
             elif kind == "remove":
-                print("begin crops", seed, flush=True)
+                say("begin crops", seed)
                 project.remove_image(project.id_of(source))
-                print("crops", seed, 0, flush=True)
+                say("crops", seed, 0)
             else:
                 if kind == "image":  # the same pixels, in a file of another name
                     source = replace(source, name=f"moved-{{number}}-{{step}}.png")
                 kept = np.arange(len(annotations)) < 3 + chance.randrange(5)
                 annotations = replace(annotations[kept], names=project.classes)
                 what = "save", seed, len(annotations), source.name.replace(" ", "_")
-                print("begin", *what, flush=True)
+                say("begin", *what)
                 project.save_annotations(source, annotations)
-                print(*what, flush=True)
-                print("begin crops", seed, flush=True)
+                say(*what)
+                say("begin crops", seed)
                 added = project.add_image(source, rgb, annotations, 96)
-                print("crops", seed, added.boxes, flush=True)
+                say("crops", seed, added.boxes)
 
 for line in sys.stdin:  # a process for each: loading what it needs takes longer than what it does
     child = os.fork()
     if child == 0:
         work(sys.argv[1], int(line))
-    print("ended", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    say("ended", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 

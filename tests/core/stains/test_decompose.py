@@ -482,7 +482,7 @@ def test_tiling_without_reference_pixels_changes_something():
 # Bad settings.
 
 WRONG = {
-    "components": [0, -3, 2.5, True, "many", None, float("nan")],
+    "components": [0, -3, 65, 5000, 10**9, 2.5, True, "many", None, float("nan")],
     "iterations": [0, -1, 1.5, "many", True, None],
     "spectra": [
         np.ones((2, 4)),

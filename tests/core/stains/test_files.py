@@ -9,7 +9,7 @@ import tifffile
 import zarr
 
 from napari_beerlanet.core.common.storage import FileError
-from napari_beerlanet.core.images import files as tiff
+from napari_beerlanet.core.images import tiff
 from napari_beerlanet.core.stains import files
 from napari_beerlanet.core.stains.decompose import decompose
 from napari_beerlanet.core.stains.files import read_spectra, write_densities, write_spectra

@@ -6,7 +6,9 @@ import sys
 from datetime import UTC, datetime, timedelta
 
 import pytest
+import torch
 
+from fuzz.corpus import HOSTILE
 from napari_beerlanet.core.common import locking
 from napari_beerlanet.core.common.events import RunState
 from napari_beerlanet.core.common.storage import FileError
@@ -232,3 +234,13 @@ def test_a_run_of_a_project_trains(project):
     saved = [save_best_model(run.path, "mine") for _ in range(2)]
     assert [file.name for file in saved] == ["mine.safetensors", "mine-2.safetensors"]
     assert saved[0].stat().st_size > 1000
+
+
+def test_the_state_of_a_run_takes_no_more_than_its_size(tmp_path):
+    """Thirty nested tuples as a key take for ever to be hashed."""
+    folder = RunFolder(tmp_path, locked=False)
+    HOSTILE["tuple-as-key.pt"](folder.state_file)
+    with pytest.raises(FileError, match="damaged, or no state of a run"):
+        folder.read_state()
+    folder.write_state({"epoch": 1, "model": {"w": torch.zeros(3)}})
+    assert folder.read_state()["epoch"] == 1

@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 import textwrap
+import warnings
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from fuzz.corpus import HOSTILE
 from napari_beerlanet.cli.main import main
 from napari_beerlanet.core.common.progress import Cancelled
 from napari_beerlanet.core.common.storage import DataError, FileError
@@ -27,6 +29,7 @@ from napari_beerlanet.core.normalization.staingan import (
     GeneratorNormalizer,
     StainGanNormalizer,
     StainGenerator,
+    build_generator,
     colour_network,
     load_generator,
 )
@@ -392,6 +395,38 @@ def test_another_onnx_file_is_one_sentence(tmp_path):
         with pytest.raises(FileError, match=reason) as raised:
             load_generator(path)
         assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("enlarged", r"a layer \(Resize\) is larger than any generator's"),
+        ("doubled", r"a layer \(Concat\) is larger than any generator's"),
+        ("long-kernel", r"up to a layer \(AveragePool\) it takes longer than any generator"),
+        ("loop", "a layer is 'Loop', which no generator of images has"),
+        ("constant", r"a layer \(ConstantOfShape\) is larger than any generator's"),
+        ("elsewhere", "its weights are in another file; save it as one"),
+    ],
+)
+def test_what_an_onnx_file_would_cost_is_known_before_it_runs(tmp_path, name, reason):
+    pytest.importorskip("onnxruntime")
+    path = tmp_path / f"{name}.onnx"
+    HOSTILE[path.name](path)
+    with pytest.raises(FileError, match=reason):
+        load_generator(path)
+
+
+def test_a_generator_that_torch_has_exported_runs(whole, smear, tmp_path):
+    """Its paddings are computed by a dozen layers each."""
+    pytest.importorskip("onnxruntime")
+    generator = build_generator(load_file(whole[0] / "generator.safetensors"))
+    path = tmp_path / "mine.onnx"
+    names = {"input_names": ["x"], "dynamic_axes": {"x": {0: "n", 2: "h", 3: "w"}}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(generator, torch.zeros(1, 3, 64, 64), path, dynamo=False, **names)
+    made = load_generator(path).apply(smear).rgb.astype(int)
+    assert np.abs(made - GeneratorNormalizer(generator).apply(smear).rgb).max() <= 1
 
 
 def test_without_onnxruntime_it_says_what_to_install(tmp_path, monkeypatch):

@@ -253,6 +253,15 @@ def typed(boxes: AnnotationLayer, *names: str) -> AnnotationLayer:
     return boxes
 
 
+def test_names_of_types_can_be_read_on_the_slide_and_on_the_black_canvas(boxes):
+    typed(boxes, "neutrophil", "", "")
+    boxes.types.activate(True)
+    rgb = np.asarray(boxes.layer.text.color.constant)[:3]
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    luminance = float(linear @ (0.2126, 0.7152, 0.0722))  # as WCAG defines it
+    assert min((luminance + 0.05) / 0.05, 1.05 / (luminance + 0.05)) >= 4.5
+
+
 def test_a_type_is_given_to_many_and_taken_back_in_one_step(boxes):
     typed(boxes, "neutrophil", "", "")
     boxes.layer.selected_data = {1, 2}

@@ -1,5 +1,7 @@
 """The Annotate panel in a real window: layers, keys, copies, regions, the project."""
 
+import threading
+
 import numpy as np
 import pytest
 from qtpy.QtCore import Qt
@@ -7,6 +9,7 @@ from qtpy.QtTest import QTest
 
 from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.common.locking import LockedError
+from napari_beerlanet.core.project.files import ProjectError
 from napari_beerlanet.core.project.project import Project
 from napari_beerlanet.samples import blood_smear
 from napari_beerlanet.ui.annotate.store import annotation_store
@@ -631,10 +634,50 @@ def test_a_class_is_renamed_everywhere(drawing, until, tmp_path):
     until(lambda: drawing.store.project is not None)
     boxes(drawing).layer.add(BOX)
     drawing.classes.table.item(0, 1).setText("red cell")
+    until(lambda: not drawing.classes.rename_task.running)
     assert column(drawing, "class") == ["red cell"]
     assert drawing.store.project.classes == ["red cell", "WBC"]
     drawing.classes.table.item(1, 1).setText("red cell")
     assert drawing.store.classes.names == ["red cell", "WBC"]
+
+
+def test_the_window_does_not_wait_while_a_class_is_renamed_on_a_slow_disk(
+    drawing, until, tmp_path, monkeypatch
+):
+    drawing.project.create_project(tmp_path / "p")
+    until(lambda: drawing.store.project is not None)
+    boxes(drawing).layer.add(BOX)
+    answers, threads, rename = threading.Event(), [], Project.rename_class
+
+    def slowly(project, old, new):
+        threads.append(threading.current_thread())
+        if threads[-1] is not threading.main_thread():
+            answers.wait(60)
+        rename(project, old, new)
+
+    monkeypatch.setattr(Project, "rename_class", slowly)
+    drawing.classes.table.item(0, 1).setText("red cell")
+    until(lambda: bool(threads))
+    assert threads != [threading.main_thread()]
+    assert not drawing.classes.isEnabled()
+    assert drawing.store.classes.names == ["RBC", "WBC"]
+    answers.set()
+    until(drawing.classes.isEnabled)
+    assert column(drawing, "class") == ["red cell"]
+
+
+def test_a_class_keeps_its_name_where_that_cannot_be_written(drawing, until, tmp_path, monkeypatch):
+    drawing.project.create_project(tmp_path / "p")
+    until(lambda: drawing.store.project is not None)
+
+    def full(project, old, new):
+        raise ProjectError("The disk is full.")
+
+    monkeypatch.setattr(Project, "rename_class", full)
+    drawing.classes.table.item(0, 1).setText("red cell")
+    until(drawing.classes.isEnabled)
+    assert drawing.store.classes.names == ["RBC", "WBC"]
+    assert drawing.classes.table.item(0, 1).text() == "RBC"
 
 
 def test_boxes_of_a_file_come_onto_the_image(drawing, until, tmp_path):
@@ -719,7 +762,8 @@ def test_types_are_given_by_keys_in_a_region_and_stay_in_the_project(drawing, un
     assert project.types == ["lymphocyte"]
     until(lambda: project.type_colours.get("lymphocyte") is not None)
     assert project.type_colours["lymphocyte"] == drawing.store.types.colour("lymphocyte")
-    drawing._rename_type("lymphocyte", "lympho")
+    drawing.types.rename("lymphocyte", "lympho")
+    until(lambda: not drawing.types.rename_task.running)
     assert project.types == ["lympho"]
     assert column(drawing, "type") == ["lympho", "lympho", ""]
     (source,) = project.sources().values()

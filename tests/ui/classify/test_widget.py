@@ -17,7 +17,7 @@ from napari_beerlanet.core.classification import crops
 from napari_beerlanet.core.stains import slide_pixels
 from napari_beerlanet.ui.annotate.annotated_image import AnnotatedImage
 from napari_beerlanet.ui.annotate.classes import ClassList, TypeList
-from napari_beerlanet.ui.classify.widget import ClassifyWidget
+from napari_beerlanet.ui.classify.widget import ClassChoice, ClassifyWidget
 from napari_beerlanet.ui.common.model_picker import get_reader
 from napari_beerlanet.ui.common.recent import recent_models
 from napari_beerlanet.ui.common.session import get_session
@@ -77,6 +77,9 @@ def classify(until):
         panel.run_button.click()
         assert panel.classify_task.running
         until(lambda: not panel.classify_task.running)
+        shown = []
+        panel.when_shown(lambda: shown.append(True))
+        until(lambda: bool(shown))
 
     return press
 
@@ -111,6 +114,38 @@ def test_types_of_all_candidates_of_the_chosen_classes(opened, classify, clf, un
     assert "boxes classified in" in panel.progress_bar.text
     assert "on CPU" in panel.progress_bar.text
     assert "Does not know blasts; may call them pale." in panel.counts.limits.text()
+
+
+def test_a_run_says_how_many_of_its_boxes_are_counted(opened, classify):
+    _, panel, layer, *_ = opened()
+    classify(panel)
+    classified = int((layer.store.type_codes > 0).sum())
+    counted = sum(panel.counts.class_counts.types.values())
+    assert 0 < counted < classified
+    assert panel.progress_bar.text.startswith(f"{classified} boxes classified in")
+    assert f", {counted} of them above the confidence threshold." in panel.progress_bar.text
+
+
+@pytest.mark.parametrize("width", [110, 320, 600])
+def test_names_of_classes_are_not_cut(shared_viewer, qtbot, width):
+    counts = {"RBC": 12, "immature granulocyte & precursors": 7, "x" * 200: 3, "WBC": 0}
+    choice = ClassChoice()
+    qtbot.addWidget(choice)
+    choice.offer(counts)
+    choice.resize(width, 200)
+    choice.show()
+    for (name, count), box in zip(counts.items(), choice.boxes.values(), strict=True):
+        assert box.sizeHint().width() <= box.width()
+        assert box.geometry().right() < width
+        text = box.text().replace("&&", "&")
+        assert text.endswith(f" ({count:,})")
+        whole = len(name) < 5 or (width > 300 and len(name) < 50)
+        assert text.startswith(name) is whole
+        assert name in box.toolTip()
+    choice.offer({"RBC": 3, "WBC": 2})
+    qtbot.wait(1)
+    assert [box.text() for box in choice.boxes.values()] == ["RBC (3)", "WBC (2)"]
+    assert len({box.y() for box in choice.boxes.values()}) == (2 if width < 120 else 1)
 
 
 def test_only_boxes_above_the_threshold_tell_the_share_of_infected_cells(opened, classify):

@@ -10,7 +10,7 @@ from qtpy.QtWidgets import QAbstractSpinBox, QLineEdit, QVBoxLayout, QWidget
 
 from napari_beerlanet.core.common.settings import Settings
 from napari_beerlanet.core.detection.settings import DetectSettings
-from napari_beerlanet.ui.common.controls import field_widget
+from napari_beerlanet.ui.common.controls import FractionSlider, field_widget
 from napari_beerlanet.ui.common.progress_bar import activity_bar
 
 
@@ -77,16 +77,22 @@ def test_a_long_text_on_a_progress_bar_keeps_its_beginning_and_its_end(qtbot):
     assert bar.text() == "3 of 8"
 
 
-def test_the_number_beside_a_slider_has_room_in_naparis_style(qtbot):
-    """Without buttons, the field of the number was one pixel wide with PySide6 6.11.3."""
+def _confidence_field():
     made = field_widget(DetectSettings, "confidence", widget_type="FloatSlider", step=0.01)
+    return made.native
+
+
+@pytest.mark.parametrize("make", [_confidence_field, lambda: FractionSlider(0.25, "")])
+def test_the_number_beside_a_slider_has_room_in_naparis_style(qtbot, make):
+    """Without buttons, the field of the number was one pixel wide with PySide6 6.11.3."""
+    made = make()
     panel = QWidget()
     panel.setStyleSheet(get_stylesheet("dark"))
-    QVBoxLayout(panel).addWidget(made.native)
+    QVBoxLayout(panel).addWidget(made)
     qtbot.addWidget(panel)
     panel.resize(300, 60)
     panel.show()
-    (readout,) = made.native.findChildren(QAbstractSpinBox)
+    (readout,) = made.findChildren(QAbstractSpinBox)
     field = readout.findChild(QLineEdit)
     assert field.text() == "0.25"
     assert field.width() >= field.fontMetrics().horizontalAdvance("0.25")

@@ -12,6 +12,7 @@ from qtpy.QtCore import QObject
 from qtpy.QtWidgets import QWidget
 
 from napari_beerlanet.core.common.progress import Cancelled, Progress
+from napari_beerlanet.ui.common import tasks
 from napari_beerlanet.ui.common.progress_bar import TaskProgressBar
 from napari_beerlanet.ui.common.tasks import Task, TaskOutcome, on_destroyed
 
@@ -317,6 +318,47 @@ def test_the_program_ends_with_a_task_under_way(work, timeout, code, printed):
     )
     assert (done.returncode, done.stdout) == (code, printed), done.stderr
     assert ("a task did not end" in done.stderr) == (code == 1)
+
+
+class Clock:
+    """Time that passes at each look, and the part of it in which the process works."""
+
+    def __init__(self, share):
+        self.share, self.now = share, 0.0
+
+    def monotonic(self):
+        return self.now
+
+    def process_time(self):
+        return self.now * self.share
+
+
+class LongThread:
+    """A thread that ends after a processor's so many seconds."""
+
+    def __init__(self, clock, work):
+        self.clock, self.work = clock, work
+
+    def is_alive(self):
+        return self.clock.process_time() < self.work
+
+    def join(self, timeout):
+        self.clock.now += 30 * timeout
+
+
+@pytest.mark.parametrize(
+    ("share", "work", "ends"),
+    [
+        (0.01, 5, True),  # the machine has other things to do: 500 s by the clock
+        (0.0001, 5, False),  # it waits for a drive
+        (1.0, 50, True),
+        (1.0, 500, False),  # it works, and does not look whether it shall stop
+    ],
+)
+def test_at_the_end_a_task_has_its_minute_however_busy_the_machine(share, work, ends, monkeypatch):
+    clock = Clock(share)
+    monkeypatch.setattr(tasks, "time", clock)
+    assert tasks._wait_for([LongThread(clock, work) for _ in range(2)]) == ends
 
 
 class Cycle(QObject):

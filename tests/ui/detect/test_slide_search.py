@@ -17,6 +17,7 @@ import tifffile
 from discs import boxes_of, disc_detector, draw, scattered
 from napari_beerlanet.core.boxes.matching import match_boxes
 from napari_beerlanet.core.common.tile_store import read_summary, tile_store_path
+from napari_beerlanet.core.detection import stain_statistics
 from napari_beerlanet.core.detection.inference import InferenceRunner
 from napari_beerlanet.core.stains import slide_pixels
 from napari_beerlanet.ui.common.session import get_session
@@ -233,6 +234,19 @@ def test_a_slide_unlike_the_training_is_told_while_it_runs(opened, gate, until, 
     at_tile(panel, gate, until, 1)
     until(lambda: "in training" in panel.counts.warnings.text())
     assert panel.detect_task.running
+
+
+def test_a_stopped_search_says_that_the_model_is_uncertain(opened, gate, until, monkeypatch):
+    monkeypatch.setattr(stain_statistics, "_MIN_DOUBTFUL", 0)
+    monkeypatch.setattr(stain_statistics, "_MAX_DOUBTFUL_RATIO", 0)
+    _, panel, _ = opened()
+    panel.run()
+    at_tile(panel, gate, until, 2)
+    assert "uncertain" not in panel.counts.warnings.text()
+    panel.progress_bar.cancel.click()
+    gate.let(2)
+    until(lambda: not panel.detect_task.running)
+    until(lambda: "uncertain" in panel.counts.warnings.text())
 
 
 def test_the_view_alone_may_be_searched(opened, until, whole):

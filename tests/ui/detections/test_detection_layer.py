@@ -5,6 +5,8 @@ import gc
 import numpy as np
 import pytest
 from napari.utils.colormaps.standardize_color import transform_color
+from qtpy.QtCore import QTimer
+from qtpy.QtWidgets import QApplication
 
 from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.ui.detections.box_store import (
@@ -90,17 +92,49 @@ def test_fast_layer_is_as_napari_makes_it(viewer, monkeypatch):
     assert made.layer.features.equals(slow.layer.features)
 
 
+def some_types(store: BoxStore):
+    p = np.random.default_rng(0).dirichlet([1, 1], store.model_count).astype(np.float32)
+    names = ["round", "flat"]
+    return classified_types(store.types, store.model_rows, store.model_rows, names, p, {})
+
+
+def test_between_new_types_and_their_painting_the_window_answers(shared_viewer, until):
+    viewer = shared_viewer(show=True)
+    made = DetectionLayer(viewer, image(viewer), detections(200), COLOURS)
+    canvas = viewer.window._qt_viewer.canvas
+    until(lambda: canvas.native.isVisible())
+    happened = []
+
+    def painted(event):
+        happened.append("painted")
+
+    def expect(action):
+        QApplication.processEvents()
+        happened.clear()
+        action()
+        assert not canvas.native.updatesEnabled()
+        # Whoever comes first after this turn of the event loop: mouse and keys, or the painting.
+        QTimer.singleShot(0, lambda: happened.append("heard"))
+        until(lambda: "painted" in happened)
+        assert happened[0] == "heard"
+        assert canvas.native.updatesEnabled()
+
+    canvas._scene_canvas.events.draw.connect(painted)
+    try:
+        expect(lambda: made.set_types(some_types(made.store), colour_by="type"))
+        expect(made.undo_types)
+        expect(made.undo_types)
+    finally:
+        canvas._scene_canvas.events.draw.disconnect(painted)
+
+
 def test_other_colours_and_types_do_not_build_the_boxes_anew(viewer, until):
     found = detections(200)
     made = DetectionLayer(viewer, image(viewer), found, COLOURS)
     shapes = list(made.layer._data_view.shapes)
     made.layer.selected_data = {3}
-    p = np.random.default_rng(0).dirichlet([1, 1], made.store.model_count).astype(np.float32)
     store = made.store
-    types = classified_types(
-        store.types, store.model_rows, store.model_rows, ["round", "flat"], p, {}
-    )
-    made.set_types(types, colour_by="type")
+    made.set_types(some_types(store), colour_by="type")
     view = made.layer._data_view
     assert all(a is b for a, b in zip(view.shapes, shapes, strict=True))
     assert made.layer.selected_data == {3}

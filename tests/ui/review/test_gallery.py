@@ -244,3 +244,22 @@ def test_one_stain_is_shown_as_the_model_sees_it(channel):
     strong = d.densities_of(plane.read(crop_window(box, plane.shape)))[0]
     dark = 255 - stain.astype(float).mean(axis=2)
     assert np.corrcoef(strong.ravel(), dark.ravel())[0, 1] > 0.95
+
+
+def test_a_long_name_has_space_below_its_crop(qtbot):
+    boxes = np.array([[0, 0, 20, 20], [30, 0, 50, 20]], np.float32)
+    names = ["RBC", "segmented neutrophil"]
+    review = Review(Detections(boxes, np.array([0, 0]), np.array([0.9, 0.8]), names))
+    task, gallery = Task(), CropGallery()
+    qtbot.addWidget(gallery)
+    loader = CropLoader(boxes, lambda box: np.full((20, 30, 3), 200, np.uint8), task, gallery)
+    gallery.set_review(review, loader, ["#ff0000", "#00ff00"])
+    gallery.resize(365, 300)
+    gallery.show_rows(np.arange(2))
+    narrow = gallery.cell(0).width()
+    review.relabel(np.array([1]), "segmented neutrophil")
+    gallery.update_cells()
+    assert gallery.cell(1).width() > narrow
+    assert gallery.caption_text(1) == "segmented neutrophil"
+    assert gallery.place_at(gallery.cell(1).center()) == 1
+    task.close()

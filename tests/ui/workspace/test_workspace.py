@@ -38,6 +38,7 @@ from napari_beerlanet.ui.stains.fitting import FitTarget, StainFitter
 from napari_beerlanet.ui.viewer.fast_shapes import triangulate_compiled
 from napari_beerlanet.ui.viewer.layers import ImagePicker, Role, role_metadata, role_of
 from napari_beerlanet.ui.viewer.planes import current_plane
+from napari_beerlanet.ui.viewer.viewport import is_whole_in_view
 from napari_beerlanet.ui.workspace.workspace import (
     ANNOTATE,
     BATCH,
@@ -201,10 +202,27 @@ def test_libraries_of_models_are_loaded_while_the_mouse_rests(viewer, until, mon
         workspace._idle_timer.timeout.emit()
     assert not workspace._load_task.running
     assert needed not in sys.modules, "the mouse moves"
-    for _ in range(5):
+    for _ in range(12):
         workspace._idle_timer.timeout.emit()
     until(lambda: needed in sys.modules)
     assert not workspace._idle_timer.isActive()
+
+
+@pytest.mark.parametrize(("tab", "loads"), [(STAINS, [True]), (CELLS, [False])])
+def test_what_the_open_panel_needs_is_loaded_before_the_other_panels(
+    tab, loads, viewer, until, monkeypatch
+):
+    place, done = "napari_beerlanet.ui.workspace.workspace", []
+    monkeypatch.setattr(Tab, "is_loaded", property(lambda self: self in (tab, *done)))
+    load = Tab.load
+    monkeypatch.setattr(Tab, "load", lambda self: (done.append(self), load(self))[1])
+    monkeypatch.setattr(f"{place}._compile_kernels", lambda: False)
+    monkeypatch.setattr(f"{place}._load_compiled", lambda decompose: done.append(decompose))
+    workspace = open_workspace(viewer, tab)
+    until(lambda: not workspace._load_task.running)
+    loaded = [item for item in done if item is not tab]
+    assert loaded[:1] == loads
+    assert len(loaded) == len(TABS)
 
 
 @pytest.fixture
@@ -246,7 +264,7 @@ def test_compiled_kernels_are_used_as_soon_as_they_are_there(
 ):
     monkeypatch.setattr(compile_kernels, "_MODULE", "this")  # a module that does nothing
     loaded = []
-    monkeypatch.setattr(f"{Workspace.__module__}._load_compiled", lambda: loaded.append(1))
+    monkeypatch.setattr(f"{Workspace.__module__}._load_compiled", lambda *_: loaded.append(1))
     workspace = open_workspace(viewer, STAINS)
     until(lambda: not workspace._compile_task.running and not workspace._compile_timer.isActive())
     until(lambda: bool(loaded))
@@ -311,6 +329,48 @@ def test_the_image_follows_what_the_user_selects_or_opens(viewer):
     viewer.layers.selection.clear()
     assert workspace.image.layer is first, "what is no RGB image changes nothing"
     assert heard == [first, second, first, second, first]
+
+
+def test_an_image_without_colours_is_refused_in_a_sentence_and_nothing_moves(viewer, qtbot):
+    workspace = open_workspace(viewer, STAINS)
+    smear = viewer.add_image(np.full((40, 60, 3), 200, np.uint8), name="smear")
+    note, place = workspace.footer.note, workspace.tabs.pos()
+    assert not note.text().strip()
+    viewer.add_image(np.zeros((40, 60)), name="a channel of a microscope")
+    qtbot.wait(1)
+    assert workspace.image.layer is smear
+    assert note.text() == "“a channel of a …” is not RGB: “smear” stays chosen."
+    assert note.isVisibleTo(workspace)
+    assert note.fontMetrics().horizontalAdvance(note.text()) < workspace.sizeHint().width() - 16
+    assert "has no colours" in note.toolTip()
+    assert workspace.tabs.pos() == place
+    viewer.layers.selection.active = smear
+    assert not note.text().strip()
+
+
+def test_an_image_in_view_stays_in_view_as_a_whole_when_the_dock_comes(make_napari_viewer, qtbot):
+    viewer = make_napari_viewer(show=True)
+    viewer.window.resize(1100, 700)
+    smear = viewer.add_image(np.full((480, 640, 3), 200, np.uint8), name="smear")
+    qtbot.wait(200)
+    viewer.reset_view()
+    before = viewer.canvas.size
+    open_workspace(viewer, STAINS)
+    qtbot.waitUntil(lambda: viewer.canvas.size[1] < before[1] - 200)
+    qtbot.waitUntil(lambda: is_whole_in_view(smear, viewer))
+
+
+def test_a_view_that_the_user_has_chosen_stays_when_the_dock_comes(make_napari_viewer, qtbot):
+    viewer = make_napari_viewer(show=True)
+    viewer.window.resize(1100, 700)
+    viewer.add_image(np.full((480, 640, 3), 200, np.uint8), name="smear")
+    qtbot.wait(200)
+    viewer.scene.camera.zoom = 3.0
+    before = viewer.canvas.size
+    open_workspace(viewer, STAINS)
+    qtbot.waitUntil(lambda: viewer.canvas.size[1] < before[1] - 200)
+    qtbot.wait(50)
+    assert viewer.scene.camera.zoom == 3.0
 
 
 def test_picking_an_image_selects_its_layer(viewer):

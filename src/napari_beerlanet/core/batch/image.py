@@ -23,7 +23,7 @@ from napari_beerlanet.core.common.device import device_for_worker
 from napari_beerlanet.core.common.jobs import attempt_job
 from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
 from napari_beerlanet.core.common.storage import FileError, file_hash, file_stamp
-from napari_beerlanet.core.images.files import MAX_PIXELS
+from napari_beerlanet.core.images.rgb import MAX_PIXELS
 from napari_beerlanet.core.stains.settings import DecomposeSettings
 
 if TYPE_CHECKING:  # torch comes with them

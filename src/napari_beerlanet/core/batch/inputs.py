@@ -78,9 +78,9 @@ def name_jobs(sources: Sequence[Path]) -> list[ImageJob]:
 
 def _expand(text: str, out: Path, recursive: bool) -> list[Path]:
     path = Path(text)
-    if path.is_dir():
+    if os.path.isdir(path):  # False, too, where no folder can have such a name
         return _images_in(path, recursive) or [path.resolve() if path.is_symlink() else path]
-    if path.exists() or not glob.has_magic(text):
+    if os.path.exists(path) or not glob.has_magic(text):
         is_result = path.parent.resolve() == out.resolve() and path.name.endswith(RESULT_SUFFIXES)
         return [] if is_result else [path]
     matches = _matches_in_subfolders(path) if "**" in path.parts else map(Path, glob.glob(text))

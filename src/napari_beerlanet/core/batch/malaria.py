@@ -28,7 +28,7 @@ from napari_beerlanet.core.boxes.classes import (
 )
 from napari_beerlanet.core.boxes.detections import AGREEMENT_COLUMN, Detections
 from napari_beerlanet.core.checkpoints.info import model_limits, still_unknown
-from napari_beerlanet.core.common.messages import count_of
+from napari_beerlanet.core.common.messages import count_of, name_list, shortened
 from napari_beerlanet.core.common.progress import Report, subprogress
 
 if TYPE_CHECKING:  # torch comes with them
@@ -115,7 +115,7 @@ def load_models(
     if not healthy_types(namer.classes) or not infected_types(namer.classes):
         raise ValueError(
             "Parasitaemia needs a classifier of infected and uninfected red cells; the types of "
-            f"{namer.info.get('name') or 'this one'} are {', '.join(namer.classes)}."
+            f"{shortened(namer.info.get('name') or 'this one')} are {name_list(namer.classes)}."
         )
     return finder, namer
 

@@ -158,7 +158,7 @@ def _resolve_models(settings: StudySettings | Mapping[str, Any] | None) -> Study
     for kind, name in (("model", chosen.model), ("classifier", chosen.classifier)):
         if name:
             check_kind(name, "classifier" if kind == "classifier" else "detector")
-            place = str(Path(name).absolute()) if Path(name).exists() else name
+            place = str(Path(name).absolute()) if os.path.exists(name) else name
             chosen = chosen.replace(**{kind: place, f"{kind}_sha256": checkpoint_hash(name)})
     if chosen.normalizer:
         from napari_beerlanet.core.normalization.methods import load_normalizer

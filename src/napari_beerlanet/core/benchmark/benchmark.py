@@ -35,7 +35,7 @@ from napari_beerlanet.core.common.jobs import (
     JobProgress,
     lock_results,
 )
-from napari_beerlanet.core.common.messages import system_reason
+from napari_beerlanet.core.common.messages import path_text, system_reason
 from napari_beerlanet.core.common.progress import Report
 from napari_beerlanet.core.common.storage import (
     FileError,
@@ -185,8 +185,8 @@ def read_settings(
 
 def check_benchmark(settings: BenchmarkSettings) -> None:
     """Refuse what cannot work before anything is trained; one sentence says what."""
-    if settings.template != "random" and not Path(settings.template).is_file():
-        raise FileError(f"{settings.template}: the template is no file that is there.")
+    if settings.template != "random" and not os.path.isfile(settings.template):
+        raise FileError(f"{path_text(settings.template)}: the template is no file that is there.")
     for task in settings.tasks:
         check_task(task)
     if "staingan" in settings.methods:

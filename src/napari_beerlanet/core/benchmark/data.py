@@ -7,6 +7,7 @@ not at all, so a run that was killed continues where it was.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from napari_beerlanet.core.benchmark.settings import TaskKind, TaskSettings
-from napari_beerlanet.core.common.messages import error_message, quoted
+from napari_beerlanet.core.common.messages import error_message, path_text, quoted
 from napari_beerlanet.core.common.progress import Cancelled, Report, report_progress
 from napari_beerlanet.core.common.storage import DataError, FileError, atomic_path
 from napari_beerlanet.core.evaluation.dataset import match_class_names
@@ -90,8 +91,8 @@ def check_task(task: TaskSettings) -> None:
         if task.kind == "detect" and not training.splits.get("val"):
             raise DataError(f"{task.train}: there is no split `val`, to choose the best epoch by.")
         named = Path(task.weights).suffix in (".yaml", ".yml") if task.weights else True
-        if task.weights and not named and not Path(task.weights).exists():
-            raise FileError(f"{task.weights}: there is no such file of weights.")
+        if task.weights and not named and not os.path.exists(task.weights):
+            raise FileError(f"{path_text(task.weights)}: there is no such file of weights.")
     except ValueError as error:
         raise DataError(f"Task {quoted(task.name)}: {error}") from error
     for number, test in enumerate(task.tests):

@@ -17,6 +17,7 @@ Paths in such a file are relative to it.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -209,7 +210,8 @@ class TaskSettings(Settings):
         """With paths that are relative to `folder` made absolute."""
         tests = tuple(test.replace(data=os.path.abspath(folder / test.data)) for test in self.tests)
         named = {key: getattr(self, key) for key in ("weights", "detector")}
-        beside = {key: str(folder / v) for key, v in named.items() if v and (folder / v).exists()}
+        there = {key: folder / name for key, name in named.items() if name}
+        beside = {key: str(path) for key, path in there.items() if os.path.exists(path)}
         return self.replace(train=os.path.abspath(folder / self.train), tests=tests, **beside)
 
 
@@ -261,7 +263,7 @@ class BenchmarkSettings(Settings):
     @classmethod
     def _check_names(cls, tasks: tuple[TaskSettings, ...]) -> tuple[TaskSettings, ...]:
         names = [task.name for task in tasks]
-        twice = [name for name in names if names.count(name) > 1]
+        twice = [name for name, count in Counter(names).items() if count > 1]
         if twice:
             raise ValueError(
                 f"Two tasks are called {quoted(twice[0])}; give each a name of its own."

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from napari_beerlanet.core.boxes.detections import TYPE_COLUMN, Detections
 from napari_beerlanet.core.boxes.geometry import area, check_boxes, clip
 from napari_beerlanet.core.boxes.regions import Region, shape_bounds
-from napari_beerlanet.core.common.messages import count_of, quoted
+from napari_beerlanet.core.common.messages import count_of, name_list, quoted
 
 Indices = npt.NDArray[np.int64]
 
@@ -119,8 +119,8 @@ class Annotations:
         missing = sorted(used - set(place))
         if missing:
             raise ValueError(
-                f"There is no class {', '.join(missing)} in the project, which has "
-                f"{', '.join(names)}; add it, or give these boxes another class."
+                f"There is no class {name_list(missing)} in the project, which has "
+                f"{name_list(names)}; add it, or give these boxes another class."
             )
         numbers = np.array([place.get(name, -1) for name in self.names], np.int64)
         return replace(self, labels=numbers[self.labels], names=list(names))
@@ -287,7 +287,7 @@ def _check_annotations(
         if count != n:
             raise ValueError(f"{n} boxes need as many {what}, got {count}.")
     if len(set(names)) < len(names):
-        raise ValueError(f"Class names must differ: {', '.join(names)}.")
+        raise ValueError(f"Class names must differ: {name_list(names)}.")
     if n and (labels.min() < 0 or labels.max() >= len(names)):
         raise ValueError(f"Labels must be from 0 to {len(names) - 1}, the places of the names.")
     if len(np.unique(ids)) < n:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from napari_beerlanet.core.common.messages import count_of
+from napari_beerlanet.core.common.messages import count_of, name_list, shortened
 
 if TYPE_CHECKING:
     from napari_beerlanet.core.boxes.detections import Detections
@@ -40,6 +40,9 @@ OUTCOME_COLOURS = {
     "wrong class": "#cc79a7",
 }
 """What a detection can be when it is compared with annotations; never red against green."""
+
+DECISION_COLOURS = {"accepted": "#0072b2", "rejected": "#d55e00"}
+"""What a reviewer has decided on a detection."""
 
 CHANGE_COLOURS = {"gained": "#56b4e9", "lost": "#d55e00", "changed": "#f0e442"}
 """What became of a detection from one run to the next."""
@@ -120,6 +123,9 @@ _NO_RED_CELL = re.compile(
     r"difficult)\b"
 )
 
+# Life stages of a parasite, in the order in which they follow each other.
+_LIFE_CYCLE = (r"\brings?\b", r"\btropho", r"\bschizont", r"\bgametocyte")
+
 MIN_RED_CELLS = 500
 """With fewer red cells, a parasitaemia is hardly more than a guess: laboratories count as many."""
 
@@ -162,14 +168,16 @@ def classes_to_classify(
     for name in chosen:
         if name not in names:
             raise ValueError(
-                f"There are no boxes of the class {name}; the classes are {', '.join(names)}."
+                f"There are no boxes of the class {shortened(name)}; the classes are "
+                f"{name_list(names)}."
             )
     meant = [str(name) for name in classifier.get("applies_to") or ()]
     found = list(chosen) or applicable_classes(meant, names)
     if not found and names:
         raise ValueError(
-            f"The classifier {classifier.get('name', '')} is meant for {', '.join(meant)}, and the "
-            f"detector's classes are {', '.join(names)}: say which of them to classify."
+            f"The classifier {shortened(classifier.get('name', ''))} is meant for "
+            f"{name_list(meant)}, and the detector's classes are {name_list(names)}: "
+            "say which of them to classify."
         )
     return found
 
@@ -338,6 +346,7 @@ def parasitaemia(
     infected = sum(stages.values())
     if not healthy and sum(types.values()) == infected and all(map(is_infected, types)):
         stages = dict(types) or stages  # all of them were classified, by stage alone
+    stages = {name: stages[name] for name in in_life_cycle_order(list(stages))}
     return Parasitaemia(infected, whole, stages, white_cells, unclassified) if whole else None
 
 
@@ -357,6 +366,21 @@ def infected_types(types: Sequence[str]) -> list[str]:
     """Of cell types that tell infected from uninfected red cells, the infected ones; else none."""
     healthy = healthy_types(types)
     return [n for n in types if healthy and n not in healthy and _is_of_red_cells(n)]
+
+
+def in_life_cycle_order(types: Sequence[str]) -> list[str]:
+    """Cell types with life stages in the order in which laboratories list them, ring first.
+
+    The stages take each other's places; all other types stay in theirs.
+    """
+
+    def stage(name: str) -> int | None:
+        words = _name_words(name)
+        return next((k for k, one in enumerate(_LIFE_CYCLE) if re.search(one, words)), None)
+
+    stages = {name: k for name in types if (k := stage(name)) is not None and is_infected(name)}
+    ordered = iter(sorted((name for name in types if name in stages), key=stages.__getitem__))
+    return [next(ordered) if name in stages else name for name in types]
 
 
 def _is_of_red_cells(name: str) -> bool:
@@ -383,8 +407,12 @@ class ClassCounts:
 
     @property
     def type_shares(self) -> dict[str, Proportion]:
-        """The share of each type in all objects that have one; {} where none has."""
-        return proportions(self.types)
+        """The share of each type in all objects that have one; {} where none has.
+
+        Life stages come in the order of the life cycle.
+        """
+        shares = proportions(self.types)
+        return {name: shares[name] for name in in_life_cycle_order(list(shares))}
 
     @property
     def parasitaemia(self) -> Parasitaemia | None:

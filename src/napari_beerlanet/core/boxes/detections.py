@@ -21,6 +21,7 @@ from napari_beerlanet.core.boxes.geometry import (
     iou,
     scale,
 )
+from napari_beerlanet.core.common.messages import shortened
 from napari_beerlanet.core.common.tile_store import TileStore
 
 Indices = npt.NDArray[np.int64]
@@ -86,7 +87,9 @@ class Detections:
         for name, values in self.columns.items():
             if name in RESERVED_COLUMNS:
                 raise ValueError(f'A column may not be called "{name}": the name is reserved.')
-            columns[name] = check_per_box(values, len(xyxy), f'values of "{name}"')[order]
+            columns[name] = check_per_box(values, len(xyxy), f'values of "{shortened(name)}"')[
+                order
+            ]
         for name, value in (
             ("xyxy", xyxy[order]),
             ("labels", labels[order]),

@@ -98,11 +98,12 @@ def apply_change(change: Change, now: Annotations) -> Annotations:
         objects.pop(i, None)
     objects |= change.after
     names = list(dict.fromkeys([*now.names, *(name for _, name, _, _ in objects.values())]))
+    places = {name: k for k, name in enumerate(names)}
     ids = sorted(objects)
     return replace(
         now,
         xyxy=np.array([objects[i][0] for i in ids], np.float64).reshape(-1, 4),
-        labels=np.array([names.index(objects[i][1]) for i in ids], np.int64),
+        labels=np.array([places[objects[i][1]] for i in ids], np.int64),
         names=names,
         ids=np.array(ids, np.int64),
         status=[objects[i][2] for i in ids],

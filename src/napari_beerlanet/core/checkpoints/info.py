@@ -305,6 +305,9 @@ class ClassifierInfo(_SharedInfo):
     applies_to: Annotated[list[_Text], Field(max_length=100)] = Field(
         [], description="a list of the detector's classes that it tells apart"
     )
+    recognised: dict[_Text, Annotated[list[_Size], Field(min_length=2, max_length=2)]] = Field(
+        {}, description="how many of how many crops are recognised, by class"
+    )
 
 
 def check_info(info: dict[str, Any]) -> dict[str, Any]:
@@ -324,11 +327,22 @@ def check_info(info: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(f"{len(checked.colours)} colours for {len(classes)} classes")
     if not {name for called in checked.unknown.values() for name in called} <= set(classes):
         raise ValueError("unknown names classes that the model does not have")
-    if isinstance(checked, ClassifierInfo) and len(checked.prior) not in (0, len(classes)):
-        raise ValueError(f"{len(checked.prior)} priors for {len(classes)} classes")
+    if isinstance(checked, ClassifierInfo):
+        _check_classifier(checked)
     if isinstance(checked, CheckpointInfo):
         return {**info, "model_yaml": _check_detector(checked)}
     return dict(info)
+
+
+def _check_classifier(checked: ClassifierInfo) -> None:
+    """Entries of a classifier that have to fit together."""
+    classes = checked.classes
+    if len(checked.prior) not in (0, len(classes)):
+        raise ValueError(f"{len(checked.prior)} priors for {len(classes)} classes")
+    if not checked.recognised.keys() <= set(classes):
+        raise ValueError("recognised names classes that the model does not have")
+    if any(right > count for right, count in checked.recognised.values()):
+        raise ValueError("recognised must not count more crops than there are")
 
 
 def _check_detector(checked: CheckpointInfo) -> dict[str, Any]:
@@ -358,8 +372,16 @@ def _check_detector(checked: CheckpointInfo) -> dict[str, Any]:
 
 
 def limits_text(info: Mapping[str, Any]) -> str:
-    """What a model does not know, to be read beside its counts; "" where `info` says nothing."""
+    """What a model does not know, to be read beside its counts; "" where `info` says nothing.
+
+    With the classes of which it recognises fewer than half, where this was measured.
+    """
     sentences = []
+    measured = (info.get("recognised") or {}).items()
+    seldom = [(name, *counts) for name, counts in measured if 2 * counts[0] < counts[1]]
+    if seldom:
+        names = ", ".join(f"{name} ({right} of {count})" for name, right, count in seldom)
+        sentences.append(f"Seldom recognises, in images that it was not trained on: {names}.")
     for what, called in (info.get("unknown") or {}).items():
         names = " or ".join([", ".join(called[:-1]), called[-1]] if len(called) > 1 else called)
         sentences.append(f"Does not know {what}" + (f"; may call them {names}." if called else "."))

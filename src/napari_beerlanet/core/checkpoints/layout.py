@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from napari_beerlanet.core.common.messages import error_detail, quoted
+from napari_beerlanet.core.common.messages import error_detail, quoted, shortened
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -292,10 +292,14 @@ def check_shapes(found: Shapes, expected: Shapes) -> None:
     if missing:
         raise ValueError(f"it lacks {len(missing)} weights of its network, such as {missing[0]}")
     if extra:
-        raise ValueError(f"{len(extra)} weights have no place in its network, such as {extra[0]}")
+        raise ValueError(
+            f"{len(extra)} weights have no place in its network, such as {shortened(extra[0])}"
+        )
     for name, shape in expected.items():
         if found[name] != shape:
-            raise ValueError(f"{name} has shape {found[name]} where its network has {shape}")
+            raise ValueError(
+                f"{name} has shape {quoted(found[name])} where its network has {shape}"
+            )
 
 
 def _head_index(layout: dict[str, Any]) -> int:

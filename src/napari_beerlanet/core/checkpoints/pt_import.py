@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from napari_beerlanet.core.common.messages import GET_AGAIN
+from napari_beerlanet.core.common.messages import GET_AGAIN, shortened
 
 _DETECTION_MODELS = {
     "ultralytics.nn.tasks.DetectionModel": False,
@@ -128,6 +128,12 @@ def read_state_dict(path: Path) -> dict[str, Any]:
         return _load_tensors(archive, tensors)
 
 
+def check_pickle(path: Path) -> None:
+    """A `ValueError` where a file of `torch.save` takes far more than its size to be read."""
+    with _open_archive(path, "a file that torch.save has written") as archive:
+        _check_program(archive.read("data.pkl"))
+
+
 @contextmanager
 def _open_archive(path: Path, what: str, old: bool = False) -> Iterator[_Archive | _OldFile]:
     try:
@@ -167,7 +173,7 @@ class _Archive:
 
     def read(self, name: str) -> bytes:
         if f"{self.folder}{name}" not in self.entries:
-            raise _UnsupportedFileError(f"its part {name} is missing")
+            raise _UnsupportedFileError(f"its part {shortened(name)} is missing")
         return self.archive.read(f"{self.folder}{name}")
 
 
@@ -199,7 +205,7 @@ class _OldFile:
 
     def read(self, name: str) -> bytes:
         if name not in self._parts:
-            raise _UnsupportedFileError(f"its part {name} is missing")
+            raise _UnsupportedFileError(f"its part {shortened(name)} is missing")
         return self._parts[name]
 
 
@@ -276,7 +282,7 @@ def _read_model(archive: _Archive | _OldFile) -> PickledModel:
     if not isinstance(model, StandIn) or model.origin not in _DETECTION_MODELS:
         what = model.origin.rpartition(".")[2] if isinstance(model, StandIn) else "no model"
         raise _UnsupportedFileError(
-            f"it holds {what or 'no model'}, not a detection model of Ultralytics"
+            f"it holds {shortened(what or 'no model')}, not a detection model of Ultralytics"
         )
     state = vars(model)
     ours = _DETECTION_MODELS[model.origin]

@@ -44,7 +44,7 @@ from napari_beerlanet.core.classification.network import (
     backbone_shapes,
 )
 from napari_beerlanet.core.classification.settings import ClassifierSettings
-from napari_beerlanet.core.common.messages import GET_AGAIN, error_detail
+from napari_beerlanet.core.common.messages import GET_AGAIN, error_detail, shortened
 from napari_beerlanet.core.detection.network import StainDetectionModel
 from napari_beerlanet.core.detection.ultralytics_api import parse_model
 from napari_beerlanet.core.stains.front_end import FRONT_END_PREFIXES, PADDING
@@ -138,7 +138,7 @@ def _build_normalizer(described: Mapping[str, Any], weights: Weights) -> Normali
         made = find_method(described["method"]).load()
         return made.from_state(arrays, described["settings"])
     except (ValueError, TypeError, KeyError) as error:
-        reason = str(error).rstrip(".")
+        reason = error_detail(error)
         raise ValueError(f"its normalizer cannot be used: {reason}") from error
 
 
@@ -229,7 +229,7 @@ def _is_finite(value: torch.Tensor) -> bool:
 
 def _check_finite(name: str, value: torch.Tensor) -> None:
     if not _is_finite(value):
-        raise ValueError(f"{name} holds values that are no numbers (NaN or infinite)")
+        raise ValueError(f"{shortened(name)} holds values that are no numbers (NaN or infinite)")
 
 
 def _network_settings(network: Network) -> dict[str, Any]:
@@ -307,7 +307,9 @@ def _check_backbone_shapes(
     check_shapes(mine, _expected_shapes(info, backbone, available))
     others = [name for name in shapes if not name.startswith((prefix, *FRONT_END_PREFIXES))]
     if others:
-        raise ValueError(f"{len(others)} weights have no place in its network, such as {others[0]}")
+        raise ValueError(
+            f"{len(others)} weights have no place in its network, such as {shortened(others[0])}"
+        )
 
 
 def _expected_shapes(

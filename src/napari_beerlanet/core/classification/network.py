@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from napari_beerlanet.core.classification.settings import ClassifierSettings
 from napari_beerlanet.core.common.device import image_layout, import_torchvision, without_compiler
-from napari_beerlanet.core.common.messages import quoted
+from napari_beerlanet.core.common.messages import name_list, quoted
 from napari_beerlanet.core.normalization.lstainnorm import LStainNorm
 from napari_beerlanet.core.stains.front_end import (
     PADDING,
@@ -249,8 +249,8 @@ def rebuild_head(
     """
     if source.backbone_name == OWN_BACKBONE:
         raise ValueError(
-            f"The model's own backbone knows {', '.join(before)}, while the data has "
-            f"{', '.join(names)}; train a new one."
+            f"The model's own backbone knows {name_list(before)}, while the data has "
+            f"{name_list(names)}; train a new one."
         )
     network = ClassificationNetwork(source.backbone_name, len(names), source.settings)
     if source.has_stain:

@@ -307,7 +307,8 @@ class SlideClassification(TileRun[Scores]):
         self._palette: dict[str, npt.NDArray[Any]] = {}
         self._prepare_stains(earlier, palette, report)
         self._store = earlier or self._create_store(results, identity, report)
-        self._notes: list[str] = []  # on memory that did not suffice
+        # On memory that did not suffice, and on a file that cannot be written.
+        self._notes = [self._store.unsaved] if self._store.unsaved else []
         self.map = self._empty_map(pixel_size)
         """What is known so far; its scores are written to as tiles are done."""
         for number, flat in self._store.tiles.items():

@@ -1,4 +1,7 @@
-"""Growable arrays, and a stable radix argsort, about ten times faster than NumPy's on floats."""
+"""Lazy arrays into memory, growable arrays, and a stable radix argsort.
+
+The sort is about ten times faster than NumPy's on floats.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,21 @@ import numpy.typing as npt
 _GROWTH_FACTOR = 1.5  # times what is needed, when more room is made
 _MIN_CAPACITY = 64
 _MIN_RADIX_LENGTH = 5000  # below, NumPy's own stable sort is as fast
+
+
+def to_numpy(array: Any, **options: Any) -> npt.NDArray[Any]:
+    """Any array as NumPy's; a dask array is computed, with dask's `options`.
+
+    Without callbacks that others have registered with dask, such as napari's cache of chunks: dask
+    shares them between threads without a lock, so that a chunk that one thread drops from the cache
+    is a `KeyError` in another.
+    """
+    return np.asarray(array.compute(callbacks=(), **options) if is_dask(array) else array)
+
+
+def is_dask(array: Any) -> bool:
+    """Whether it is a dask array; dask is not imported for it."""
+    return hasattr(array, "dask") and hasattr(array, "compute")
 
 
 class GrowableArray:

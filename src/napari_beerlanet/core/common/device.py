@@ -15,6 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from napari_beerlanet.core.common.messages import shortened
+
 if TYPE_CHECKING:
     import torch
 
@@ -119,14 +121,15 @@ def pick_device(device: str | torch.device = "auto") -> torch.device:
         wanted = torch.device(device)
     except RuntimeError as error:
         raise ValueError(
-            f'"{device}" is no device name; use "auto" or one of {", ".join(available_devices())}.'
+            f'"{shortened(device)}" is no device name; use "auto" or one of '
+            f"{', '.join(available_devices())}."
         ) from error
     present = available_devices()
     known = wanted.type in {name.split(":")[0] for name in present}
     if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
         known = False
     if not known and not _holds_tensors(wanted):
-        raise ValueError(f'This machine has no "{device}"; it has {", ".join(present)}.')
+        raise ValueError(f'This machine has no "{shortened(device)}"; it has {", ".join(present)}.')
     return wanted
 
 
@@ -189,6 +192,16 @@ def free_memory(device: torch.device) -> None:
         torch.cuda.empty_cache()
     elif device.type == "mps":
         torch.mps.empty_cache()
+
+
+def compute_pending(device: torch.device) -> None:
+    """Have a device compute what it has put off; others than XLA's put nothing off.
+
+    XLA compiles and runs all that a value depends on when the value is asked for, and forgets it
+    again: the next value that depends on the same has the same compiled and computed once more.
+    """
+    if device.type == "xla":
+        importlib.import_module("torch_xla").sync()
 
 
 def on_cpu_note(device: torch.device, what: str) -> str:

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
 from napari_beerlanet.core.common.locking import FolderLock
-from napari_beerlanet.core.common.messages import error_message
+from napari_beerlanet.core.common.messages import error_message, system_reason
 from napari_beerlanet.core.common.progress import Cancelled, Progress, Report, eta_seconds
-from napari_beerlanet.core.common.storage import remove_partial_files, remove_path
+from napari_beerlanet.core.common.storage import FileError, remove_partial_files, remove_path
 from napari_beerlanet.core.common.workers import SchedulerLostError, TaskRunner, Tasks
 
 LOCK_FILE = ".lock"
@@ -44,11 +44,16 @@ JobStatus = Literal["waiting", "done", "skipped", "failed"]
 
 def lock_results(out: Path) -> FolderLock:
     """The lock of a results folder, without what was meant for, or left by, an earlier run."""
-    lock = FolderLock(
-        out / LOCK_FILE,
-        busy="another run writes its results there",
-        advice="wait for it to end, stop it, or choose another folder",
-    )
+    try:
+        lock = FolderLock(
+            out / LOCK_FILE,
+            busy="another run writes its results there",
+            advice="wait for it to end, stop it, or choose another folder",
+        )
+    except OSError as error:
+        raise FileError(
+            f"{out}: cannot be written to ({system_reason(error)}); choose another folder."
+        ) from error
     remove_path(out / STOP_FILE)
     remove_half_written(out)
     return lock

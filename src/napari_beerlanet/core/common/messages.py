@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import reprlib
 import unicodedata
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from napari_beerlanet.core.common.progress import Cancelled
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 
 _MAX_QUOTED = 80  # characters of what is wrong
+_LONG_QUOTE = re.compile(rf"""(['"])(?:(?!\1).){{{_MAX_QUOTED - 1},}}(?:\1|$)""")
 _SHORT = reprlib.Repr()  # what is long is not written out before it is cut
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = _MAX_QUOTED
 
@@ -28,12 +30,13 @@ def error_message(error: BaseException, hint: str = "", memory_advice: str = "")
         return f"Not enough memory{': ' if memory_advice else ''}{memory_advice}."
     if isinstance(error, OSError) and error.strerror:
         reason = system_reason(error)
-        return (
-            f"{reason.capitalize() if error.filename is None else f'{error.filename}: {reason}'}."
-        )
+        if error.filename is None:
+            return f"{reason.capitalize()}."
+        return f"{path_text(error.filename)}: {reason}."
     if isinstance(error, (ValueError, Cancelled)) and text:
         return text
-    return f"Unexpected {type(error).__name__}{': ' if text else ''}{text}{hint}."
+    detail = error_detail(error, 300) if text else ""
+    return f"Unexpected {type(error).__name__}{': ' if text else ''}{detail}{hint}."
 
 
 GET_AGAIN = "copy or download it again"
@@ -41,8 +44,14 @@ GET_AGAIN = "copy or download it again"
 
 
 def error_detail(error: BaseException, limit: int = 120) -> str:
-    """The text of an exception for brackets: short, on one line and without the final stop."""
-    return one_line(error).rstrip(".")[:limit] or type(error).__name__
+    """The text of an exception for brackets: short, on one line and without the final stop.
+
+    What a library quotes in it is cut, too.
+    """
+    text = _LONG_QUOTE.sub(
+        lambda quote: f"{quote[0][: _MAX_QUOTED - 1]}…{quote[1]}", one_line(error)
+    )
+    return text.rstrip(".")[:limit] or type(error).__name__
 
 
 def system_reason(error: OSError) -> str:
@@ -66,6 +75,32 @@ def quoted(value: object) -> str:
     """A value for a message, as Python writes it, at most 80 characters of it."""
     text = _SHORT.repr(value)
     return text if len(text) <= _MAX_QUOTED else f"{text[: _MAX_QUOTED - 1]}…"
+
+
+def path_text(path: object) -> str:
+    """A path for a message: in full, or shortened where it is longer than any file's."""
+    text = str(path)
+    possible = len(text) <= 4096 and max(map(len, re.split(r"[\\/]", text))) <= 255
+    return text if possible else shortened(text)
+
+
+def shortened(text: object) -> str:
+    """A name or text for a message, on one line, at most 80 characters of it."""
+    line = one_line(text)
+    return line if len(line) <= _MAX_QUOTED else f"{line[: _MAX_QUOTED - 1]}…"
+
+
+def name_list(names: Iterable[str]) -> str:
+    """Names for a message, as many as fit into 80 characters, but at least one: "RBC, WBC",
+    "a, b and 98 more"."""
+    listed = list(names)
+    text, count = "", 0
+    for name in listed:
+        longer = f"{text}, {one_line(name)}" if text else shortened(name)
+        if len(longer) > _MAX_QUOTED:
+            break
+        text, count = longer, count + 1
+    return f"{text} and {len(listed) - count:,} more" if count < len(listed) else text
 
 
 def one_line(text: object) -> str:

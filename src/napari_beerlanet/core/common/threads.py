@@ -18,7 +18,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
-from functools import partial
+from functools import cache, partial
+from importlib import import_module
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -36,7 +37,7 @@ def njit(cache: bool, **options: Any) -> Callable[[Callable[..., Any]], Any]:
     Where no folder can be written to, numba refuses to keep what it compiles, and the function with
     it: there, each process compiles for itself.
     """
-    import numba
+    numba = _import_numba()
 
     def decorate(function: Callable[..., Any]) -> Any:
         try:
@@ -45,6 +46,28 @@ def njit(cache: bool, **options: Any) -> Callable[[Callable[..., Any]], Any]:
             return numba.njit(**options)(function)
 
     return decorate
+
+
+@cache
+def _import_numba() -> Any:
+    """numba, which leaves SciPy's linear algebra alone until a function multiplies matrices.
+
+    With the first function that it loads, of whatever kind, it loads 140 modules to know that it
+    could link such products: 0.2 s and 16 MB for what no kernel has. A function that has them loads
+    those modules when it is compiled, as ever.
+    """
+    import numba
+
+    if "numba.np.arraymath" not in sys.modules:
+        linalg: Any = import_module("numba.np.linalg")
+        load = getattr(linalg, "ensure_blas", None)
+
+        def ensure_blas() -> None:  # called once, by `arraymath` as it is loaded
+            linalg.ensure_blas = load
+
+        if load is not None:
+            linalg.ensure_blas = ensure_blas
+    return numba
 
 
 def set_being_compiled(being_compiled: Callable[[], bool] | None) -> None:

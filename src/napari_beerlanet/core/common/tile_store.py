@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from napari_beerlanet.core.common.locking import is_locked, try_lock
-from napari_beerlanet.core.common.messages import error_detail
+from napari_beerlanet.core.common.messages import error_detail, system_reason
 from napari_beerlanet.core.common.progress import Report, report_progress
 from napari_beerlanet.core.common.rectangle import Focus, pop_nearest
 from napari_beerlanet.core.common.storage import FileError, atomic_path
@@ -45,6 +45,7 @@ _SCHEMA = f"""
     PRAGMA user_version = {_VERSION};
     {";".join(_TABLES.values())};
 """
+_NOT_WRITABLE = {errno.EROFS, errno.EACCES, errno.EPERM}
 _IDENTITY_WORDS = {
     "model": "the model",
     "source": "the image file",
@@ -114,13 +115,15 @@ class TileStore(Generic[T]):
     """Results by tile, in memory and in a file that is open for adding.
 
     `header` (plain JSON values, with the `identity` of the run) and `arrays` are written once. A
-    subclass says how the result of a tile is stored.
+    subclass says how the result of a tile is stored. Where the file cannot be written to, results
+    are in memory alone, and `unsaved` is a sentence on it.
     """
 
     def __init__(self, path: Path, header: dict[str, Any], arrays: Arrays) -> None:
         """In memory alone; see `create` and `resume`."""
         self.path, self.header, self.arrays = path, header, arrays
         self.tiles: dict[int, T] = {}
+        self.unsaved = ""
         self._connection: sqlite3.Connection | None = None
         self._lock: IO[bytes] | None = None
 
@@ -146,10 +149,17 @@ class TileStore(Generic[T]):
 
     @classmethod
     def create_or_hold(cls, path: Path | None, header: Mapping[str, Any], arrays: Arrays) -> Self:
-        """Start a file, or keep results in memory alone where there is none to be."""
-        return (
-            cls(Path(), dict(header), arrays) if path is None else cls.create(path, header, arrays)
-        )
+        """Start a file, or keep results in memory alone where there is none to be, or can be."""
+        held = cls(Path(), dict(header), arrays)
+        if path is None:
+            return held
+        try:
+            return cls.create(path, header, arrays)
+        except OSError as error:
+            if error.errno not in _NOT_WRITABLE:
+                raise
+            held.unsaved = _unsaved_message(path, error)
+            return held
 
     @classmethod
     def create(cls, path: Path, header: Mapping[str, Any], arrays: Arrays) -> Self:
@@ -175,12 +185,18 @@ class TileStore(Generic[T]):
         if summary is None or summary[0].get("identity") != _as_json(identity):
             return None
         store = cls(path, {}, {})
-        store._lock = _acquire(path)
         try:
-            if not _is_database(path):
+            store._lock = _acquire(path)
+        except OSError as error:
+            if error.errno not in _NOT_WRITABLE:
+                raise
+            store.unsaved = _unsaved_message(path, error)
+        try:
+            if not store.unsaved and not _is_database(path):
                 _convert_log(path)
             store._load()
-            store._open()
+            if not store.unsaved:
+                store._open()
         except sqlite3.DatabaseError:
             store.close()
             return None
@@ -209,7 +225,7 @@ class TileStore(Generic[T]):
 
     def _load(self) -> None:
         """Read the file; a `sqlite3.DatabaseError` where it is damaged."""
-        with closing(_connect(self.path)) as connection:
+        with closing(_connect(self.path, read_only=True)) as connection:
             self.header = _read_header(connection)
             (state,) = connection.execute("PRAGMA quick_check(1)").fetchone()
             if state != "ok":
@@ -410,6 +426,13 @@ def _acquire(path: Path) -> IO[bytes]:
             f"{path}: another search writes to it; stop that one, or wait until it is done."
         )
     return lock
+
+
+def _unsaved_message(path: Path, error: OSError) -> str:
+    return (
+        f"{path.parent} cannot be written to ({system_reason(error)}), so what is found is not "
+        "saved there: a search that is stopped starts over."
+    )
 
 
 def _release(path: Path, lock: IO[bytes]) -> None:

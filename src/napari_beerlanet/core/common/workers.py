@@ -30,7 +30,7 @@ from contextlib import suppress
 from queue import Empty, Queue, SimpleQueue
 from typing import IO, Any
 
-from napari_beerlanet.core.common.messages import format_duration
+from napari_beerlanet.core.common.messages import error_detail, format_duration, shortened
 from napari_beerlanet.core.common.progress import Report, ThrottledProgress
 from napari_beerlanet.core.common.storage import FileError
 from napari_beerlanet.core.common.threads import thread_count
@@ -256,7 +256,9 @@ def _connect(distributed: Any, scheduler: Any) -> Any:
     try:
         return distributed.Client(scheduler, timeout=20)
     except (OSError, TimeoutError, ValueError) as error:
-        raise FileError(f"No dask scheduler answers at {scheduler} ({error}).") from error
+        raise FileError(
+            f"No dask scheduler answers at {shortened(scheduler)} ({error_detail(error)})."
+        ) from error
 
 
 def _stream_outcomes(client: Any, tasks: Tasks) -> Outcomes:

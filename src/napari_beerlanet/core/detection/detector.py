@@ -17,8 +17,9 @@ from napari_beerlanet.core.common.progress import Report, report_progress, subpr
 from napari_beerlanet.core.detection.inference import InferenceRunner, on_cpu
 from napari_beerlanet.core.detection.network import StainDetectionModel
 from napari_beerlanet.core.detection.openvino_network import choose_precision
-from napari_beerlanet.core.detection.pipeline import DetectionPipeline, ImageCache, PixelSize
+from napari_beerlanet.core.detection.pipeline import DetectionPipeline, ImageCache
 from napari_beerlanet.core.detection.settings import DetectSettings, OpenVinoMode
+from napari_beerlanet.core.images import PixelSize
 from napari_beerlanet.core.images.rgb import check_rgb, to_uint8
 from napari_beerlanet.core.stains.decompose import decompose
 from napari_beerlanet.core.stains.decomposition import Decomposition

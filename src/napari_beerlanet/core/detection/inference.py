@@ -311,7 +311,8 @@ def select_boxes(
     if end2end:
         corners = prediction[image, place, :4].float()
     else:
-        box = prediction[image, :4, place].float()
+        # Not prediction[image, :4, place], of which XLA devices return other images' boxes.
+        box = prediction[:, :4].mT[image, place].float()
         centre, size = box[:, :2], box[:, 2:]
         corners = torch.cat([centre - size / 2, centre + size / 2], dim=1)
     facts = (scores[image, place], labels[image, place], image)

@@ -51,7 +51,6 @@ from napari_beerlanet.core.stains.domain_shift import subsample_pixels, summariz
 from napari_beerlanet.core.stains.front_end import StainFit, fit_stain
 
 Pixels = npt.NDArray[np.uint8]
-PixelSize = tuple[float, float]
 
 MIN_SCORE = 0.01
 """Score below which nothing is kept at all."""

@@ -28,11 +28,11 @@ from napari_beerlanet.core.detection.pipeline import (
     MIN_SCORE,
     DetectionPipeline,
     ImageCacheEntry,
-    PixelSize,
 )
 from napari_beerlanet.core.detection.scale_search import ScaleChoice
 from napari_beerlanet.core.detection.settings import DetectSettings, OpenVinoMode
 from napari_beerlanet.core.detection.tiling import TileGrid
+from napari_beerlanet.core.images import PixelSize
 from napari_beerlanet.core.images.pyramid import as_levels
 from napari_beerlanet.core.images.tissue import TissueMask, find_tissue
 from napari_beerlanet.core.stains.front_end import (
@@ -124,6 +124,8 @@ class SlideDetection(TileRun[RawDetections]):
         earlier, self.changed = DetectionTiles.resume_or_explain(results, self._identity)
         self._pipeline = self._prepare(earlier, palette, size_hint)
         self._store = earlier or self._create_store(results)
+        if self._store.unsaved:
+            self._pipeline.notes.append(self._store.unsaved)
         self._front_end = TileMixer(self._pipeline.whole_fit)
         # What is no duplicate so far, of each tile; exact only at the end.
         self._alive = {number: np.ones(len(f), bool) for number, f in self._store.tiles.items()}

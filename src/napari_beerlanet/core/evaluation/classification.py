@@ -18,7 +18,7 @@ from napari_beerlanet.core.boxes.detections import TYPE_COLUMN, Detections
 from napari_beerlanet.core.boxes.geometry import xyxy_to_cxcywh
 from napari_beerlanet.core.boxes.matching import match_boxes
 from napari_beerlanet.core.classification.classifier import Classification, Classifier
-from napari_beerlanet.core.common.messages import quoted
+from napari_beerlanet.core.common.messages import name_list, quoted
 from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
 from napari_beerlanet.core.detection.detector import Detector
 from napari_beerlanet.core.formats.class_folders import (
@@ -116,7 +116,7 @@ def locate_cells(
     if object_class is not None and object_class not in detector.classes:
         raise ValueError(
             f"The detector has no class {quoted(object_class)}; it has "
-            f"{', '.join(detector.classes)}."
+            f"{name_list(detector.classes)}."
         )
     located = []
     sizes: list[float] = []
@@ -301,7 +301,7 @@ def relaxed_accuracy(
             if name not in names:
                 raise ValueError(
                     f"ordered names {quoted(name)}, which is no class; there are "
-                    f"{', '.join(names)}."
+                    f"{name_list(names)}."
                 )
             if name in seen:
                 raise ValueError(f"ordered names {quoted(name)} twice; a class is in one group.")

@@ -19,6 +19,7 @@ from napari_beerlanet.core.boxes.annotations import Annotations
 from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.boxes.geometry import cxcywh_to_xyxy
 from napari_beerlanet.core.classification.classifier import Classifier
+from napari_beerlanet.core.common.messages import name_list
 from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
 from napari_beerlanet.core.detection.detector import Detector
 from napari_beerlanet.core.detection.scale_search import typical_size
@@ -164,8 +165,8 @@ def match_class_names(names: Sequence[str], classes: Sequence[str]) -> npt.NDArr
     unknown = [name for name in names if place[name] is None]
     if unknown:
         raise ValueError(
-            f"The model does not know the class{'es' * (len(unknown) > 1)} {', '.join(unknown)}; "
-            f"it knows {', '.join(classes)}: name them alike in the data."
+            f"The model does not know the class{'es' * (len(unknown) > 1)} {name_list(unknown)}; "
+            f"it knows {name_list(classes)}: name them alike in the data."
         )
     return np.array([place[name] for name in names], dtype=np.int64)
 

@@ -61,8 +61,7 @@ class DetectionDiff:
 def describe_against(diff: DetectionDiff, annotations: Annotations) -> str:
     """Of the boxes gained and lost, how many are annotated: right, or right before."""
     names = list(dict.fromkeys([*diff.before.names, *diff.after.names, *annotations.names]))
-    place = np.array([names.index(name) for name in annotations.names], np.int64)
-    truth = place[annotations.labels]
+    truth = _common_labels(annotations, names)
 
     def right(detections: Detections, which: Indices) -> int:
         pairs = overlap_pairs(detections.xyxy, annotations.xyxy.astype(np.float32))
@@ -113,7 +112,7 @@ def diff_detections(
     )
 
 
-def _common_labels(detections: Detections, names: list[str]) -> Indices:
+def _common_labels(boxes: Detections | Annotations, names: list[str]) -> Indices:
     """Labels (n,) as places in `names`."""
-    place = np.array([names.index(name) for name in detections.names], np.int64)
-    return place[detections.labels]
+    places = {name: k for k, name in enumerate(names)}
+    return np.array([places[name] for name in boxes.names], np.int64)[boxes.labels]

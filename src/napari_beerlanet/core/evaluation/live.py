@@ -276,10 +276,12 @@ def unify_classes(
     names = list(first)
     labels = []
     for part in parts:
-        alike = {name.casefold(): name for name in names if name not in part.names}
-        mine = [n if n in names else alike.get(n.casefold(), n) for n in part.names]
-        names += [name for name in dict.fromkeys(mine) if name not in names]
-        place = np.array([names.index(name) for name in mine], np.int64)
+        known, own = set(names), set(part.names)
+        alike = {name.casefold(): name for name in names if name not in own}
+        mine = [n if n in known else alike.get(n.casefold(), n) for n in part.names]
+        names += [name for name in dict.fromkeys(mine) if name not in known]
+        places = {name: k for k, name in enumerate(names)}
+        place = np.array([places[name] for name in mine], np.int64)
         labels.append(place[np.asarray(part.labels, np.int64)])
     return names, labels
 
@@ -306,7 +308,8 @@ def with_classes_renamed(annotations: Annotations, mapping: Mapping[str, str]) -
     """With other names of classes, by their names; those that become the same are one class."""
     renamed = [mapping.get(name, name) for name in annotations.names]
     names = list(dict.fromkeys(renamed))
-    place = np.array([names.index(name) for name in renamed], np.int64)
+    places = {name: k for k, name in enumerate(names)}
+    place = np.array([places[name] for name in renamed], np.int64)
     return replace(annotations, labels=place[annotations.labels], names=names)
 
 

@@ -26,7 +26,7 @@ from napari_beerlanet.core.figures.drawing import (
     tint,
     to_rgb,
 )
-from napari_beerlanet.core.images.files import PixelSize
+from napari_beerlanet.core.images import PixelSize
 from napari_beerlanet.core.images.rgb import white_level
 from napari_beerlanet.core.stains.decomposition import Decomposition
 

@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from napari_beerlanet.core.boxes.detections import TYPE_COLUMN
 from napari_beerlanet.core.boxes.geometry import area, clip, cxcywh_to_xyxy, xyxy_to_cxcywh
-from napari_beerlanet.core.common.messages import count_of
+from napari_beerlanet.core.common.messages import count_of, name_list
 from napari_beerlanet.core.common.progress import Report
 from napari_beerlanet.core.common.storage import DataError, FileError, csv_text
 from napari_beerlanet.core.formats.dataset import (
@@ -160,12 +160,11 @@ def _crops_of_boxes(dataset: Dataset) -> CropDataset:
         raise DataError(describe_problems(dataset.path, problems))
     used = {int(k) for items in dataset.splits.values() for item in items for k in item.labels}
     names = [name for k, name in enumerate(dataset.names) if k in used]
+    places = {name: k for k, name in enumerate(names)}
     absent = [name for k, name in enumerate(dataset.names) if k not in used]
     splits = {
         split: [
-            LabelledCrop(
-                item.image, names.index(dataset.names[label]), (box[0], box[1], box[2], box[3])
-            )
+            LabelledCrop(item.image, places[dataset.names[label]], (box[0], box[1], box[2], box[3]))
             for item in items
             for label, box in zip(item.labels, item.cxcywh.tolist(), strict=True)
         ]
@@ -173,7 +172,7 @@ def _crops_of_boxes(dataset: Dataset) -> CropDataset:
     }
     if not names:
         raise DataError(f"{dataset.path}: there are no boxes, so there is nothing to classify.")
-    notes = [f"There are no boxes of {', '.join(absent)}, left out."] if absent else []
+    notes = [f"There are no boxes of {name_list(absent)}, left out."] if absent else []
     return CropDataset(dataset.path, names, splits, notes)
 
 
@@ -346,7 +345,7 @@ def check_crop_dataset(
         raise DataError(describe_problems(dataset.path, problems))
     trained = dataset.counts(splits[0])
     absent = [
-        f"{split}: no crops of {', '.join(missing)}."
+        f"{split}: no crops of {name_list(missing)}."
         for split in splits[1:]
         if (
             missing := [n for n, count in dataset.counts(split).items() if trained[n] and not count]
@@ -369,12 +368,12 @@ def _too_few(dataset: CropDataset, split: str, least: int) -> list[str]:
     problems = []
     if empty:
         problems.append(
-            f"{dataset.path}: there are no images of {', '.join(empty)}; add some, or remove the "
+            f"{dataset.path}: there are no images of {name_list(empty)}; add some, or remove the "
             f"class."
         )
     if few:
         problems.append(
-            f"{dataset.path}: only {count_of(counts[few[0]], 'image')} of {', '.join(few)}; at "
+            f"{dataset.path}: only {count_of(counts[few[0]], 'image')} of {name_list(few)}; at "
             f"least {least} of each class are needed."
         )
     return problems

@@ -23,7 +23,13 @@ from napari_beerlanet.core.boxes.detections import (
     is_type_column,
     types_of_columns,
 )
-from napari_beerlanet.core.common.messages import error_detail, system_reason
+from napari_beerlanet.core.common.messages import (
+    error_detail,
+    name_list,
+    path_text,
+    shortened,
+    system_reason,
+)
 from napari_beerlanet.core.common.storage import FileError, atomic_path
 
 ImageShape = tuple[int, int]
@@ -69,10 +75,10 @@ class BoxRows:
 def read_bytes(path: AnyPath, empty: bool = False) -> bytes:
     """A file's content; `empty` says whether there may be none."""
     path = Path(path)
+    if not os.path.exists(path):  # or no file can have such a name
+        raise FileError(f"{path_text(path)}: there is no such file.")
     if path.is_dir():
         raise FileError(f"{path}: a folder, not a file.")
-    if not path.exists():
-        raise FileError(f"{path}: there is no such file.")
     if not path.is_file():  # reading from a pipe would wait for ever
         raise FileError(f"{path}: not a regular file.")
     try:
@@ -170,9 +176,9 @@ def to_detections(
     place = {name: label for label, name in reversed(list(enumerate(classes)))}
     for name in rows.classes:
         if name not in place:
-            have = ", ".join(classes) or "none"
+            have = name_list(classes) or "none"
             raise FileError(
-                f'{path}: the class "{name}" is not one of the requested ones ({have}).'
+                f'{path}: the class "{shortened(name)}" is not one of the requested ones ({have}).'
             )
     with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused
         boxes = np.array(rows.boxes, np.float64).reshape(-1, 4).astype(np.float32)

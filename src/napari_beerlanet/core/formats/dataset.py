@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from napari_beerlanet.core.common.messages import count_of
+from napari_beerlanet.core.common.messages import count_of, name_list, path_text, shortened
 from napari_beerlanet.core.common.progress import Report, report_progress
 from napari_beerlanet.core.common.storage import DataError, FileError
 from napari_beerlanet.core.common.threads import run_parallel
@@ -176,6 +176,8 @@ def list_images(place: Path, root: Path) -> list[Path]:
     if place.suffix.lower() in _DATASET_IMAGE_SUFFIXES:
         return [place]
     try:
+        if not place.is_file():  # reading from a pipe would wait for ever
+            raise OSError("not a regular file")
         lines = place.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{place}: not a folder, an image, or a list of images.") from error
@@ -185,7 +187,7 @@ def list_images(place: Path, root: Path) -> list[Path]:
 def _resolve_listed_image(line: str, listing: Path, root: Path) -> Path:
     folders = [root, Path.cwd()] if not line.startswith("./") else []
     for folder in folders:
-        if (folder / line).exists():
+        if os.path.exists(folder / line):  # False, too, where no file can have such a name
             return Path(os.path.abspath(folder / line))
     return Path(os.path.abspath(listing.parent / line))
 
@@ -213,8 +215,12 @@ def read_labelled_image(image: Path, classes: int) -> LabelledImage:
 
 
 def _read_label_lines(file: Path, problems: list[str]) -> list[str]:
+    if not os.path.lexists(file):
+        return []
     try:
-        return file.read_text(encoding="utf-8-sig").splitlines() if file.exists() else []
+        if not file.is_file():  # reading from a pipe would wait for ever
+            raise OSError("not a regular file")
+        return file.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError):
         problems.append(f"{file}: not a text file that can be read.")
         return []
@@ -239,9 +245,9 @@ def _dataset_root(content: dict[str, Any], file: Path) -> Path:
     if not given:
         return here
     for folder in (here / str(given), Path(str(given)).absolute()):
-        if folder.is_dir():
+        if os.path.isdir(folder):
             return folder
-    raise DataError(f"{file}: `path` names {given}, and there is no such folder.")
+    raise DataError(f"{file}: `path` names {shortened(given)}, and there is no such folder.")
 
 
 def _find_images(where: Any, root: Path, split: str) -> list[Path]:
@@ -256,9 +262,9 @@ def _find_images(where: Any, root: Path, split: str) -> list[Path]:
 def _resolve_split_path(place: str, root: Path, split: str) -> Path:
     # Exports write ../train/images although the folder lies beside the data.yaml.
     for path in (root / place, root / place.removeprefix("../")):
-        if path.exists():
+        if os.path.exists(path):
             return path.resolve()
-    raise DataError(f"`{split}` names {root / place}, which does not exist.")
+    raise DataError(f"`{split}` names {path_text(root / place)}, which does not exist.")
 
 
 def _inspect_image(path: Path) -> ImageInspection:
@@ -314,7 +320,7 @@ def _dataset_warnings(
         absent = [name for k, name in enumerate(dataset.names) if k not in seen]
         if absent:
             what = {"train": "training", "val": "validation"}.get(split, split)
-            notes.append(f"There are no boxes of {' and '.join(absent)} for {what}.")
+            notes.append(f"There are no boxes of {name_list(absent)} for {what}.")
     both = {i.image for i in dataset.splits[splits[0]]}.intersection(
         *({i.image for i in dataset.splits[split]} for split in splits[1:])
     )

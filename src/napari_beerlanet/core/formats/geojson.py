@@ -12,6 +12,7 @@ import numpy.typing as npt
 from napari_beerlanet.core.boxes.classes import assign_colours, class_colours, parse_colours
 from napari_beerlanet.core.boxes.detections import TYPE_COLUMN, Detections
 from napari_beerlanet.core.boxes.regions import Region
+from napari_beerlanet.core.common.messages import shortened
 from napari_beerlanet.core.formats.common import (
     AnyPath,
     BoxRows,
@@ -217,7 +218,9 @@ def _measurement(value: Any) -> float | None:
 def _bounds(geometry: Any) -> list[float]:
     kind = geometry.get("type") if isinstance(geometry, dict) else None
     if kind not in ("Polygon", "MultiPolygon"):
-        raise ValueError(f"a feature is a {kind or 'thing without shape'}, not a polygon")
+        raise ValueError(
+            f"a feature is a {shortened(kind or 'thing without shape')}, not a polygon"
+        )
     points = np.array(list(_points(geometry["coordinates"])), np.float64).reshape(-1, 2)
     if len(points) == 0:
         raise ValueError("a polygon has no points")

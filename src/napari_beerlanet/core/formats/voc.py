@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from napari_beerlanet.core.boxes.detections import Detections
-from napari_beerlanet.core.common.messages import quoted
+from napari_beerlanet.core.common.messages import quoted, shortened
 from napari_beerlanet.core.formats.common import (
     AnyPath,
     BoxRows,
@@ -65,7 +65,7 @@ def read_voc(
     with parsing(path, "Pascal VOC XML"):
         root = _parse_xml(content)
         if root.tag != "annotation":
-            raise ValueError(f"it is about <{root.tag}>, not <annotation>")
+            raise ValueError(f"it is about <{shortened(root.tag)}>, not <annotation>")
         width, height = (int(float(root.findtext(f"size/{s}") or 0)) for s in ("width", "height"))
         shape = agreed_shape(path, width, height, image_shape)
         rows = BoxRows()

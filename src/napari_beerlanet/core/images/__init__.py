@@ -4,3 +4,6 @@ from typing import Literal
 
 Domain = Literal["log", "intensity"]
 """What the solver works on: optical densities (Beer–Lambert), or intensities."""
+
+PixelSize = tuple[float, float]
+"""(y, x) in micrometres."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from napari_beerlanet.core.common.arrays import is_dask, to_numpy
 from napari_beerlanet.core.common.messages import error_detail
 from napari_beerlanet.core.common.rectangle import Rectangle
 from napari_beerlanet.core.common.threads import map_threads
@@ -54,11 +55,8 @@ def _check_level(level: Any) -> None:
 def read_region(level: Any, region: Rectangle) -> npt.NDArray[Any]:
     """(h, w, 3 or 4) of a region of a level, in memory, by this thread."""
     try:
-        pixels = level[region.slices]
-        if hasattr(pixels, "compute"):
-            # Not dask's own threads: the caller has as many already, and knows what is under way.
-            pixels = pixels.compute(scheduler="synchronous")
-        array = np.asarray(pixels)
+        # Not dask's own threads: the caller has as many already, and knows what is under way.
+        array = to_numpy(level[region.slices], scheduler="synchronous")
     except (ImageError, MemoryError):
         raise
     except Exception as error:
@@ -173,7 +171,7 @@ def as_dask(level: Any) -> Any:
     """A level as a dask array, in chunks of a fair size for a viewer, along its own."""
     import dask.array as da
 
-    if hasattr(level, "dask"):
+    if is_dask(level):
         return level
     lazy: Any = da.from_array
     return lazy(level, chunks=_viewer_chunks(level), name=False)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from napari_beerlanet.core.common.arrays import to_numpy
 from napari_beerlanet.core.common.messages import error_detail
 from napari_beerlanet.core.images import Domain
 
@@ -15,6 +16,8 @@ ACCEPTED_IMAGES = (
     "Accepted are RGB or RGBA images of shape (height, width, 3 or 4) as uint8, uint16, "
     "or float with values from 0 to 1."
 )
+MAX_PIXELS = 400_000_000
+"""Pixels of an image that are taken at once: 8 density planes of that many are 12.8 GB."""
 FLOAT_FLOOR = 1.0 / 255.0
 PADDING_GREY = 114
 """Grey level with which Ultralytics fills letterboxes and mosaics."""
@@ -57,7 +60,7 @@ def check_rgb(image: Any) -> RGBImage:
     if isinstance(image, (str, bytes)) or image is None or not hasattr(image, "__array__"):
         raise ImageError(f"Expected an image array, got {_describe_type(image)}. {ACCEPTED_IMAGES}")
     try:
-        pixels = np.asarray(np.ma.filled(image, 0) if np.ma.isMaskedArray(image) else image)
+        pixels = to_numpy(np.ma.filled(image, 0) if np.ma.isMaskedArray(image) else image)
     except (TypeError, ValueError, RuntimeError) as error:  # tensors: sparse, meta, with gradients
         detail = error_detail(error, 80)
         raise ImageError(

@@ -15,23 +15,25 @@ import tifffile
 from tifffile import EXTRASAMPLE, PHOTOMETRIC
 
 from napari_beerlanet.core.common.storage import FileError
+from napari_beerlanet.core.images import PixelSize
 from napari_beerlanet.core.images.files import (
-    PixelSize,
-    axis_lengths,
     check_regular_file,
-    check_rgb_series,
-    check_stored_pixels,
     image_file_errors,
-    is_tiff,
-    largest_series,
-    open_tiff,
     read_error_reason,
     read_image,
-    read_pixel_size,
-    series_area,
 )
 from napari_beerlanet.core.images.pyramid import as_dask, as_levels, with_overviews
 from napari_beerlanet.core.images.rgb import ImageError
+from napari_beerlanet.core.images.tiff import (
+    axis_lengths,
+    check_rgb_series,
+    check_stored_pixels,
+    is_tiff,
+    largest_series,
+    open_tiff,
+    read_pixel_size,
+    series_area,
+)
 
 SLIDE_SUFFIXES = frozenset({".svs", ".ndpi", ".scn", ".bif", ".qptiff"})
 """How the names of scanners' files end, in lower case."""

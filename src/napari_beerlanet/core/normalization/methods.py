@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from napari_beerlanet._version import __version__
-from napari_beerlanet.core.common.messages import quoted, system_reason
+from napari_beerlanet.core.common.messages import name_list, quoted, system_reason
 from napari_beerlanet.core.common.storage import FileError, atomic_path
 from napari_beerlanet.core.images.files import read_image
 from napari_beerlanet.core.normalization.normalizer import Normalizer, NormalizerError
@@ -150,7 +150,7 @@ def make_normalizer(method: str, **settings: Any) -> Normalizer:
     try:
         return made(**settings)
     except TypeError as error:
-        given = ", ".join(settings)
+        given = name_list(settings)
         raise NormalizerError(f"{method} does not take these settings: {given}.") from error
 
 

@@ -32,7 +32,13 @@ from pydantic import AfterValidator, TypeAdapter, ValidationError
 from napari_beerlanet._version import __version__
 from napari_beerlanet.core.boxes.annotations import Annotations
 from napari_beerlanet.core.boxes.classes import parse_colour
-from napari_beerlanet.core.common.messages import first_problem, slug, system_reason
+from napari_beerlanet.core.common.messages import (
+    error_detail,
+    first_problem,
+    shortened,
+    slug,
+    system_reason,
+)
 from napari_beerlanet.core.common.storage import FileError, csv_cell, csv_text, pixel_digest
 from napari_beerlanet.core.formats.class_folders import CELLS_DIR, CELLS_FILE
 from napari_beerlanet.core.formats.yolo import format_data_yaml
@@ -316,7 +322,9 @@ def clean_names(names: Sequence[str], noun: str) -> list[str]:
     counts = Counter(folded)
     duplicates = [name for name in clean if counts[name.casefold()] > 1]
     if duplicates:
-        raise ProjectError(f"The {noun} {duplicates[0]} is there twice; rename one of them.")
+        raise ProjectError(
+            f"The {noun} {shortened(duplicates[0])} is there twice; rename one of them."
+        )
     return clean
 
 
@@ -337,7 +345,7 @@ def _read_table(path: Path, adapter: TypeAdapter[_Record], what: str) -> list[_R
     except FileNotFoundError:
         return []
     except (ValueError, csv.Error) as error:
-        why = first_problem(error) if isinstance(error, ValidationError) else error
+        why = first_problem(error) if isinstance(error, ValidationError) else error_detail(error)
         raise ProjectError(f"{path}: damaged ({why}); {what}.") from error
 
 

@@ -107,12 +107,14 @@ def to_annotations(
         notes.append(f"{where}: {count} without a class left out.")
         detections = detections[~unclassified]
     used = [renamed[k] for k in detections.labels]
-    classes = clean_class_names([*names, *(n for n in dict.fromkeys(used) if n not in names)])
+    known = set(names)
+    classes = clean_class_names([*names, *(n for n in dict.fromkeys(used) if n not in known)])
+    places = {name: k for k, name in enumerate(classes)}
     empty = Annotations.empty(classes, shape)
     annotations = replace(
         empty,
         xyxy=detections.xyxy.astype(np.float64),
-        labels=np.array([classes.index(" ".join(name.split())) for name in used], np.int64),
+        labels=np.array([places[" ".join(name.split())] for name in used], np.int64),
         ids=np.arange(len(used)),
         status=[CONFIRMED] * len(used),
         types=[str(name) for name in detections.columns.get(TYPE_COLUMN, ())],

@@ -25,7 +25,7 @@ import numpy as np
 from napari_beerlanet.core.boxes.annotations import Annotations
 from napari_beerlanet.core.boxes.classes import parse_colour
 from napari_beerlanet.core.common.locking import FolderLock
-from napari_beerlanet.core.common.messages import count_of
+from napari_beerlanet.core.common.messages import count_of, name_list, shortened
 from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
 from napari_beerlanet.core.common.storage import DataError, FileError, atomic_path
 from napari_beerlanet.core.images.rgb import PADDING_GREY
@@ -321,7 +321,9 @@ class Project:
         """Give a class another name, in saved annotations, too."""
         self._prepare_change("rename a class")
         if old not in self.classes:
-            raise ProjectError(f"There is no class {old}; there are {', '.join(self.classes)}.")
+            raise ProjectError(
+                f"There is no class {shortened(old)}; there are {name_list(self.classes)}."
+            )
         names = clean_class_names([new if name == old else name for name in self.classes])
         self._write_classes(names, {old: " ".join(new.split())})
 
@@ -337,7 +339,9 @@ class Project:
         """Give a cell type another name, in saved annotations, too."""
         self._prepare_change("rename a type")
         if old not in self.types:
-            raise ProjectError(f"There is no type {old}; there are {', '.join(self.types)}.")
+            raise ProjectError(
+                f"There is no type {shortened(old)}; there are {name_list(self.types)}."
+            )
         names = clean_names([new if name == old else name for name in self.types], "type")
         self._write_types(names, {old: " ".join(new.split())})
 

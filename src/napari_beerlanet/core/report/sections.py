@@ -14,6 +14,7 @@ from napari_beerlanet.core.boxes.classes import (
     Parasitaemia,
     Proportion,
     assign_colours,
+    in_life_cycle_order,
     infected_types,
     poisson_interval,
 )
@@ -215,8 +216,8 @@ def _types(subject: ReportSubject) -> Content | None:
     if not counts:
         return None
     shares, rows, charts, galleries = subject.class_counts.type_shares, [], [], []
-    for name, count in list(counts.items()):
-        mine = subject.types == name
+    for name in in_life_cycle_order(list(counts)):
+        count, mine = counts[name], subject.types == name
         certainty = subject.certainty([name])[mine]
         share, mean = (str(shares[name]) if shares else "–"), "–"
         if count:

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from napari_beerlanet._version import __version__
-from napari_beerlanet.core.common.messages import slug
+from napari_beerlanet.core.common.messages import shortened, slug
 from napari_beerlanet.core.common.storage import (
     FileError,
     read_json,
@@ -34,6 +34,7 @@ from napari_beerlanet.core.common.storage import (
 )
 from napari_beerlanet.core.images import Domain
 from napari_beerlanet.core.images.rgb import check_rgb, to_columns
+from napari_beerlanet.core.stains.solver import MAX_COMPONENTS
 
 Spectrum = tuple[float, float, float]
 """Absorption in red, green and blue, of any length."""
@@ -216,12 +217,19 @@ class StainPreset:
         if not self.name.strip():
             raise ValueError("A preset needs a name.")
         if not self.stains:
-            raise ValueError(f"The preset “{self.name}” needs at least one stain.")
+            raise ValueError(f"The preset “{shortened(self.name)}” needs at least one stain.")
+        if len(self.stains) > MAX_COMPONENTS:
+            raise ValueError(
+                f"The preset “{shortened(self.name)}” has {len(self.stains):,} stains; up to "
+                f"{MAX_COMPONENTS} are possible."
+            )
         checked = tuple(NamedSpectrum(one.name, check_spectrum(one)) for one in self.stains)
         names = [one.name for one in checked]
         double = next((name for name in names if names.count(name) > 1), None)
         if double is not None:
-            raise ValueError(f"The preset “{self.name}” has two stains called “{double}”.")
+            raise ValueError(
+                f"The preset “{shortened(self.name)}” has two stains called “{shortened(double)}”."
+            )
         object.__setattr__(self, "stains", checked)
 
     @property
@@ -245,9 +253,13 @@ def check_spectrum(stain: NamedSpectrum) -> Spectrum:
     except (TypeError, ValueError):
         values = np.empty(0)
     if values.shape != (3,) or not np.isfinite(values).all() or (values < 0).any():
-        raise ValueError(f"“{stain.name}” needs 3 numbers of at least 0: red, green and blue.")
+        raise ValueError(
+            f"“{shortened(stain.name)}” needs 3 numbers of at least 0: red, green and blue."
+        )
     if not values.any():
-        raise ValueError(f"“{stain.name}” absorbs nothing: one of its numbers must be above 0.")
+        raise ValueError(
+            f"“{shortened(stain.name)}” absorbs nothing: one of its numbers must be above 0."
+        )
     red, green, blue = values.tolist()
     return red, green, blue
 
@@ -283,7 +295,9 @@ def load_preset(preset: str | os.PathLike[str]) -> StainPreset:
             return one
     if not Path(preset).suffix and not Path(preset).exists():
         known = ", ".join(one.name for one in BUILT_IN_PRESETS)
-        raise FileError(f"{preset}: no such preset; there are {known}, or give the path of a file.")
+        raise FileError(
+            f"{shortened(preset)}: no such preset; there are {known}, or give the path of a file."
+        )
     return read_preset(preset)
 
 
@@ -395,7 +409,7 @@ class StainLibrary:
             path = self.folder / (f"{plain}.json" if k == 1 else f"{plain}-{k}.json")
             if not path.exists() or read_json_or_empty(path).get("name") == name:
                 return path
-        raise FileError(f"{self.folder}: too many presets are called like “{name}”.")
+        raise FileError(f"{self.folder}: too many presets are called like “{shortened(name)}”.")
 
     def names_of(self, image: str) -> list[NamedSpectrum]:
         """Stains of an image that were named, and the spectra that they had."""

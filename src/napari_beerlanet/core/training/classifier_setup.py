@@ -28,7 +28,7 @@ from napari_beerlanet.core.classification.network import (
     rebuild_head,
 )
 from napari_beerlanet.core.common.events import EventCallback
-from napari_beerlanet.core.common.messages import error_detail
+from napari_beerlanet.core.common.messages import error_detail, name_list
 from napari_beerlanet.core.common.progress import Report
 from napari_beerlanet.core.common.storage import DataError, FileError
 from napari_beerlanet.core.formats.class_folders import CropDataset, crop_dataset_hash
@@ -203,7 +203,7 @@ def _read_weights(settings: Any, classes: int) -> dict[str, Tensor]:
         reason = (error.strerror or str(error)).lower()
         raise FileError(f"{path}: cannot be read ({reason}).") from error
     except Exception as error:
-        raise FileError(f"{path}: {str(error).rstrip('.')}.") from error
+        raise FileError(f"{path}: {error_detail(error)}.") from error
 
 
 def _start_from_weights(network: ClassificationNetwork, settings: Any, classes: int) -> None:
@@ -296,7 +296,7 @@ def _check_same_data(
         return
     if state["classes"] != dataset.names:
         raise DataError(
-            f"{dataset.path}: the run was started with classes {', '.join(state['classes'])}, and "
-            f"now there are {', '.join(dataset.names)}; start a new run in another folder."
+            f"{dataset.path}: the run was started with classes {name_list(state['classes'])}, and "
+            f"now there are {name_list(dataset.names)}; start a new run in another folder."
         )
     emit({"event": "warning", "message": "The data has changed since the run was started."})

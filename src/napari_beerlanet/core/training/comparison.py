@@ -30,7 +30,7 @@ from napari_beerlanet.core.checkpoints.checkpoint import (
     save_checkpoint,
 )
 from napari_beerlanet.core.classification.classifier import Classification, Classifier
-from napari_beerlanet.core.common.messages import count_of
+from napari_beerlanet.core.common.messages import count_of, name_list
 from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
 from napari_beerlanet.core.common.storage import DataError, FileError, atomic_path
 from napari_beerlanet.core.detection.detector import Detector
@@ -228,7 +228,7 @@ def _evaluate_both(
         earlier = evaluate(before, some, report=subprogress(report, 0.25, 0.45))
     if new:
         scores = "; scores of the new data are of the other classes" if shared else ""
-        notes.append(f"The model before does not know {', '.join(new)}{scores}.")
+        notes.append(f"The model before does not know {name_list(new)}{scores}.")
     classes = {"new data": _class_scores(earlier, later, dataset.names)}
     on_reference = compare_on_reference(before, after, fields, subprogress(report, 0.45, 1.0))
     pair = None
@@ -310,7 +310,7 @@ def _compare_classifiers(
     unknown = [] if before is None else sorted(set(true) - set(before.classes))
     if unknown:
         notes.append(
-            f"The model before does not know {', '.join(unknown)}; scores of the new data are of "
+            f"The model before does not know {name_list(unknown)}; scores of the new data are of "
             "the other types."
         )
     if before is None:
@@ -326,7 +326,7 @@ def _compare_classifiers(
         unmeasured = [name for name in before.classes if name not in counted]
         if unmeasured:
             notes.append(
-                f"There are no crops to measure {', '.join(unmeasured)} with. What the network "
+                f"There are no crops to measure {name_list(unmeasured)} with. What the network "
                 "sees and knows of them is as before, but other types may claim their cells now: "
                 "reference crops would tell."
             )

@@ -20,7 +20,7 @@ from napari_beerlanet.core.classification.classifier import Classifier
 from napari_beerlanet.core.classification.network import ClassificationNetwork
 from napari_beerlanet.core.common.device import describe_device, pick_device, synchronize
 from napari_beerlanet.core.common.events import EventTail
-from napari_beerlanet.core.common.messages import count_of
+from napari_beerlanet.core.common.messages import count_of, name_list
 from napari_beerlanet.core.common.progress import Report, report_progress
 from napari_beerlanet.core.common.storage import DataError
 from napari_beerlanet.core.detection.detector import Detector
@@ -187,8 +187,8 @@ def estimate_duration(
     parent = parent or load_detector(str(settings.model), device="cpu")
     if settings.scope == "stain" and parent.classes != dataset.names:
         raise DataError(
-            f"“Stain only” keeps the classes that the model knows ({', '.join(parent.classes)}), "
-            f"and the data has {', '.join(dataset.names)}; train the head or everything."
+            f"“Stain only” keeps the classes that the model knows ({name_list(parent.classes)}), "
+            f"and the data has {name_list(dataset.names)}; train the head or everything."
         )
     resolved = resolve_defaults_for(settings, parent, dataset)
     size = training_image_size(settings, parent)

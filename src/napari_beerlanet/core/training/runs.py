@@ -27,6 +27,7 @@ from typing import Any, Literal
 
 import psutil
 
+from napari_beerlanet.core.checkpoints.pt_import import check_pickle
 from napari_beerlanet.core.common.events import FINAL_EVENTS, EventTail, RunState
 from napari_beerlanet.core.common.locking import FolderLock, lock_state
 from napari_beerlanet.core.common.messages import slug, system_reason
@@ -186,6 +187,7 @@ class RunFolder:
         if not self.state_file.exists():
             return None
         try:
+            check_pickle(self.state_file)
             state: dict[str, Any] = torch.load(
                 self.state_file, map_location="cpu", weights_only=True
             )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 from pydantic import Field, field_validator
 
 from napari_beerlanet.core.common.device import pick_device
-from napari_beerlanet.core.common.messages import quoted
+from napari_beerlanet.core.common.messages import error_detail, quoted
 from napari_beerlanet.core.common.settings import Settings
 from napari_beerlanet.core.stains.settings import FrontEnd
 
@@ -361,7 +361,7 @@ def _make_jitter(settings: dict[str, Any]) -> ImageJitter:
     try:
         return kinds[kind](**settings)
     except TypeError as error:
-        raise ValueError(f"jitter has no such setting: {error}.") from error
+        raise ValueError(f"jitter has no such setting: {error_detail(error)}.") from error
 
 
 def _amp_dtype(kind: str) -> str | bool:

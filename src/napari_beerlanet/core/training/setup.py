@@ -24,7 +24,7 @@ from napari_beerlanet.core.checkpoints.layout import check_layout
 from napari_beerlanet.core.checkpoints.serialize import describe_network
 from napari_beerlanet.core.common.device import image_layout
 from napari_beerlanet.core.common.events import EventCallback
-from napari_beerlanet.core.common.messages import error_detail, one_line, quoted
+from napari_beerlanet.core.common.messages import error_detail, name_list, one_line, quoted
 from napari_beerlanet.core.common.progress import Report, subprogress
 from napari_beerlanet.core.common.storage import DataError, FileError, read_yaml
 from napari_beerlanet.core.detection.detector import Detector
@@ -147,8 +147,8 @@ class TrainingSetup:
     def _check_classes(self, before: list[str]) -> None:
         if before != self.dataset.names:
             raise DataError(
-                f"{self.dataset.path}: the run was started with classes {', '.join(before)}, and "
-                f"now there are {', '.join(self.dataset.names)}; start a new run in another folder."
+                f"{self.dataset.path}: the run was started with classes {name_list(before)}, and "
+                f"now there are {name_list(self.dataset.names)}; start a new run in another folder."
             )
 
     def _trainer(self, monitor: TrainingMonitor, state: dict[str, Any] | None) -> StainTrainer:
@@ -301,8 +301,8 @@ def build_network(
         network = source
     elif settings.scope == "stain":
         raise DataError(
-            f'scope="stain" keeps the head, which knows {", ".join(parent.classes)}, while the '
-            f'data has {", ".join(names)}; use scope="head" or "all".'
+            f'scope="stain" keeps the head, which knows {name_list(parent.classes)}, while the '
+            f'data has {name_list(names)}; use scope="head" or "all".'
         )
     else:
         network = _rebuild(source, parent.classes, names, settings, front_end)

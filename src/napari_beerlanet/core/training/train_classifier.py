@@ -19,7 +19,7 @@ from pydantic import Field, field_validator
 from napari_beerlanet.core.boxes.annotations import MIN_CLASS_BOXES
 from napari_beerlanet.core.classification.settings import ClassifierSettings
 from napari_beerlanet.core.common.events import EventCallback, run_process
-from napari_beerlanet.core.common.messages import quoted
+from napari_beerlanet.core.common.messages import name_list, quoted
 from napari_beerlanet.core.common.progress import Report, subprogress
 from napari_beerlanet.core.common.storage import DataError
 from napari_beerlanet.core.formats.class_folders import (
@@ -328,7 +328,7 @@ class _ClassifierRun(TrainingRun):
         dataset = training_crops(settings)
         unknown = sorted(set(settings.prior or {}) - set(dataset.names))
         if unknown:
-            known = ", ".join(dataset.names)
+            known = name_list(dataset.names)
             raise ValueError(
                 f"prior names {quoted(unknown[0])}, which is no class; there are {known}."
             )
@@ -432,7 +432,7 @@ def few_crops_notes(dataset: CropDataset) -> list[str]:
         )
     if absent:
         notes.append(
-            f"No training crops of {', '.join(absent)}: kept as the model knows them, so only the "
+            f"No training crops of {name_list(absent)}: kept as the model knows them, so only the "
             "head is trained. Crops of all types would train everything."
         )
     return notes
@@ -472,13 +472,13 @@ def _check_classes(dataset: CropDataset) -> None:
     empty = [name for name, count in counts.items() if not count]
     if empty and not dataset.annotated:
         raise DataError(
-            f"{dataset.path}: there are no images of {', '.join(empty)}; add some, or remove the "
+            f"{dataset.path}: there are no images of {name_list(empty)}; add some, or remove the "
             "class."
         )
     alone = [name for name, count in counts.items() if count == 1]
     if alone and not {"val", "test"} & dataset.splits.keys() and not dataset.annotated:
         raise DataError(
-            f"{dataset.path}: there is one image only of {', '.join(alone)}; two are needed at "
+            f"{dataset.path}: there is one image only of {name_list(alone)}; two are needed at "
             "least, to train on one and validate on the other."
         )
 

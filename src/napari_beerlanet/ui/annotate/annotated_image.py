@@ -330,6 +330,7 @@ def _new_shapes_layer(image: Image, name: str, role: Role, features: Any) -> Sha
         name=name,
         features=features,
         face_color="transparent",
+        opacity=1.0,  # napari's 0.7 would pale edges and names
         metadata=role_metadata(role, image),
         **transform_kwargs(image),
     )

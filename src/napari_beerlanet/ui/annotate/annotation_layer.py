@@ -37,9 +37,10 @@ from napari_beerlanet.ui.viewer.planes import PlaneIndex
 NEW_BOX_ID = -1
 """The id of a box that has none yet."""
 
-_UNREVIEWED_OPACITY = 0.18  # of the face of boxes that nobody has reviewed
+_UNREVIEWED_OPACITY = 0.13  # of the face of boxes that nobody has reviewed
 _MIN_DRAWN_PX = 5  # on the screen; a box that is smaller both ways was not drawn on purpose
-_LABEL_SIZE, _LABEL_COLOUR = 9, "#101010"  # of a type's name at its box; slides are bright
+# Of a type's name above its box: as far from the black canvas as from a white slide (4.5 : 1).
+_LABEL_SIZE, _LABEL_COLOUR = 9, "#008577"
 _EDIT_NAMES = {"added": "draw", "changed": "move", "removed": "delete"}
 
 ShapeGeometry = tuple[npt.NDArray[Any], str]

@@ -180,7 +180,9 @@ _MAX_VISIBLE_ROWS = 6  # without scrolling
 class ClassTable(QWidget):
     """Choose, add, rename, recolour and remove classes, or cell types.
 
-    `counts` returns the number of boxes by class; `rename` renames a class everywhere.
+    `counts` returns the number of boxes by class, `saved_rename` what renames a class on the disk,
+    None where it is not there. That is done off the GUI thread, as all annotations of a project
+    are written; the table waits for it.
     """
 
     def __init__(
@@ -188,10 +190,12 @@ class ClassTable(QWidget):
         panel: Panel,
         classes: ClassList,
         counts: Callable[[], dict[str, int]],
-        rename: Callable[[str, str], None],
+        saved_rename: Callable[[str], Callable[[str, str], None] | None],
     ) -> None:
         super().__init__()
-        self.classes, self._counts, self._rename = classes, counts, rename
+        self.classes, self._counts, self._saved_rename = classes, counts, saved_rename
+        self.rename_task = panel.task()
+        self.rename_task.ended.connect(self._renamed)
         self._build()
         panel.connect_event(classes.changed, self.refresh)
         panel.connect_event(classes.current_changed, self._show_current)
@@ -311,10 +315,29 @@ class ClassTable(QWidget):
         old, new = item.data(Qt.ItemDataRole.UserRole), item.text()
         if item.column() != _NAME_COLUMN or old is None or old == new:
             return
+        self.rename(old, new)
+        self.refresh()
+
+    def rename(self, old: str, new: str) -> None:
+        """Give a class another name, in the project first."""
         try:
-            self._rename(old, new)
+            name = self.classes.valid_name(new, old)
         except ValueError as error:
             notify_error(error)
+            return
+        rename = self._saved_rename(old)
+        if rename is None:
+            self.classes.rename(old, name)
+            return
+        self.setEnabled(False)
+        self.rename_task.start(
+            lambda report: rename(old, name),
+            lambda _: self.classes.rename(old, name),
+            notify_error,
+        )
+
+    def _renamed(self) -> None:
+        self.setEnabled(True)
         self.refresh()
 
 

@@ -106,7 +106,7 @@ class AnnotateWidget(Panel):
         self.body.addStretch(1)
 
     def _class_widgets(self) -> list[QWidget]:
-        self.classes = ClassTable(self, self.store.classes, self._counts, self._rename)
+        self.classes = ClassTable(self, self.store.classes, self._counts, self._saved_rename)
         self.model_classes = button(
             "Add classes of the model",
             "Add the classes of the loaded model, with its colours.",
@@ -116,7 +116,7 @@ class AnnotateWidget(Panel):
 
     def _type_widgets(self) -> QWidget:
         self.type_section = CollapsibleGroup("Cell types")
-        self.types = ClassTable(self, self.store.types, self._type_counts, self._rename_type)
+        self.types = ClassTable(self, self.store.types, self._type_counts, self._saved_type_rename)
         self.keys_set = QButtonGroup(self)
         buttons = []
         for name in ("class", "type"):
@@ -462,24 +462,18 @@ class AnnotateWidget(Panel):
             self.type_section.header.setChecked(True)
         self.type_section.header.setText(f"Cell types ({number})" if number else "Cell types")
 
-    def _rename_type(self, old: str, new: str) -> None:
-        project, types = self.store.project, self.store.types
-        name = types.valid_name(new, old)
-        if project is not None and old in project.types:
-            project.rename_type(old, name)
-        types.rename(old, name)
+    def _saved_type_rename(self, name: str) -> Callable[[str, str], None] | None:
+        project = self.store.project
+        return project.rename_type if project is not None and name in project.types else None
+
+    def _saved_rename(self, name: str) -> Callable[[str, str], None] | None:
+        project = self.store.project
+        return project.rename_class if project is not None and name in project.classes else None
 
     def _initial_classes(self) -> list[str]:
         if not self.store.classes.names:
             self.annotation_actions.add_model_classes()
         return list(self.store.classes.names)
-
-    def _rename(self, old: str, new: str) -> None:
-        project, classes = self.store.project, self.store.classes
-        name = classes.valid_name(new, old)
-        if project is not None and old in project.classes:
-            project.rename_class(old, name)
-        classes.rename(old, name)
 
     def on_closed(self) -> None:
         """Annotations stay in their layers and continue to be saved."""

@@ -15,16 +15,14 @@ from napari_beerlanet.core.common.events import RunState
 from napari_beerlanet.core.common.storage import read_json_or_empty
 from napari_beerlanet.ui.batch.form import BatchForm
 from napari_beerlanet.ui.batch.inputs import BatchInputs
-from napari_beerlanet.ui.batch.progress import (
-    RECENT_BATCHES,
-    BatchProcess,
-    BatchProgress,
-    prepare_study_folder,
-)
 from napari_beerlanet.ui.batch.results import BatchResults
 from napari_beerlanet.ui.common.background_process import (
+    EVENTS_FILE,
     CloseConfirmation,
+    CommandProcess,
+    ProcessView,
     RunEnd,
+    RunWording,
     find_running,
     running_process,
 )
@@ -41,12 +39,55 @@ from napari_beerlanet.ui.common.controls import (
 from napari_beerlanet.ui.common.notifications import notify_error
 from napari_beerlanet.ui.common.panel import Panel, open_panels
 from napari_beerlanet.ui.common.progress_bar import TaskProgressBar
+from napari_beerlanet.ui.common.recent import RecentPaths
 from napari_beerlanet.ui.common.session import get_session
 from napari_beerlanet.ui.viewer.layers import source_image
+
+RECENT_BATCHES = RecentPaths("batches", "batches.json")
+"""Output folders."""
 
 _RESULTS_DELAY_MS = 400  # after the output folder was changed
 _RESULTS_INTERVAL_MS = 2000  # between updates of the counts while a batch runs
 _CLOSE_QUESTION = "A batch is running", "Continue the batch after the viewer is closed?"
+
+
+class BatchProcess(CommandProcess):
+    """The study that the study.json of an output folder describes."""
+
+    wording = RunWording("batch", "run it again", "the last finished image", "image", "images")
+
+    def command(self) -> list[str]:
+        """All that it needs is in the file."""
+        return ["batch", str(self.folder / STUDY_FILE)]
+
+
+def prepare_study_folder(config: StudyConfig) -> Path:
+    """Write the study file; the folder that a `BatchProcess` can then start in."""
+    config.write()
+    (config.out / EVENTS_FILE).write_bytes(b"")
+    RECENT_BATCHES.add(config.out)
+    return config.out
+
+
+class BatchProgress(ProcessView):
+    """Shows one `BatchProcess` at a time; hidden until there was one."""
+
+    def __init__(self) -> None:
+        super().__init__(BatchProcess.wording)
+        self.open = button("Open output folder", "Show it in the file manager.", self.open_folder)
+        self.body.addWidget(row(self.open))
+        self.hide()
+
+    def follow(self, process: CommandProcess) -> None:
+        """Show a run from now on."""
+        super().follow(process)
+        self.show()
+
+    def failure_texts(self, event: dict[str, Any]) -> tuple[str, str]:
+        """The image by its name, in the tooltip by its path."""
+        path, error = str(event.get("path")), str(event.get("error"))
+        text = error if path in error else f"{path}: {error}"
+        return text.replace(path, Path(path).name), text
 
 
 class BatchWidget(Panel):

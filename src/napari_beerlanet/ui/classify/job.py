@@ -34,6 +34,7 @@ class ClassifyJob:
     path, `model` the same if it is loaded already. `before`: the types of all boxes of a detections
     layer, and `model_rows` which of them are the detector's; None for boxes of another layer.
     `counted` (m,) are those above the threshold, None all: see `Classifier.adapt`.
+    `owner`: as of `load_model`.
     """
 
     plane: Plane
@@ -46,6 +47,7 @@ class ClassifyJob:
     before: TypeColumns | None = None
     model_rows: RowIndices | None = None
     counted: npt.NDArray[np.bool_] | None = None
+    owner: object = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +86,7 @@ def run_classification(job: ClassifyJob, report: Report) -> ClassifyResult:
     first = 0.1 if job.model is None else 0.0  # of the progress, for loading the model
     loading = subprogress(report, 0.0, first) or report
     model: Classifier = (
-        load_model(job.model_key, job.device, loading, CLASSIFIER)
+        load_model(job.model_key, job.device, loading, CLASSIFIER, job.owner)
         if job.model is None
         else place_model(job.model, job.device)
     )
@@ -142,5 +144,9 @@ def run_classification(job: ClassifyJob, report: Report) -> ClassifyResult:
 def run_summary(result: ClassifyResult) -> str:
     """One line on a run: how many, how long, where, and notes."""
     seconds = f"{result.seconds:.1f} s" if result.seconds < 10 else format_duration(result.seconds)
-    count = count_of(len(result.rows), "box", "boxes")
-    return " ".join([f"{count} classified in {seconds} on {result.device}.", *result.notes])
+    count, counted = count_of(len(result.rows), "box", "boxes"), result.job.counted
+    line = f"{count} classified in {seconds} on {result.device}"
+    if counted is not None and not counted.all():  # what is drawn and counted are fewer
+        above = int(np.isin(result.rows, result.job.rows[counted]).sum())
+        line += f", {above:,} of them above the confidence threshold"
+    return " ".join([f"{line}.", *result.notes])

@@ -40,6 +40,7 @@ from napari_beerlanet.ui.common.controls import (
 from napari_beerlanet.ui.common.model_section import load_model, place_model
 from napari_beerlanet.ui.common.panel import Panel
 from napari_beerlanet.ui.common.progress_bar import TaskProgressBar
+from napari_beerlanet.ui.common.session import get_session
 from napari_beerlanet.ui.common.tasks import TaskOutcome
 from napari_beerlanet.ui.viewer.layers import (
     ImagePicker,
@@ -92,7 +93,10 @@ _REGION_LAYERS = (None, Role.REGIONS)  # roles of Shapes layers whose shapes are
 
 @dataclass(frozen=True, eq=False)
 class PatchJob:
-    """A run over the patches of a plane; `model_key` is a name or path, `model` if it is loaded."""
+    """A run over the patches of a plane; `model_key` is a name or path, `model` if it is loaded.
+
+    `owner`: as of `load_model`.
+    """
 
     plane: Plane
     model_key: str
@@ -103,6 +107,7 @@ class PatchJob:
     path: Path | None = None
     results: Path | None = None
     source: dict[str, Any] | None = None
+    owner: object = None
 
 
 @dataclass(eq=False)
@@ -145,7 +150,7 @@ def run_patches(job: PatchJob, feed: PatchFeed, report: Report) -> PatchResult:
     report = with_file_check(job.path, report)
     loading = subprogress(report, 0.0, 0.02) or report
     model: Classifier = (
-        load_model(job.model_key, job.device, loading, CLASSIFIER)
+        load_model(job.model_key, job.device, loading, CLASSIFIER, job.owner)
         if job.model is None
         else place_model(job.model, job.device)
     )
@@ -435,6 +440,7 @@ class PatchSection(CollapsibleGroup):
             return
         plane = current_plane(layer, self.viewer)
         job = PatchJob(plane, key, model, self._device(), self.settings, pixel_size(layer))
+        job = replace(job, owner=get_session(self.viewer))
         if plane.is_slide:
             entry = self._cache.entry(layer, plane, _SUFFIX)
             job = replace(job, path=entry.path, results=entry.results, source=entry.source)

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from napari.layers import Shapes
 from psygnal import SignalInstance
-from qtpy.QtCore import Signal
-from qtpy.QtWidgets import QCheckBox, QGridLayout, QPushButton, QVBoxLayout, QWidget
+from qtpy.QtCore import QSize, Qt, QTimer, Signal
+from qtpy.QtGui import QResizeEvent, QShowEvent
+from qtpy.QtWidgets import (
+    QCheckBox,
+    QGridLayout,
+    QLayout,
+    QPushButton,
+    QSizePolicy,
+    QVBoxLayout,
+    QWidget,
+)
 from superqt.utils import QSignalDebouncer, signals_blocked
 
 from napari_beerlanet.core.boxes.classes import applicable_classes
@@ -49,7 +59,8 @@ if TYPE_CHECKING:
     from napari import Viewer
 
 _DEBOUNCE_MS = 30
-_CLASS_COLUMNS = 3  # check boxes side by side
+_CLASS_SPACING_PX = 4
+_SHOW_DELAY_MS = 20  # from types to their counts: in between the canvas is painted
 _NO_BOXES = "There are no boxes yet: find cells first (tab “Cells”), or annotate some."
 COLOUR_CHOICES: dict[ColourBy, str] = {"class": "class of the detector", "type": "cell type"}
 """What the colours of boxes can say, as the user reads it."""
@@ -76,6 +87,12 @@ class ClassifyWidget(ModelPanel):
         self._build()
         self._debounce = QSignalDebouncer(parent=self)
         self._debounce.setTimeout(_DEBOUNCE_MS)
+        self._shown: ClassifyResult | None = None  # whose counts are shown next
+        self._waiting: list[Callable[[], None]] = []
+        self._show_timer = QTimer(self)
+        self._show_timer.setSingleShot(True)
+        self._show_timer.setInterval(_SHOW_DELAY_MS)
+        self._show_timer.timeout.connect(self._show_result)
         self._connect()
         self.model.load_initial()
         self._image_chosen()
@@ -319,7 +336,7 @@ class ClassifyWidget(ModelPanel):
             self.progress_bar.set_message(f"There are no boxes of {classes} to classify.")
             return
         self.classify_task.start(
-            lambda report: run_classification(job, report),
+            lambda report: run_classification(replace(job, owner=self.session), report),
             lambda result: self._done(target, result),
             self._failed,
         )
@@ -341,10 +358,31 @@ class ClassifyWidget(ModelPanel):
                 "The boxes were removed or detected again meanwhile; classify them again."
             )
             return
-        self.update_targets()
-        self.progress_bar.set_message(run_summary(result))
-        self.show_soon(self.counts.table)
-        self.classified.emit(result)
+        self._shown = result
+        self._show_timer.start()
+
+    def _show_result(self) -> None:
+        """Show the counts of the last run."""
+        result, self._shown = self._shown, None
+        if result is not None:
+            self.update_targets()
+            self.progress_bar.set_message(run_summary(result))
+            self.show_soon(self.counts.table)
+            self.classified.emit(result)
+        waiting, self._waiting = self._waiting, []
+        for callback in waiting:
+            callback()
+
+    def when_shown(self, callback: Callable[[], None]) -> None:
+        """Call when the counts of the last run are shown: at once, unless they are still to come.
+
+        They come a moment after the boxes have their types. When they are first shown they take as
+        long as the boxes, and as their painting; in between, the window answers.
+        """
+        if self._show_timer.isActive():
+            self._waiting.append(callback)
+        else:
+            callback()
 
     def _failed(self, error: BaseException) -> None:
         self.model.picker.refresh()  # a file may have been deleted
@@ -371,6 +409,7 @@ class ClassifyWidget(ModelPanel):
     def on_closed(self) -> None:
         """Layers stay as they are."""
         self._debounce.cancel()
+        self._show_timer.stop()
         for signal in _signals(self._layer):
             signal.disconnect(self._update_soon, missing_ok=True)
         self.model.disconnect_session()
@@ -387,6 +426,7 @@ class ClassChoice(QWidget):
 
     Those that a classifier is meant for are checked, by name; all, where it does not say, or where
     there are none of them. What the user has checked or unchecked stays, until another model comes.
+    As many are side by side as the width has room for; a name that is wider than that is elided.
     """
 
     changed = Signal()
@@ -394,11 +434,15 @@ class ClassChoice(QWidget):
     def __init__(self) -> None:
         super().__init__()
         self.boxes: dict[str, QCheckBox] = {}
+        self._counts: dict[str, int] = {}
         self._preferred: tuple[str, ...] = ()
         self._by_user: dict[str, bool] = {}
         self._grid = QGridLayout(self)
         self._grid.setContentsMargins(0, 0, 0, 0)
-        self._grid.setSpacing(4)
+        self._grid.setSpacing(_CLASS_SPACING_PX)
+        # Its width is the panel's: names must not widen it, or they would be cut at its border.
+        self._grid.setSizeConstraint(QLayout.SizeConstraint.SetNoConstraint)
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
 
     @property
     def chosen(self) -> list[str]:
@@ -427,14 +471,50 @@ class ClassChoice(QWidget):
                 self._grid.removeWidget(box)
                 box.deleteLater()
             self.boxes = {}
-            for place, name in enumerate(counts):
-                box = self.boxes[name] = QCheckBox()
+            for name in counts:
+                box = self.boxes[name] = QCheckBox(self)
                 box.setToolTip(f"Classify the boxes of the class “{name}”.")
                 box.clicked.connect(self._clicked(name))
-                self._grid.addWidget(box, *divmod(place, _CLASS_COLUMNS))
             self._check()
-        for name, count in counts.items():
-            self.boxes[name].setText(f"{name} ({count:,})")
+        if dict(counts) != self._counts or not self._grid.count():
+            self._counts = dict(counts)
+            self._arrange()
+
+    def minimumSizeHint(self) -> QSize:
+        """Qt's: as narrow as it has to be."""
+        return QSize(0, super().minimumSizeHint().height())
+
+    def resizeEvent(self, event: QResizeEvent | None) -> None:
+        """Qt's: arrange the boxes for the new width."""
+        super().resizeEvent(event)
+        self._arrange()
+
+    def showEvent(self, event: QShowEvent | None) -> None:
+        """Qt's: the style sheet, which decides on the room that a name takes, counts from now."""
+        super().showEvent(event)
+        self._arrange()
+
+    def _arrange(self) -> None:
+        """Names with their counts, in as many columns as there is room for."""
+        widest = 1
+        for name, box in self.boxes.items():
+            box.setText(self._text(name))
+            widest = max(widest, box.sizeHint().width())
+        columns = max((self.width() + _CLASS_SPACING_PX) // (widest + _CLASS_SPACING_PX), 1)
+        for place, (name, box) in enumerate(self.boxes.items()):
+            excess = box.sizeHint().width() - self.width()
+            if excess > 0:
+                box.setText(self._text(name, excess))
+            self._grid.addWidget(box, *divmod(place, columns))
+
+    def _text(self, name: str, excess: int = 0) -> str:
+        """ "RBC (212)", with the name elided so that it takes so many pixels less."""
+        metrics, shown = self.fontMetrics(), name
+        if excess:
+            width = max(metrics.horizontalAdvance(name) - excess, 0)
+            shown = metrics.elidedText(name, Qt.TextElideMode.ElideMiddle, width)
+        # An & would be taken for a shortcut.
+        return f"{shown} ({self._counts[name]:,})".replace("&", "&&")
 
     def _clicked(self, name: str) -> Callable[[bool], None]:
         def clicked(checked: bool) -> None:

@@ -328,7 +328,7 @@ class FractionSlider(QWidget):
         self.box.setRange(low, 0.99)
         self.box.setSingleStep(0.01)
         self.box.setDecimals(2)
-        self.box.setButtonSymbols(QDoubleSpinBox.ButtonSymbols.NoButtons)
+        _hide_buttons(self.box)
         self.box.setFixedWidth(56)
         layout = QHBoxLayout(self)
         layout.setContentsMargins(0, 0, 0, 0)
@@ -424,9 +424,7 @@ def field_widget(settings: type[Settings], name: str, **options: Any) -> ValueWi
     assert isinstance(made, ValueWidget)
     made.tooltip = spec.description
     for readout in made.native.findChildren(QAbstractSpinBox) if _is_slider(made) else []:
-        # Without buttons at all, Qt 6.11.1 and later leave the number no room in napari's style.
-        readout.setButtonSymbols(QAbstractSpinBox.ButtonSymbols.UpDownArrows)
-        readout.setStyleSheet(_READOUT_STYLE)
+        _hide_buttons(readout)
     return made
 
 
@@ -436,6 +434,13 @@ _READOUT_STYLE = (
     "QAbstractSpinBox::up-arrow, QAbstractSpinBox::down-arrow "
     "{width: 0px; height: 0px; image: none;}"
 )
+
+
+def _hide_buttons(readout: QAbstractSpinBox) -> None:
+    """Show nothing but the number beside a slider."""
+    # Without buttons at all, Qt 6.11.1 and later leave the number no room in napari's style.
+    readout.setButtonSymbols(QAbstractSpinBox.ButtonSymbols.UpDownArrows)
+    readout.setStyleSheet(_READOUT_STYLE)
 
 
 def _is_slider(widget: ValueWidget[Any]) -> bool:

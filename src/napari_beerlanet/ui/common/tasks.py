@@ -4,8 +4,9 @@ The thread and the GUI talk through a queue that a timer empties on the GUI thre
 touched, kept or freed anywhere else, so a panel may be closed at any moment of a run.
 
 When the program ends, every run is asked to stop. One that does not hear of it, as it waits for a
-network drive, say, is waited for `EXIT_TIMEOUT_S`; files are written whole or not at all, so one
-that is cut off leaves nothing half-written.
+network drive, say, is waited for `EXIT_TIMEOUT_S`, or longer where the machine is busy and it gets
+to its next report slowly; files are written whole or not at all, so one that is cut off leaves
+nothing half-written.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ from napari_beerlanet.core.common.progress import Cancelled, Progress, Report
 from napari_beerlanet.ui.common.notifications import WORKER_THREAD_NAME, hide_library_warnings
 
 EXIT_TIMEOUT_S = 60.0
-"""How long a program whose last window was closed waits for threads of ours."""
+"""How long a program whose last window was closed waits for threads of ours that do nothing, and
+the seconds of the processor that those may take that work."""
+
+_IDLE_CPU_S = 0.1  # in a minute; looking whether threads have ended takes less
 
 _POLL_INTERVAL_MS = 10
 
@@ -246,22 +250,38 @@ def _watch_end() -> None:
     compiled code when it is taken down crash it.
     """
     threading.main_thread().join()
-    end = time.monotonic() + EXIT_TIMEOUT_S
     for stop in list(_stops):
         stop.set()
     others = [one for one in threading.enumerate() if not _is_ours(one) and not one.daemon]
     for thread in others:
         thread.join()  # what it does may matter to someone
-    ours = [one for one in threading.enumerate() if _is_ours(one)]
-    for thread in ours:
-        thread.join(max(end - time.monotonic(), 0))
-    if any(thread.is_alive() for thread in ours):
+    if not _wait_for([one for one in threading.enumerate() if _is_ours(one)]):
         print(
             f"napari-beerlanet: a task did not end in {EXIT_TIMEOUT_S:.0f} s, and was cut off.",
             file=sys.stderr,
             flush=True,
         )
         os._exit(1)
+
+
+def _wait_for(threads: list[threading.Thread]) -> bool:
+    """Wait for threads to end; False where they hang.
+
+    They hang if for `EXIT_TIMEOUT_S` the process has done next to nothing, or has worked for so
+    long. By the clock alone, a task on a machine that has no time for it would seem to.
+    """
+    start = idle_since = time.monotonic()
+    worked = seen = time.process_time()
+    while any(thread.is_alive() for thread in threads):
+        for thread in threads:
+            thread.join(min(0.5, EXIT_TIMEOUT_S / 10) / len(threads))
+        now, used = time.monotonic(), time.process_time()
+        if used - seen > _IDLE_CPU_S:
+            idle_since, seen = now, used
+        idle, work = now - idle_since, used - worked
+        if now - start > EXIT_TIMEOUT_S and max(idle, work) > EXIT_TIMEOUT_S:
+            return False
+    return True
 
 
 def _is_ours(thread: threading.Thread) -> bool:

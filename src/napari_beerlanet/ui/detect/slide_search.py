@@ -23,7 +23,7 @@ from qtpy.QtCore import QObject, QTimer, Signal
 from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.boxes.geometry import centre_inside
 from napari_beerlanet.core.checkpoints.info import limits_text
-from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
+from napari_beerlanet.core.common.progress import Cancelled, Report, report_progress, subprogress
 from napari_beerlanet.core.common.rectangle import Rectangle
 from napari_beerlanet.core.common.storage import with_file_check
 from napari_beerlanet.core.detection.settings import DetectSettings
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
 _SETUP_FRACTION = 0.15  # of the progress: model, colours and cell size
 _POLL_INTERVAL_MS = 200  # between looks into the feed
+_NO_BOXES = np.empty((0, 4), np.float32)
 
 
 class SlideSearch(QObject):
@@ -296,7 +297,10 @@ def search_slide(job: DetectJob, feed: SearchFeed, report: Report) -> DetectResu
 def _search_tiles(
     run: SlideDetection, job: DetectJob, feed: SearchFeed, report: Report | None
 ) -> None:
-    from napari_beerlanet.core.detection.stain_statistics import domain_shift_warnings
+    from napari_beerlanet.core.detection.stain_statistics import (
+        detection_warnings,
+        domain_shift_warnings,
+    )
 
     names = run.model.classes
     tiles = [k for k in run.tiles if _intersects(run.grid.tiles[k], job.windows)]
@@ -313,14 +317,22 @@ def _search_tiles(
     colours = run.model.info.get("colours")
     feed.put(SearchStarted(names, colours, previous, feed.done, feed.total, run.changed))
     results = run.detect_tiles(lambda: feed.focus, tiles)
-    with closing(cast("Generator[TileResult]", results)):
-        _report_tile(feed, report)
-        for result in results:
-            raw = result.added
-            new = Detections(raw.xyxy, raw.labels, raw.scores, names, report=facts)
-            feed.put(BoxUpdate(_inside_windows(new, job.windows), result.removed.xyxy))
-            feed.done = result.done
+    try:
+        with closing(cast("Generator[TileResult]", results)):
             _report_tile(feed, report)
+            for result in results:
+                raw = result.added
+                new = Detections(raw.xyxy, raw.labels, raw.scores, names, report=facts)
+                feed.put(BoxUpdate(_inside_windows(new, job.windows), result.removed.xyxy))
+                feed.done = result.done
+                _report_tile(feed, report)
+    except Cancelled:
+        # What has been found stays in the window, and with it what is doubtful about it.
+        found = _inside_windows(run.detections(), job.windows)
+        told = facts | {"warnings": detection_warnings(run.model.info, found, pixel_size)}
+        nothing = replace(found[:0], candidates=None, columns={}, report=told)
+        feed.put(BoxUpdate(nothing, _NO_BOXES))
+        raise
 
 
 def _report_tile(feed: SearchFeed, report: Report | None) -> None:
@@ -337,7 +349,7 @@ def _merge_updates(updates: Sequence[BoxUpdate]) -> BoxUpdate | None:
         np.concatenate([p.labels for p in parts]),
         np.concatenate([p.scores for p in parts]),
         parts[0].names,
-        report=parts[0].report,
+        report=parts[-1].report,
     )
     return BoxUpdate(added, np.concatenate([update.duplicates for update in updates]))
 

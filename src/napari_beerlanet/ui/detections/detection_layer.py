@@ -48,12 +48,12 @@ from napari_beerlanet.ui.viewer.layers import (
     step_back,
 )
 from napari_beerlanet.ui.viewer.planes import PlaneIndex
-from napari_beerlanet.ui.viewer.viewport import current_plane_index
+from napari_beerlanet.ui.viewer.viewport import current_plane_index, paint_later
 
 if TYPE_CHECKING:
     from napari.viewer import Viewer
 
-_SHARE_DELAY_MS = 30  # until other panels hear of new types: after the canvas is painted
+_SHARE_DELAY_MS = 100  # until other panels hear of new types: after canvas and counts are painted
 _REDRAW_INTERVAL_MS = 60  # between changes of what is drawn, while the viewport moves
 
 # napari holds callbacks weakly: a `DetectionLayer` lives as long as its Shapes layer.
@@ -403,6 +403,7 @@ class DetectionLayer:
 
     def _write_types(self, store: BoxStore, types: TypeColumns) -> None:
         store.set_types(types)
+        paint_later(self.viewer)
         self._restyle()  # at once: the new table must not be mistaken for an edit of the user's
         # To draw boxes takes long, and to list them anew in a review: between the two the canvas is
         # painted, and the window answers.

@@ -9,7 +9,11 @@ import numpy as np
 from qtpy.QtCore import Qt
 from qtpy.QtWidgets import QVBoxLayout, QWidget
 
-from napari_beerlanet.core.boxes.classes import ClassCounts, Parasitaemia
+from napari_beerlanet.core.boxes.classes import (
+    ClassCounts,
+    Parasitaemia,
+    in_life_cycle_order,
+)
 from napari_beerlanet.core.common.messages import count_of
 from napari_beerlanet.ui.common.controls import heading
 from napari_beerlanet.ui.common.panel import ThemedLabel
@@ -102,11 +106,13 @@ class TypeCountsView(QWidget):
     ) -> None:
         """Show counts, each type in its colour."""
         self.class_counts = counts
-        listed = list(zip(counts.types.items(), colours, strict=False))[:_MAX_LISTED]
+        colour_of = dict(zip(counts.types, colours, strict=False))
+        listed = [name for name in in_life_cycle_order(list(counts.types)) if name in colour_of]
+        listed = listed[:_MAX_LISTED]
         rows = "".join(
-            f"<tr><td><span style='color:{colour}'>■</span>&nbsp;{html.escape(name)}</td>"
-            f"<td align='right'><b>{number:,}</b></td>{_share_cells(counts, name)}</tr>"
-            for (name, number), colour in listed
+            f"<tr><td><span style='color:{colour_of[name]}'>■</span>&nbsp;{html.escape(name)}</td>"
+            f"<td align='right'><b>{counts.types[name]:,}</b></td>{_share_cells(counts, name)}</tr>"
+            for name in listed
         )
         more = len(counts.types) - len(listed)
         rows += f"<tr><td>… and {count_of(more, 'more type')}</td></tr>" if more > 0 else ""

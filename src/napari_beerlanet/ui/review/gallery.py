@@ -26,19 +26,20 @@ from qtpy.QtGui import (
 from qtpy.QtWidgets import QAbstractScrollArea, QComboBox, QToolTip, QVBoxLayout, QWidget
 from superqt.utils import signals_blocked
 
+from napari_beerlanet.core.boxes.classes import DECISION_COLOURS
 from napari_beerlanet.core.boxes.detections import PROBABILITY_COLUMN
-from napari_beerlanet.core.review.review import ACCEPTED, REJECTED, STATES, Review, RowIndices
+from napari_beerlanet.core.review.review import STATES, Review, RowIndices
 from napari_beerlanet.ui.common.controls import form, not_none
 from napari_beerlanet.ui.common.panel import Panel
 from napari_beerlanet.ui.review.crops import CROP_SIDE, IMAGE_COLOURS, CropLoader, CropStyles
 
-CELL_WIDTH = CROP_SIDE + 8
-"""Pixels from one crop to the next."""
+_MIN_CELL_WIDTH, _MAX_CELL_WIDTH = CROP_SIDE + 8, 2 * CROP_SIDE + 8  # of a crop and its name
 CAPTION_HEIGHT = 15  # pixels of the line with the class or type
-CELL_HEIGHT = CELL_WIDTH + CAPTION_HEIGHT
+CELL_HEIGHT = CROP_SIDE + 8 + CAPTION_HEIGHT
 NO_ROWS = np.empty(0, np.int64)
-_STATE_COLOURS = {ACCEPTED: QColor(60, 190, 100), REJECTED: QColor(220, 70, 60)}
+_STATE_COLOURS = {state: QColor(colour) for state, colour in DECISION_COLOURS.items()}
 _PLACEHOLDER_COLOUR = QColor(128, 128, 128, 40)
+_MARGIN = 4  # pixels between the edge of a cell and what is in it
 _SWATCH_PIXELS = 7  # the square in the class's colour, before its name
 _MIN_DRAG_PIXELS = 6  # shorter drags of the mouse are clicks
 
@@ -62,6 +63,7 @@ class CropGallery(QAbstractScrollArea):
         self._bar = not_none(self.verticalScrollBar())
         self._canvas = not_none(self.viewport())
         self._bar.setSingleStep(CELL_HEIGHT // 4)
+        self._cell_width = _MIN_CELL_WIDTH  # from one crop to the next
         self.rows: RowIndices = NO_ROWS
         self._review: Review | None = None
         self._colours: list[QColor] = []
@@ -97,6 +99,7 @@ class CropGallery(QAbstractScrollArea):
         """Show these rows in this order; the current one stays current if it is among them."""
         old = int(self.rows[self._current]) if 0 <= self._current < len(self.rows) else -1
         self.rows = rows
+        self._cell_width = self._fitting_width()
         self._selected = np.zeros(len(rows), bool)
         self._current = self._anchor = self.place_of(old)
         self._rubber_band = None
@@ -109,27 +112,42 @@ class CropGallery(QAbstractScrollArea):
         return int(places[0]) if len(places) else -1
 
     def update_cells(self) -> None:
-        """Thumbnails or states have changed: paint again."""
+        """Thumbnails, states or names have changed: lay out and paint again."""
+        width = self._fitting_width()
+        if width != self._cell_width:
+            self._cell_width = width
+            self._update_scroll_range()
         self._canvas.update()
+
+    def _fitting_width(self) -> int:
+        """The width of a cell in which every name of a class or type that is used has space."""
+        review = self._review
+        if review is None:
+            return _MIN_CELL_WIDTH
+        names = [review.names[k] for k in np.unique(review.labels)]
+        names += [review.type_names[k] for k in np.unique(review.type_labels) if k >= 0]
+        widest = max(map(self.fontMetrics().horizontalAdvance, names), default=0)
+        width = widest + _SWATCH_PIXELS + 3 * _MARGIN
+        return min(max(width, _MIN_CELL_WIDTH), _MAX_CELL_WIDTH)
 
     @property
     def columns(self) -> int:
         """The number of thumbnails side by side."""
-        return max(self._canvas.width() // CELL_WIDTH, 1)
+        return max(self._canvas.width() // self._cell_width, 1)
 
     def cell(self, place: int) -> QRect:
         """The rectangle of a thumbnail on the viewport."""
         line, column = divmod(place, self.columns)
         return QRect(
-            column * CELL_WIDTH,
+            column * self._cell_width,
             line * CELL_HEIGHT - self._bar.value(),
-            CELL_WIDTH,
+            self._cell_width,
             CELL_HEIGHT,
         )
 
     def place_at(self, point: QPoint) -> int:
         """The place at a point of the viewport, -1 for none."""
-        column = point.x() // CELL_WIDTH
+        column = point.x() // self._cell_width
         line = (point.y() + self._bar.value()) // CELL_HEIGHT
         place = line * self.columns + column
         inside = 0 <= column < self.columns and 0 <= place < len(self.rows)
@@ -155,7 +173,7 @@ class CropGallery(QAbstractScrollArea):
     def resizeEvent(self, event: QResizeEvent | None) -> None:
         """Qt's own name: lay out again, and keep what was at the top visible."""
         old, new = not_none(event).oldSize().width(), not_none(event).size().width()
-        top = self._bar.value() // CELL_HEIGHT * max(old // CELL_WIDTH, 1)
+        top = self._bar.value() // CELL_HEIGHT * max(old // self._cell_width, 1)
         self._update_scroll_range()
         if old != new:
             self._bar.setValue(top // self.columns * CELL_HEIGHT)
@@ -202,20 +220,23 @@ class CropGallery(QAbstractScrollArea):
 
     def _paint_caption(self, painter: QPainter, place: int, selected: bool) -> None:
         """The name under the crop, with its colour: of the cell type or, without one, the class."""
-        caption, cell = self.caption(place), self.cell(place)
-        if not caption or self._review is None:
+        cell = self.cell(place)
+        if self._review is None:
             return
         line = QRect(
-            cell.left() + 4, cell.bottom() - CAPTION_HEIGHT, cell.width() - 8, CAPTION_HEIGHT
+            cell.left() + _MARGIN,
+            cell.bottom() - CAPTION_HEIGHT,
+            cell.width() - 2 * _MARGIN,
+            CAPTION_HEIGHT,
         )
         colour = self.caption_colour(place)
         if colour is not None:
             top = line.center().y() - _SWATCH_PIXELS // 2
             painter.fillRect(line.left(), top, _SWATCH_PIXELS, _SWATCH_PIXELS, colour)
-        line.setLeft(line.left() + _SWATCH_PIXELS + 4)
+        line.setLeft(line.left() + _SWATCH_PIXELS + _MARGIN)
         role = QPalette.ColorRole.HighlightedText if selected else QPalette.ColorRole.Text
         painter.setPen(self.palette().color(role))
-        text = painter.fontMetrics().elidedText(caption, Qt.TextElideMode.ElideRight, line.width())
+        text = self.caption_text(place)
         painter.drawText(line, Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft, text)
 
     def caption(self, place: int) -> str:
@@ -224,6 +245,12 @@ class CropGallery(QAbstractScrollArea):
             return ""
         row = int(self.rows[place])
         return self._review.type_of(row) or self._review.class_of(row)
+
+    def caption_text(self, place: int) -> str:
+        """What of `caption` is written: all of it, but of a name that is longer than two crops."""
+        width = self._cell_width - _SWATCH_PIXELS - 3 * _MARGIN
+        elide = Qt.TextElideMode.ElideMiddle
+        return self.fontMetrics().elidedText(self.caption(place), elide, width)
 
     def caption_colour(self, place: int) -> QColor | None:
         """The colour of what `caption` says."""
@@ -342,7 +369,9 @@ class CropGallery(QAbstractScrollArea):
         """(m,) which thumbnails an area of the whole grid touches."""
         places = np.arange(self._count)
         lines, columns = places // self.columns, places % self.columns
-        across = (columns >= area.left() // CELL_WIDTH) & (columns <= area.right() // CELL_WIDTH)
+        across = (columns >= area.left() // self._cell_width) & (
+            columns <= area.right() // self._cell_width
+        )
         return (
             across & (lines >= area.top() // CELL_HEIGHT) & (lines <= area.bottom() // CELL_HEIGHT)
         )

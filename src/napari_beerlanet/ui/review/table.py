@@ -15,13 +15,14 @@ from qtpy.QtGui import QColor, QFocusEvent
 from qtpy.QtWidgets import QAbstractItemView, QAbstractScrollArea, QHeaderView, QTableView
 from superqt.utils import signals_blocked
 
+from napari_beerlanet.core.boxes.classes import DECISION_COLOURS
 from napari_beerlanet.core.boxes.detections import DOMAIN_SHIFT_COLUMN, TYPE_COLUMN
 from napari_beerlanet.core.common.arrays import stable_argsort
-from napari_beerlanet.core.review.review import ACCEPTED, REJECTED, STATES, Review, RowIndices
+from napari_beerlanet.core.review.review import STATES, Review, RowIndices
 from napari_beerlanet.ui.common.controls import not_none
 
 _ROOT_INDEX = QModelIndex()
-_STATE_TINTS = {ACCEPTED: QColor(60, 160, 90, 90), REJECTED: QColor(200, 70, 60, 90)}
+_STATE_TINTS = {state: QColor(f"#5a{rgb[1:]}") for state, rgb in DECISION_COLOURS.items()}
 _ALIGN_RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
 _COLUMN_TITLES = {"x": "x (px)", "y": "y (px)", "area": "area (px²)"}
 _WIDTHS_PX = {"id": 46, "class": 80, TYPE_COLUMN: 96, "confidence": 88, "status": 88}

@@ -505,10 +505,12 @@ class ImagePicker(ElidingComboBox):
 
     `chosen` is emitted with the layer, or None when there is none. Selecting a layer of ours in
     napari's list, such as detections, chooses the image that it was made from; a layer that has
-    nothing to do with an RGB image changes nothing.
+    nothing to do with an RGB image changes nothing. Where that is another image, `refused` is
+    emitted with it; with None when an image to work on, or no image, is selected.
     """
 
     chosen = Signal(object)
+    refused = Signal(object)
 
     def __init__(self, panel: DockedWidget) -> None:
         super().__init__(
@@ -587,9 +589,12 @@ class ImagePicker(ElidingComboBox):
 
     def _layer_selected(self, event: Any = None) -> None:
         """The user has selected or opened a layer; where there is a leader, it follows."""
-        image = source_image(self._viewer, self._viewer.layers.selection.active)
+        active = self._viewer.layers.selection.active
+        image = source_image(self._viewer, active)
         if image is not None and self._leader is None:
             self.choose(image)
+        unusable = image is None and isinstance(active, Image) and role_of(active) is None
+        self.refused.emit(active if unusable else None)
 
     def _select_layer(self, index: int) -> None:
         """The user has picked an image here: select it in napari's list, too."""

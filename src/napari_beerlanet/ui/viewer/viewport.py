@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import time
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 from napari.layers import Image, Layer, Shapes
+from qtpy.QtCore import QTimer
 
 from napari_beerlanet.core.images.rgb import ImageError
 from napari_beerlanet.ui.viewer.box_shapes import HALF_PIXEL
@@ -22,11 +24,16 @@ from napari_beerlanet.ui.viewer.planes import (
 if TYPE_CHECKING:
     from napari.components.overlays import TextOverlay
     from napari.viewer import Viewer
+    from qtpy.QtWidgets import QWidget
+
+    from napari_beerlanet.ui.common.panel import DockedWidget
 
 SearchArea = Literal["whole", "view", "shapes"]
 """The whole image, what is in view, or the selected shapes."""
 
 _VIEWPORT_MARGIN = 0.15  # of its size: how far it may move without a gap at its border
+
+_SETTLING_S = 2.0  # in which docks and controls take their space
 
 
 class Viewport(NamedTuple):
@@ -47,6 +54,29 @@ def viewport_of(layer: Layer, viewer: Viewer, margin: float = _VIEWPORT_MARGIN) 
     low, high = corners.min(axis=0), corners.max(axis=0)
     more = margin * (high - low)
     return Viewport(np.array([*(low - more)[::-1], *(high + more)[::-1]]), float(pixel_size))
+
+
+def paint_later(viewer: Viewer, delay_ms: int = 1) -> None:
+    """Have the canvas painted in a turn of the event loop of its own.
+
+    Qt paints right after what has changed the picture, before anything else is heard. Where both
+    take long, mouse and keys are heard in between.
+    """
+    qt_viewer = getattr(getattr(viewer, "window", None), "_qt_viewer", None)
+    if qt_viewer is None:
+        return
+    canvas: QWidget = qt_viewer.canvas.native
+    if canvas.updatesEnabled():
+        canvas.setUpdatesEnabled(False)
+        timer = QTimer(canvas)  # which goes with the canvas
+
+        def paint() -> None:
+            timer.deleteLater()
+            canvas.setUpdatesEnabled(True)
+
+        timer.setSingleShot(True)
+        timer.timeout.connect(paint)
+        timer.start(delay_ms)
 
 
 def current_plane_index(layer: Layer, viewer: Viewer) -> PlaneIndex:
@@ -71,6 +101,49 @@ def canvas_corners(layer: Layer, viewer: Viewer) -> npt.NDArray[np.float64]:
 def visible_window(layer: Image, viewer: Viewer) -> SliceWindow | None:
     """The rows and columns of the finest level that the canvas shows; None if it shows none."""
     return _bounding_window(canvas_corners(layer, viewer), image_shape(layer))
+
+
+def is_whole_in_view(layer: Image, viewer: Viewer) -> bool:
+    """Whether the canvas shows an image from border to border."""
+    corners, shape = canvas_corners(layer, viewer), np.array(image_shape(layer)[:2])
+    low, high = corners.min(axis=0), corners.max(axis=0)
+    return bool((low <= 0).all() and (high >= shape).all())
+
+
+class WholeImageView:
+    """Fits an image again that was in view as a whole when the canvas becomes smaller.
+
+    napari fits an image once, before the controls of its layer, or our dock, have taken their part
+    of the window. Only until the window has settled, and not once the user has moved the camera.
+    """
+
+    def __init__(self, panel: DockedWidget) -> None:
+        self._viewer = panel.viewer
+        self._image: Image | None = None
+        self._fitted, self._end = (0.0, (0.0, 0.0, 0.0)), 0.0
+        panel.connect_event(self._viewer.canvas.events.size, self._canvas_resized)
+
+    def keep(self, image: Image | None) -> None:
+        """Keep this image in view for a moment, if all of it is."""
+        flat = self._viewer.dims.ndisplay == 2
+        whole = image is not None and flat and is_whole_in_view(image, self._viewer)
+        self._image = image if whole else None
+        self._fitted, self._end = self._camera(), time.monotonic() + _SETTLING_S
+
+    def _camera(self) -> tuple[float, Any]:
+        camera = self._viewer.scene.camera
+        return camera.zoom, camera.center
+
+    def _canvas_resized(self, event: Any) -> None:
+        viewer, image = self._viewer, self._image
+        if image is None:
+            return
+        settled = time.monotonic() > self._end or viewer.dims.ndisplay != 2
+        if settled or self._camera() != self._fitted or image not in viewer.layers:
+            self._image = None
+        elif not is_whole_in_view(image, viewer):
+            viewer.fit_to_view(layers=[image])
+            self._fitted = self._camera()
 
 
 class CanvasMessage:

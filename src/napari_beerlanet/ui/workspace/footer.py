@@ -16,7 +16,7 @@ from qtpy.QtWidgets import (
     QWidget,
 )
 
-from napari_beerlanet.ui.common.controls import separator
+from napari_beerlanet.ui.common.controls import hint, separator
 from napari_beerlanet.ui.common.panel import Panel
 from napari_beerlanet.ui.common.progress_bar import Activity, activity_bar
 
@@ -67,8 +67,9 @@ class ActivityRow(QWidget):
 class Footer(QWidget):
     """Rows of what runs, one below the other, above the button for the next step.
 
-    The space of one row is always kept, so that nothing moves when something starts. `changed` is
-    emitted when something starts or ends, `tab_requested` with the place of a tab to go to.
+    The space of one row is always kept, so that nothing moves when something starts; while nothing
+    runs, `note` is shown there. `changed` is emitted when something starts or ends, `tab_requested`
+    with the place of a tab to go to.
     """
 
     changed = Signal()
@@ -79,9 +80,15 @@ class Footer(QWidget):
         self._rows: list[ActivityRow] = []
         self.next_button = QPushButton(Step.OPEN)
         self._spare = ActivityRow(0, "Stains", Activity(self, _nothing, "Cancel", ""))
+        self.note = hint("")
+        self.note.setWordWrap(False)
+        policy = self.note.sizePolicy()
+        policy.setHorizontalPolicy(QSizePolicy.Policy.Ignored)  # a long name widens nothing
+        self.note.setSizePolicy(policy)
         self._activities = QVBoxLayout()
         self._activities.setSpacing(4)
         self._activities.addWidget(self._spare)
+        self._activities.addWidget(self.note)
         layout = QVBoxLayout(self)
         layout.setContentsMargins(8, 4, 8, 6)
         layout.setSpacing(4)
@@ -114,6 +121,11 @@ class Footer(QWidget):
             row.activity.changed.disconnect(row.update_state)
         self._rows.clear()
 
+    def show_note(self, text: str, more: str = "") -> None:
+        """Show a sentence of one line while nothing runs, with `more` when the mouse is over it."""
+        self.note.setText(text)
+        self.note.setToolTip(more)
+
     def show_step(self, step: Step) -> None:
         """Show the next step on the button."""
         self.next_button.setText(step)
@@ -126,15 +138,13 @@ class Footer(QWidget):
         for part in parts:
             part.ensurePolished()
         height = max(part.sizeHint().height() for part in parts)
-        for row in (self._spare, *self._rows):
+        for row in (self._spare, self.note, *self._rows):
             row.setMinimumHeight(height)
         super().showEvent(event)
 
     def _keep_space(self) -> None:
-        """The hidden row takes its space as long as there is no other."""
-        policy = self._spare.sizePolicy()
-        policy.setRetainSizeWhenHidden(not self.rows)
-        self._spare.setSizePolicy(policy)
+        """The note, also an empty one, takes the space as long as there is no row."""
+        self.note.setVisible(not self.rows)
 
 
 def _nothing() -> None:

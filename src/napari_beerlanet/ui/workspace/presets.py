@@ -142,7 +142,7 @@ class MalariaPreset(QWidget):
 
     def _classified(self, outcome: TaskOutcome) -> None:
         self.classify.classify_task.ended.disconnect(self._classified)
-        self._end(outcome is TaskOutcome.DONE)
+        self.classify.when_shown(lambda: self._end(outcome is TaskOutcome.DONE))
 
 
 def _claim(

@@ -34,7 +34,12 @@ from napari_beerlanet.core.checkpoints.info import DETECTOR
 from napari_beerlanet.core.common.device import collections_paused, import_torch
 from napari_beerlanet.core.common.progress import Report, report_progress
 from napari_beerlanet.core.common.threads import kernels_being_compiled
-from napari_beerlanet.core.detection.compile_kernels import start_compiling, stop_compiling
+from napari_beerlanet.core.detection.compile_kernels import (
+    compile_for_decomposition,
+    is_compiled,
+    start_compiling,
+    stop_compiling,
+)
 from napari_beerlanet.ui.common.controls import (
     DisabledReason,
     button,
@@ -64,6 +69,8 @@ from napari_beerlanet.ui.viewer.layers import (
     units_are_ready,
     use_units,
 )
+from napari_beerlanet.ui.viewer.planes import unsupported_reason
+from napari_beerlanet.ui.viewer.viewport import WholeImageView
 from napari_beerlanet.ui.workspace.footer import Footer, Situation, Step, next_step
 from napari_beerlanet.ui.workspace.presets import MalariaPreset
 
@@ -79,7 +86,8 @@ DOCK_NAME = "BeerLaNet"
 _WIDTH_PX = 390
 _DEBOUNCE_MS = 100
 _STEP_MS = 10  # in which the window answers while a panel comes
-_IDLE_POLL_MS, _IDLE_POLLS = 1000, 3  # so long the mouse rests before models' libraries are loaded
+# So long the mouse rests before models' libraries are loaded: a click meanwhile takes longer.
+_IDLE_POLL_MS, _IDLE_POLLS = 1000, 10
 _COMPILE_POLL_MS = 500
 _ALSO_COMPILED = "napari_beerlanet.ui.viewer.fast_shapes:fast_shapes_supported"
 _FIRST_IMAGE_NEEDS = "scipy.ndimage"
@@ -88,6 +96,7 @@ _ONE_BOX = np.array([[0.0, 0.0, 1.0, 1.0]])
 _FIRST_MODEL_NEEDS = "napari_beerlanet.core.detection.detector"
 """Loaded with the first model, or while nobody works: who only decomposes stains needs no torch."""
 
+_NOTED_NAME = 16  # characters
 _OPEN_COMMAND = "napari.window.file.open_files_dialog"
 
 
@@ -216,7 +225,10 @@ class Workspace(DockedWidget):
         self._idle_timer.start()
         self._load_task.progressed.connect(self._panels_loaded)
         self._load_task.ended.connect(self._panels_loaded)
+        self._whole_view = WholeImageView(self)
+        self._whole_view.keep(self.image.layer)  # the dock takes a part of the canvas
         self.image.chosen.connect(self._show_chosen)
+        self.image.refused.connect(self._show_refused)
         self.image.chosen.connect(self._prepare_annotations)
         self._prepare_annotations(self.image.layer)
         self.tabs.currentChanged.connect(self._tab_opened)
@@ -306,26 +318,33 @@ class Workspace(DockedWidget):
     def load_panels(self) -> None:
         """Import the modules of all panels off the GUI thread, the one that is waited for first.
 
-        And prepare what napari would prepare with its first image and its first shapes.
+        Before those that nobody waits for, prepare what the first image and the first click need.
         """
         if self._load_task.running:
             return
         to_load = self._to_load = [tab for tab in TABS if not tab.is_loaded]
+        decomposes = self.current_tab is STAINS
 
         def work(report: Report) -> None:
+            prepared = False
             with collections_paused():
                 packaged_models(DETECTOR)  # which panels list; read once for all of them
-                while to_load:
-                    to_load.pop(0).load()
-                    report_progress(report, len(TABS) - len(to_load), len(TABS))
-                importlib.import_module(_FIRST_IMAGE_NEEDS)
-                if not _compile_kernels():
-                    _load_compiled()
+                while to_load or not prepared:
+                    if to_load and (prepared or self._is_awaited(to_load[0])):
+                        to_load.pop(0).load()
+                        report_progress(report, len(TABS) - len(to_load), len(TABS))
+                    else:
+                        prepared = True
+                        _prepare_first_steps(decomposes)
 
         if to_load:
             self._load_task.start(work)
         if not units_are_ready() and not self._units_task.running:
             self._units_task.start(lambda report: read_units(), use_units)
+
+    def _is_awaited(self, tab: Tab) -> bool:
+        """Whether somebody looks at a tab that has no panel yet."""
+        return any(page.tab is tab for page in tuple(self._coming))
 
     def _compiling(self, running: bool) -> None:
         if running and not self.closed:
@@ -429,6 +448,19 @@ class Workspace(DockedWidget):
     def _show_chosen(self, image: Image | None) -> None:
         if image is not None:
             show_in_place_of_others(self.viewer, image)
+            self._whole_view.keep(image)
+
+    def _show_refused(self, layer: Image | None) -> None:
+        """Say that the image which the user has selected is not the one to work on."""
+        chosen = self.image.layer
+        if layer is None or chosen is None:
+            self.footer.show_note("")
+            return
+        why = "cannot be used" if layer.rgb else "is not RGB"
+        names = [_shortened(one.name) for one in (layer, chosen)]
+        self.footer.show_note(
+            f"“{names[0]}” {why}: “{names[1]}” stays chosen.", unsupported_reason(layer) or ""
+        )
 
     def _prepare_annotations(self, image: object) -> None:
         """Make the panel that shows an image's saved annotations, where there are any.
@@ -706,6 +738,11 @@ class TabPage(QWidget):
                 workspace.put_back(self.tab)
 
 
+def _shortened(name: str) -> str:
+    """A layer's name that leaves space for a sentence about it in the same line."""
+    return name if len(name) <= _NOTED_NAME else f"{name[: _NOTED_NAME - 1]}…"
+
+
 def _annotation_count(viewer: Viewer, image: Image | None) -> int:
     """The number of annotated boxes of an image."""
     return sum(
@@ -735,6 +772,13 @@ def _is_newer(model: Path, project: Project | None) -> bool:
         return False
 
 
+def _prepare_first_steps(decompose: bool) -> None:
+    """What the first image of napari would wait for, and the first click, on *Decompose* or not."""
+    importlib.import_module(_FIRST_IMAGE_NEEDS)
+    if not _compile_kernels():
+        _load_compiled(decompose)
+
+
 def _compile_kernels() -> bool:
     """Have the kernels compiled in a process, if they never were; whether that is going on."""
     running = start_compiling(_ALSO_COMPILED)
@@ -743,11 +787,16 @@ def _compile_kernels() -> bool:
     return running
 
 
-def _load_compiled() -> None:
-    """Load functions from the disk which would be loaded on the GUI thread otherwise."""
+def _load_compiled(decompose: bool = True) -> None:
+    """Load functions from the disk: of the GUI thread and, if so asked, the first decomposition.
+
+    Who opens another panel would wait for the latter, which are loaded when they are needed.
+    """
     prepare_shapes()
     matching: Any = importlib.import_module(_FIRST_COPY_NEEDS)
     matching.match_boxes(_ONE_BOX, _ONE_BOX, 0.5)
+    if decompose and is_compiled(_ALSO_COMPILED):
+        compile_for_decomposition()  # which only loads them then
 
 
 _workspaces: weakref.WeakKeyDictionary[Any, weakref.ref[Workspace]] = weakref.WeakKeyDictionary()

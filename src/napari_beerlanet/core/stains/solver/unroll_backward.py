@@ -30,7 +30,6 @@ from napari_beerlanet.core.stains.solver.columns import (
     Totals,
     contiguous,
     kernel_map,
-    kernel_step,
     kernel_step_backward,
     ratio,
 )
@@ -48,6 +47,7 @@ from napari_beerlanet.core.stains.solver.unroll import (
 )
 
 Pullback = Callable[..., Any]
+_STORED_EVERY = 5  # iterations: about the root of how many there are takes the least memory
 
 
 class LearnedParameters(NamedTuple):
@@ -59,41 +59,45 @@ class LearnedParameters(NamedTuple):
 
 
 class RecordedColumns(ArrayColumns):
-    """Columns that remember the sums of every iteration, and every second D.
+    """Columns that remember the sums of every iteration, and a few D: the last, every fifth before.
 
-    The D between are computed again on the way back: that is as fast as to get memory for them.
+    Those between are computed again on the way back, in memory that a loss has given back by then.
     """
 
     def __init__(self, X: Array, w: Array, iterations: int) -> None:
         super().__init__(X, w)
-        self.stored: list[Array] = []  # D after iterations …, K − 2, K
+        self.stored: list[Array] = []  # D after iterations …, K − 5, K
         self.sums: list[Sums] = []  # of the unscaled D, after each
         self._remaining = iterations
-        self._between: Array | None = None
 
     def step(self, affine: AffineMap) -> Sums:
         """See `Columns`."""
+        before, is_stored = self.D, any(self.D is D for D in self.stored)
+        sums = super().step(affine)
+        if is_stored and self._spare is before:
+            self._spare = None
         self._remaining -= 1
-        keep = self._remaining % 2 == 0
-        M, N, b = (contiguous(t) for t in affine)
-        room = None if keep else self._between
-        self.D, sums = kernel_step(self.X, self.w, self.D, M, N, b, room)
-        if keep:
+        if self._remaining % _STORED_EVERY == 0:
             self.stored.append(self.D)
-        else:
-            self._between = self.D
         self.sums.append(sums)
         return sums
 
     def rooms(self, iterations: int) -> npt.NDArray[np.int64]:
-        """See `ArrayColumns`: every second has its own, those between share the last."""
-        kept = (iterations - 1 - np.arange(iterations)) % 2 == 0
-        return np.where(kept, np.cumsum(kept) - 1, kept.sum())
+        """See `ArrayColumns`: two take turns, and of those that are stored each keeps its own."""
+        chosen: list[int] = []
+        stored: set[int] = set()
+        for k in range(iterations):
+            taken = stored | set(chosen[-1:])
+            chosen.append(next(room for room in range(k + 1) if room not in taken))
+            if (iterations - 1 - k) % _STORED_EVERY == 0:
+                stored.add(chosen[-1])
+        return np.array(chosen)
 
     def keep(self, D: Sequence[Array], sums: Sequence[Sums]) -> None:
         """See `ArrayColumns`."""
         super().keep(D, sums)
-        self.stored, self.sums, self._remaining = list(D[::-1][::2][::-1]), list(sums), 0
+        self.stored, self.sums = list(D[::-1][::_STORED_EVERY][::-1]), list(sums)
+        self._remaining = 0
 
 
 @dataclass(frozen=True)
@@ -169,18 +173,20 @@ class Tape:
 
     def _iterate_backwards(self, stored: Sequence[Array]) -> Iterator[tuple[int, Array, Array]]:
         """Iterations from the last to the first, with D before and after each."""
-        nothing, between = np.empty((0, len(self.w))), None
-        stack = [nothing, *stored]
-        out = stack.pop()
-        for k in reversed(range(len(self.maps))):
-            if k == 0:
-                D = nothing
-            elif (len(self.maps) - k) % 2 == 0:
-                D = stack.pop()
-            else:
-                D = between = kernel_map(self.X, stack[-1], *self.maps[k - 1], between)
-            yield k, D, out
-            out = D
+        ends = range(len(self.maps), 0, -_STORED_EVERY)
+        known = [np.empty((0, len(self.w))), *stored]
+        rooms: list[Array] = []
+        for end in ends:
+            out, start = known.pop(), max(end - _STORED_EVERY, 0)
+            between = known[-1:]  # D after iterations start … end − 1
+            for k in range(start, end - 1):
+                room = rooms[k - start] if k - start < len(rooms) else None
+                between.append(kernel_map(self.X, between[-1], *self.maps[k], room))
+            rooms = rooms or between[1:]
+            for k in reversed(range(start, end)):
+                D = between.pop()
+                yield k, D, out
+                out = D
 
 
 def _density_map_pullback(

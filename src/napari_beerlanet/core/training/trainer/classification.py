@@ -29,7 +29,7 @@ from napari_beerlanet.core.classification.crops import (
 )
 from napari_beerlanet.core.classification.network import ClassificationNetwork, head_keys
 from napari_beerlanet.core.classification.settings import ClassifierSettings
-from napari_beerlanet.core.common.device import image_layout
+from napari_beerlanet.core.common.device import compute_pending, image_layout
 from napari_beerlanet.core.common.threads import run_parallel
 from napari_beerlanet.core.detection.ultralytics_api import cv2
 from napari_beerlanet.core.evaluation.classification import classification_metrics, classify_items
@@ -402,6 +402,7 @@ class ClassifierTrainer:
         labels = torch.from_numpy(self.data.labels[part]).to(self.device)
         self.optimizer.zero_grad(set_to_none=True)
         logits = self.network(images, weights)
+        compute_pending(self.device)
         smoothing = self.settings.label_smoothing
         loss = functional.cross_entropy(logits, labels, label_smoothing=smoothing)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -411,6 +412,7 @@ class ClassifierTrainer:
                 head[rows] = values
         if self.average is not None:
             self._update_average(self.epoch * self.batches + number)
+        compute_pending(self.device)
         return float(loss.detach())
 
     def _update_average(self, step: int) -> None:

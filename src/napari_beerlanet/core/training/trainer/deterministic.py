@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from napari_beerlanet.core.common.device import compute_pending
 from napari_beerlanet.core.detection.ultralytics_api import DetectionTrainer, DetectionValidator
 from napari_beerlanet.core.training.runs import TrainingDiverged
 
@@ -200,7 +201,15 @@ class DeterministicTrainer(DetectionTrainer):  # type: ignore[misc]
     def optimizer_step(self) -> None:
         """A step, after which batches are counted anew."""
         super().optimizer_step()
+        compute_pending(self.device)
         self._batches_since_step = 0
+
+    def _setup_train(self) -> None:
+        super()._setup_train()
+        if self.device.type in _FOREIGN_DEVICES:
+            for model in (unwrap_model(self.model), self.ema.ema):
+                model.model[-1].register_forward_hook(lambda *_: compute_pending(self.device))
+            compute_pending(self.device)
 
     def _build_train_pipeline(self) -> None:
         # It is built again within a batch that did not fit into memory.

@@ -294,8 +294,7 @@ class RetainingLoss:
     The target of a class is e y + (1 − e) t: y as annotated, t the score that the parent gives in
     the same place, and e (classes,) the evidence, which grows with the number of boxes up to 1. So
     one box teaches a tenth of what it could, and does not undo what many have taught before. Where
-    the parent sees such a class, outlines are held to its own, too, by (1 − o) t. Every box shows
-    four sides, so that evidence o of outlines is twice e, up to 1.
+    the parent sees such a class, outlines are held to its own, too, by (1 − e) t.
 
     Few images may show nothing of a rare class: in each step, if the parent sees such classes in
     the photograph at all, a replay of it, on which nothing is annotated, holds both as well.
@@ -309,7 +308,6 @@ class RetainingLoss:
         photograph: ReplayedPhotograph,
     ) -> None:
         self._loss, self._model, self._evidence = loss, model, evidence
-        self._outline_evidence = (2 * evidence).clamp(max=1)
         self._parent = copy.deepcopy(model).eval()
         for parameter in self._parent.parameters():
             parameter.requires_grad = False
@@ -348,7 +346,7 @@ class RetainingLoss:
         shape = *now["boxes"].shape[:1], 4, -1, now["boxes"].shape[-1]
         ours, theirs = (p["boxes"].view(shape).log_softmax(2) for p in (now, seen))
         divergence = (theirs.exp() * (theirs - ours)).sum(2).mean(1)  # (images, anchors)
-        weight = ((1 - self._outline_evidence) * _scores(seen)).amax(2)
+        weight = ((1 - self._evidence) * _scores(seen)).amax(2)
         return (weight * divergence).sum()
 
     def _cross_entropy(self, logits: torch.Tensor, annotated: torch.Tensor) -> torch.Tensor:
