@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from napari_beerlanet.core.common import arrays
-from napari_beerlanet.core.common.arrays import GrowableArray, stable_argsort, to_numpy
+from napari_beerlanet.core.common.arrays import GrowableArray, load_array, stable_argsort
 
 KINDS = ["f2", "f4", "f8", "i1", "i4", "i8", "u1", "u2", "u4", "u8", "?"]
 
@@ -75,14 +75,14 @@ def test_a_cache_that_drops_a_chunk_meanwhile_does_no_harm(options):
         with pytest.raises(KeyError):
             lazy.compute()
         lazy.compute()
-        np.testing.assert_array_equal(to_numpy(lazy, **options), values)
+        np.testing.assert_array_equal(load_array(lazy, **options), values)
 
 
 def test_a_cache_stays_registered_while_threads_read():
     """dask takes callbacks away while it computes, and two threads might put them back wrongly."""
     lazy = da.ones((400, 400), chunks=(20, 20))
     with Cache(1e6) as cache:
-        threads = [threading.Thread(target=to_numpy, args=(lazy,)) for _ in range(4)]
+        threads = [threading.Thread(target=load_array, args=(lazy,)) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -93,5 +93,5 @@ def test_a_cache_stays_registered_while_threads_read():
 
 def test_what_is_not_lazy_is_taken_as_it_is():
     values = np.arange(4)
-    assert to_numpy(values) is values
-    assert to_numpy([1, 2]).tolist() == [1, 2]
+    assert load_array(values) is values
+    assert load_array([1, 2]).tolist() == [1, 2]

@@ -15,7 +15,7 @@ _MIN_CAPACITY = 64
 _MIN_RADIX_LENGTH = 5000  # below, NumPy's own stable sort is as fast
 
 
-def to_numpy(array: Any, **options: Any) -> npt.NDArray[Any]:
+def load_array(array: Any, **options: Any) -> npt.NDArray[Any]:
     """Any array as NumPy's; a dask array is computed, with dask's `options`.
 
     Without callbacks that others have registered with dask, such as napari's cache of chunks: dask

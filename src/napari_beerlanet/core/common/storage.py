@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from napari_beerlanet.core.common.arrays import to_numpy
+from napari_beerlanet.core.common.arrays import load_array
 from napari_beerlanet.core.common.messages import error_detail, quoted, system_reason
 from napari_beerlanet.core.common.progress import Progress, Report
 
@@ -314,7 +314,7 @@ def pixel_hash(pixels: Any) -> str:
     shape = tuple(int(n) for n in pixels.shape)
     total = hashlib.sha256(f"{shape} {np.dtype(pixels.dtype)}".encode())
     for row in range(0, shape[0], _HASHED_ROWS):
-        part = to_numpy(pixels[row : row + _HASHED_ROWS])
+        part = load_array(pixels[row : row + _HASHED_ROWS])
         total.update(np.ascontiguousarray(part).data)
     return total.hexdigest()
 
@@ -333,6 +333,6 @@ def pixel_digest(pixels: Any) -> str:
         for length in shape[:2]
     )
     for y, x in itertools.product(rows, columns):
-        patch = to_numpy(pixels[y : y + _HASH_PATCH_SIDE, x : x + _HASH_PATCH_SIDE])
+        patch = load_array(pixels[y : y + _HASH_PATCH_SIDE, x : x + _HASH_PATCH_SIDE])
         total.update(np.ascontiguousarray(patch).data)
     return f"sampled-sha256:{total.hexdigest()}"

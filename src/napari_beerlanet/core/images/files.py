@@ -19,7 +19,7 @@ import numpy.typing as npt
 import tifffile
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from napari_beerlanet.core.common.arrays import to_numpy
+from napari_beerlanet.core.common.arrays import load_array
 from napari_beerlanet.core.common.messages import error_detail, path_text
 from napari_beerlanet.core.common.storage import FileError
 from napari_beerlanet.core.images import PixelSize
@@ -207,7 +207,7 @@ def write_pyramid(
 def _tiles(level: Any, high: int, wide: int) -> Iterator[npt.NDArray[Any]]:
     """Tiles of a level in the order of a TIFF, computed band by band."""
     for top in range(0, level.shape[0], high):
-        band = to_numpy(level[top : top + high])
+        band = load_array(level[top : top + high])
         for left in range(0, level.shape[1], wide):
             part = band[:, left : left + wide]
             tile = np.zeros((high, wide, level.shape[2]), band.dtype)

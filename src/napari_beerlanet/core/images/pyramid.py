@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from napari_beerlanet.core.common.arrays import is_dask, to_numpy
+from napari_beerlanet.core.common.arrays import is_dask, load_array
 from napari_beerlanet.core.common.messages import error_detail
 from napari_beerlanet.core.common.rectangle import Rectangle
 from napari_beerlanet.core.common.threads import map_threads
@@ -56,7 +56,7 @@ def read_region(level: Any, region: Rectangle) -> npt.NDArray[Any]:
     """(h, w, 3 or 4) of a region of a level, in memory, by this thread."""
     try:
         # Not dask's own threads: the caller has as many already, and knows what is under way.
-        array = to_numpy(level[region.slices], scheduler="synchronous")
+        array = load_array(level[region.slices], scheduler="synchronous")
     except (ImageError, MemoryError):
         raise
     except Exception as error:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from napari_beerlanet.core.common.arrays import to_numpy
+from napari_beerlanet.core.common.arrays import load_array
 from napari_beerlanet.core.common.messages import error_detail
 from napari_beerlanet.core.images import Domain
 
@@ -60,7 +60,7 @@ def check_rgb(image: Any) -> RGBImage:
     if isinstance(image, (str, bytes)) or image is None or not hasattr(image, "__array__"):
         raise ImageError(f"Expected an image array, got {_describe_type(image)}. {ACCEPTED_IMAGES}")
     try:
-        pixels = to_numpy(np.ma.filled(image, 0) if np.ma.isMaskedArray(image) else image)
+        pixels = load_array(np.ma.filled(image, 0) if np.ma.isMaskedArray(image) else image)
     except (TypeError, ValueError, RuntimeError) as error:  # tensors: sparse, meta, with gradients
         detail = error_detail(error, 80)
         raise ImageError(

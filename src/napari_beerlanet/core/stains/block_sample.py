@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from napari_beerlanet.core.common.arrays import to_numpy
+from napari_beerlanet.core.common.arrays import load_array
 from napari_beerlanet.core.common.progress import Report, report_progress
 from napari_beerlanet.core.common.rectangle import Rectangle
 from napari_beerlanet.core.common.threads import map_threads
@@ -178,7 +178,7 @@ def sample_stack(
     bands: list[npt.NDArray[Any]] = []
     for k, plane in enumerate(planes):
         report_progress(report, k, count, f"plane {k + 1} of {count}")
-        pixels = _fill_transparent(check_rgb(to_numpy(plane)).pixels)
+        pixels = _fill_transparent(check_rgb(load_array(plane)).pixels)
         if pixels is None:
             continue
         bands.append(_row_band(pixels, k, count))

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from napari_beerlanet._version import __version__
-from napari_beerlanet.core.common.arrays import to_numpy
+from napari_beerlanet.core.common.arrays import load_array
 from napari_beerlanet.core.common.messages import format_percent
 from napari_beerlanet.core.common.storage import atomic_path
 from napari_beerlanet.core.images import PixelSize
@@ -148,7 +148,7 @@ def _tiles(planes: Any, high: int, wide: int) -> Iterator[npt.NDArray[np.float32
     """Tiles of every plane in the order of a TIFF, read band by band."""
     for plane in planes:
         for top in range(0, planes.shape[1], high):
-            band = to_numpy(plane[top : top + high])
+            band = load_array(plane[top : top + high])
             for left in range(0, planes.shape[2], wide):
                 tile = np.zeros((high, wide), np.float32)
                 part = band[:, left : left + wide]
@@ -186,7 +186,7 @@ def _write_zarr(
     for top in range(0, planes.shape[1], 2 * _TILE_SIDE):
         band = slice(top, top + 2 * _TILE_SIDE)
         for i in (int(k) for k in np.flatnonzero(d.active)):
-            array[i, band] = to_numpy(planes[i, band])
+            array[i, band] = load_array(planes[i, band])
 
 
 def _omero_channels(d: Decomposition) -> list[dict[str, Any]]:

@@ -30,7 +30,7 @@ from qtpy.QtWidgets import (
 from napari_beerlanet.core.batch.counts import ImageCounts, StudyCounts
 from napari_beerlanet.core.boxes.classes import assign_colours, class_colours
 from napari_beerlanet.core.boxes.detections import Detections
-from napari_beerlanet.core.common.arrays import to_numpy
+from napari_beerlanet.core.common.arrays import load_array
 from napari_beerlanet.core.common.progress import Report, report_progress
 from napari_beerlanet.core.common.storage import FileError
 from napari_beerlanet.core.formats import read_detections
@@ -477,7 +477,7 @@ def _read_result(counts: ImageCounts, with_image: bool, report: Report) -> Opene
         if slide.pixel_size is not None:
             settings |= {"scale": slide.pixel_size, "units": ("um", "um")}
         if height * width <= _MAX_EAGER_PIXELS:
-            pixels = to_numpy(levels[0])
+            pixels = load_array(levels[0])
         else:
             pixels = levels if len(levels) > 1 else levels[0]
             settings |= {"multiscale": True} if len(levels) > 1 else {}

@@ -57,7 +57,7 @@ def read_slides(path: Any) -> list[tuple[Any, dict[str, Any], str]]:
 def _slide_layer(slide: Slide, stamp: dict[str, Any]) -> tuple[Any, dict[str, Any], str]:
     import napari
 
-    from napari_beerlanet.core.common.arrays import to_numpy
+    from napari_beerlanet.core.common.arrays import load_array
     from napari_beerlanet.ui.viewer.planes import OPENED_KEY, placement_kwargs
 
     levels = slide.dask()
@@ -69,7 +69,7 @@ def _slide_layer(slide: Slide, stamp: dict[str, Any]) -> tuple[Any, dict[str, An
         return levels, {**settings, "multiscale": True}, "image"
     height, width = levels[0].shape[:2]
     small = height * width <= _MAX_EAGER_PIXELS
-    return to_numpy(levels[0]) if small else levels[0], settings, "image"
+    return load_array(levels[0]) if small else levels[0], settings, "image"
 
 
 def open_slide_dialog() -> None:

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from napari.layers import Image, Labels, Layer
 
-from napari_beerlanet.core.common.arrays import to_numpy
+from napari_beerlanet.core.common.arrays import load_array
 from napari_beerlanet.core.common.storage import file_stamp
 from napari_beerlanet.core.common.tile_store import SUFFIX, read_summary, tile_store_path
 from napari_beerlanet.core.images.pyramid import with_overviews
@@ -125,7 +125,7 @@ class Plane:
     def read(self, window: SliceWindow | None = None, level: int = 0) -> npt.NDArray[Any]:
         """The pixels (h, w, 3 or 4), or those of a window, as a NumPy array."""
         part = self.lazy(level) if window is None else self.levels[level][(*self.index, *window)]
-        pixels = to_numpy(part)
+        pixels = load_array(part)
         if 0 in pixels.shape:
             raise ImageError(f"“{self.name}”: the requested part is empty.")
         return pixels
