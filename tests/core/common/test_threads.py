@@ -14,7 +14,13 @@ from hypothesis import strategies as st
 
 from napari_beerlanet import decompose
 from napari_beerlanet.core.common import threads
-from napari_beerlanet.core.common.threads import chunk_slices, njit, run_parallel, thread_count
+from napari_beerlanet.core.common.threads import (
+    chunk_slices,
+    njit,
+    run_parallel,
+    run_with_helpers,
+    thread_count,
+)
 from pictures import section, smear
 
 
@@ -77,6 +83,57 @@ def test_an_error_in_a_task_reaches_the_caller_and_the_pool_lives_on():
     with pytest.raises(KeyError, match="lost"):
         run_parallel([fail, fail, lambda: 1])
     assert run_parallel([lambda: 1, lambda: 2]) == [1, 2]
+
+
+@pytest.mark.usefixtures("several")
+def test_helpers_come_and_the_caller_gets_its_own_result():
+    came, meeting = [], threading.Barrier(2, timeout=60)
+
+    def work():
+        came.append(threading.current_thread())
+        meeting.wait()
+        return threading.current_thread()
+
+    assert run_with_helpers(work, 1) is threading.current_thread()
+    assert len(set(came)) == 2
+
+
+def test_the_caller_does_not_wait_for_a_helper_that_is_busy_elsewhere(monkeypatch):
+    busy, free = threading.Event(), threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        monkeypatch.setattr(threads, "_pool", pool)
+        pool.submit(lambda: (busy.set(), free.wait(60)))
+        assert busy.wait(60)
+        came = []
+        assert run_with_helpers(lambda: came.append(1) or "done", 3) == "done"
+        assert came == [1]
+        free.set()
+    assert came == [1]  # nor later
+
+
+@pytest.mark.usefixtures("several")
+def test_nobody_helps_a_helper():
+    meeting, came = threading.Barrier(2, timeout=60), []
+
+    def nested():
+        meeting.wait()
+        return run_with_helpers(lambda: came.append(1), 5)
+
+    run_parallel([nested, nested])
+    assert came == [1, 1]
+
+
+@pytest.mark.usefixtures("several")
+def test_an_error_of_a_helper_is_not_the_callers():
+    caller, meeting = threading.current_thread(), threading.Barrier(2, timeout=60)
+
+    def work():
+        meeting.wait()
+        if threading.current_thread() is not caller:
+            raise OSError("not mine")
+        return 3
+
+    assert run_with_helpers(work, 1) == 3
 
 
 def test_thread_count_follows_the_environment(monkeypatch):

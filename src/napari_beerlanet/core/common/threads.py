@@ -118,6 +118,23 @@ def run_parallel(tasks: Sequence[Callable[[], T]]) -> list[T]:
     return list(_shared_pool().map(lambda context, task: context.run(task), contexts, tasks))
 
 
+def run_with_helpers(work: Callable[[], T], helpers: int) -> T:
+    """The result of `work`, which up to so many threads of the pool do at the same time.
+
+    For work that shares out itself what there is to do: the caller's own call returns when all is
+    done, whether or not a helper came to it. None help where the caller is of the pool.
+    """
+    futures: list[Future[T]] = []
+    if helpers > 0 and not getattr(_thread_local, "worker", False):
+        futures = [_shared_pool().submit(copy_context().run, work) for _ in range(helpers)]
+    try:
+        return work()
+    finally:
+        for future in futures:
+            if not future.cancel():  # it holds what they share, so that it must not outlive this
+                future.exception()
+
+
 def map_threads(
     work: Callable[[T], R], items: Iterable[T], threads: int | None = None
 ) -> Generator[R]:

@@ -319,7 +319,8 @@ def solve_unrolled(
     maps = [(to_numpy(M[0]), to_numpy(N[0]), to_numpy(b[0])) for M, N, b in done.maps]
     table = None
     if problem.palette is not None and not isinstance(columns, StreamedColumns):
-        table = to_numpy(columns.D) * scale[:, None]
+        table = to_numpy(columns.D)
+        table *= scale[:, None]  # in place: the columns are not used again
     return Fit(background, spectra, objective, (lam, gamma), m, table, MapChain(maps, scale))
 
 

@@ -33,7 +33,7 @@ TileCallback = Callable[[npt.NDArray[Any], Rectangle], None]
 PixelMask = Callable[[Rectangle], npt.NDArray[np.bool_]]
 
 _PIXELS_PER_TASK = 1 << 18
-_PIXELS_PER_LOOK_UP = 1 << 16  # so that two threads have as much to do in a small image
+_PIXELS_PER_PAGE = 1 << 19  # as float32 in a large page of memory, best touched by one thread
 _SAMPLE_PIXELS = 1 << 16  # by which `palette_pays` judges
 _MAX_TABLES = 4  # each is 64 MB of address space
 _THREADS_PER_TABLE = 4
@@ -103,7 +103,8 @@ class Palette:
                 given = pixels[part], self.codes, index, table, which, planes, part.start
                 return bool(kernels.look_up_pixels(*given))
 
-            complete = map_chunks(look_up, len(pixels), _PIXELS_PER_LOOK_UP)
+            share = -(-len(pixels) // thread_count())
+            complete = map_chunks(look_up, len(pixels), min(share, _PIXELS_PER_PAGE))
             _spare_index.append(index)
             if not all(complete):
                 raise KeyError(_UNKNOWN_COLOUR)
@@ -346,8 +347,10 @@ def _distinct_codes(pixels: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDA
     tables = min(_MAX_TABLES, thread_count(), 1 + len(pixels) // (4 * _PIXELS_PER_TASK))
     step = min(-(-max(len(pixels), 1) // tables), 1 << 31)  # a table counts to 2**32
     parts = map_chunks(lambda part: _distinct_uint8_codes(pixels[part]), len(pixels), step)
-    codes, counts = np.empty(0, np.uint32), np.empty(0, np.int64)
-    for more in parts:
+    if not parts:
+        return np.empty(0, np.uint32), np.empty(0, np.int64)
+    codes, counts = parts[0]
+    for more in parts[1:]:
         codes, counts = kernels.merge_counts(codes, counts, *more)
     return codes, counts
 

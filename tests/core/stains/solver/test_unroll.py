@@ -1,5 +1,8 @@
 """Algorithm 1 itself: against the transcription, its gradients, its invariances."""
 
+import threading
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +12,7 @@ from hypothesis import strategies as st
 from algorithm1 import algorithm1, columns_of, objective
 from napari_beerlanet.core.stains.solver import unroll_backward, unrolled_kernels
 from napari_beerlanet.core.stains.solver.columns import ArrayColumns
-from napari_beerlanet.core.stains.solver.unroll import unroll
+from napari_beerlanet.core.stains.solver.unroll import unroll, unroll_one
 from napari_beerlanet.core.stains.solver.unroll_backward import TensorColumns, unroll_tensors
 from pictures import section, smear, start
 
@@ -416,3 +419,76 @@ def test_gradients_do_not_depend_on_the_number_of_threads(monkeypatch):
         got.append((*ours[0], *ours[1]))
     for other in got[1:]:
         assert all(torch.equal(a, b) for a, b in zip(got[0], other, strict=True))
+
+
+# Threads that share the columns of one kernel.
+
+
+def in_one_kernel(X, w, S, K=6, unit=True, lam=0.1):
+    columns = ArrayColumns(X, w)
+    done = unroll_one(columns, S, lam, 0.2, iterations=K, unit_spectra=unit, track=True)
+    scaled = columns.D * done.scale[0][:, None]
+    return done.background[0], done.spectra[0], scaled.T, done.objective[0]
+
+
+@BOTH
+@pytest.mark.parametrize("p", [1, 2047, 2048, 2049, 9000])
+@pytest.mark.parametrize("r", [1, 5, 8])
+def test_one_kernel_is_the_transcription(unit, p, r):
+    X, S = random_columns(p=p), start(r)
+    w = np.random.default_rng(1).integers(0, 9, p) + 0.5
+    agree(in_one_kernel(X, w, S, unit=unit), algorithm1(X, S, 0.1, 0.2, 6, w=w, unit_spectra=unit))
+
+
+def test_helpers_do_not_change_a_bit(monkeypatch):
+    X, S = random_columns(p=50_000), start(8)
+    w = np.random.default_rng(1).uniform(1, 9, X.shape[1])
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    alone = in_one_kernel(X, w, S)
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    for _ in range(20):
+        for a, b in zip(in_one_kernel(X, w, S), alone, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_columns_that_another_thread_holds_for_long_are_waited_for(monkeypatch):
+    """As of one that the system has put aside: it has claimed a chunk and comes back later."""
+    X, S = random_columns(p=9000), start(4)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    kernel, calls = unrolled_kernels.unroll_columns, []
+    held = slice(0, unrolled_kernels.CHUNK_COLUMNS)
+
+    def solve(before):
+        def called(*given):
+            calls.append(given)
+            if len(calls) == 1:
+                before(given)
+            return kernel(*given)
+
+        calls.clear()
+        monkeypatch.setattr(unrolled_kernels, "unroll_columns", called)
+        return in_one_kernel(X, np.ones(X.shape[1]), S, K=1)
+
+    expected = solve(lambda given: None)
+    done_D, (_, _, *done_sums) = calls[0][8][0].copy(), calls[0][13:18]
+
+    def hold(given):
+        D, (claimed, finished, *sums) = given[8][0], given[13:18]
+        claimed[0] = 1
+
+        def finish():
+            while finished[0] < sums[0].shape[1] - 1 or len(calls) < 2:
+                time.sleep(0.01)
+            D[:, held] = done_D[:, held]
+            for part, done in zip(sums, done_sums, strict=True):
+                part[0, 0] = done[0, 0]
+            finished[0] += 1
+
+        thread.append(threading.Thread(target=finish))
+        thread[0].start()
+
+    thread = []
+    got = solve(hold)
+    thread[0].join()
+    for a, b in zip(got, expected, strict=True):
+        np.testing.assert_array_equal(a, b)

@@ -11,13 +11,14 @@ arithmetic on c × r numbers. Batches have a leading axis N everywhere but in X,
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from napari_beerlanet.core.common.threads import in_numpy
+from napari_beerlanet.core.common.threads import in_numpy, run_with_helpers, thread_count
 from napari_beerlanet.core.stains.solver import unrolled_kernels
 from napari_beerlanet.core.stains.solver.columns import (
     AffineMap,
@@ -31,7 +32,9 @@ from napari_beerlanet.core.stains.solver.columns import (
 )
 
 COLUMNS_PER_KERNEL = 1 << 16
-"""Columns up to which one thread solves for an image sooner than several that wait for another."""
+"""Columns up to which all iterations in one kernel are sooner done than each in one of its own."""
+
+_CHUNKS_PER_THREAD = 2  # fewer are not worth waking it up
 
 
 class IterationState(NamedTuple):
@@ -111,8 +114,8 @@ def unroll_one(
 ) -> Unrolled:
     """`unroll` on one image: in one kernel for all iterations if it has no more columns than pay.
 
-    Up to there the arithmetic on c × r numbers takes longer in NumPy than the columns take, and
-    threads wait for each other in it.
+    Up to there the arithmetic on c × r numbers takes longer in NumPy than the columns take. Threads
+    share the columns of an iteration and each does that arithmetic for itself.
     """
     X, w = columns.X, columns.w
     (c, u), r, K = X.shape, S.shape[1], iterations
@@ -124,16 +127,25 @@ def unroll_one(
     weight, mean = totals.weight, totals.mean
     rooms = columns.rooms(K)
     D = np.empty((1 + int(rooms.max()), r, u))
-    M, N, b = np.empty((K, r, r)), np.empty((K, c, r)), np.empty((K, r))
-    states = np.empty((K, c, r)), np.empty((K, c)), np.empty((K, r))
-    raw = np.zeros((K, r, r)), np.zeros((K, c, r)), np.zeros((K, r))
-    sums = np.empty((K, r, r)), np.empty((K, c, r)), np.empty((K, r))
     nothing = np.empty((0, u)), np.empty((0, r)), np.empty(0)
-    numbers = (float(np.asarray(value).item()) for value in (lam, gamma))
-    unrolled_kernels.unroll_columns(
-        X, w, float(weight), mean, contiguous(S), *numbers, unit_spectra, D, rooms, *nothing,
-        M, N, b, *states, *raw, *sums,
-    )  # fmt: skip
+    chunks = max(-(-u // unrolled_kernels.CHUNK_COLUMNS), 1)
+    shapes = (K, chunks, r, r), (K, chunks, c, r), (K, chunks, r)
+    shared = *np.zeros((2, K), np.int64), *(np.zeros(shape) for shape in shapes)
+    numbers = [float(np.asarray(value).item()) for value in (lam, gamma)]
+    problem = X, w, float(weight), mean, contiguous(S), *numbers, unit_spectra
+    given = *problem, D, rooms, *nothing, *shared
+
+    def work() -> list[Array]:
+        sums = (K, r, r), (K, c, r), (K, r)
+        shapes = (K, r, r), (K, c, r), (K, r), (K, c, r), (K, c), (K, r), *sums, *sums
+        own = [np.empty(shape) for shape in shapes]
+        at = 0
+        while (at := unrolled_kernels.unroll_columns(*given, at, *own)) < K:
+            time.sleep(0)  # another thread has taken columns and was put aside
+        return own
+
+    M, N, b, *rest = run_with_helpers(work, min(thread_count(), chunks // _CHUNKS_PER_THREAD) - 1)
+    states, raw, sums = rest[:3], rest[3:6], rest[6:]
     columns.keep([D[k] for k in rooms], [Sums(*(t[k] for t in raw)) for k in range(K)])
     maps = [AffineMap((M[k] if k else nothing[1])[None], N[k][None], b[k][None]) for k in range(K)]
     steps = [IterationState(S[None], mean[None], None, None)]

@@ -8,11 +8,43 @@ products of rows with rows, sixteen at a time.
 from __future__ import annotations
 
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
 
 from napari_beerlanet.core.common.threads import njit
 from napari_beerlanet.core.stains.solver.kernels import FASTMATH
 
 _CACHE_BLOCK = 256
+_MAX_LOOKS = (
+    20_000  # at what another thread does, some tens of microseconds, before it is waited for
+)
+
+CHUNK_COLUMNS = 8 * _CACHE_BLOCK
+"""Columns that a thread takes at a time."""
+
+
+@intrinsic
+def _fetch_and_add(typing_context, address):
+    """The int64 at an address (uintp), to which one is added, whatever other threads do."""
+
+    def generate(context, builder, signature, arguments):
+        number = ir.IntType(64)
+        place = builder.inttoptr(arguments[0], number.as_pointer())
+        return builder.atomic_rmw("add", place, ir.Constant(number, 1), "acq_rel")
+
+    return types.int64(types.uintp), generate
+
+
+@intrinsic
+def _fetch(typing_context, address):
+    """The int64 at an address (uintp), and with it all that was written before it was."""
+
+    def generate(context, builder, signature, arguments):
+        place = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
+        return builder.load_atomic(place, "acquire", 8)
+
+    return types.int64(types.uintp), generate
 
 
 @njit(cache=True, nogil=True, fastmath=FASTMATH)
@@ -64,18 +96,27 @@ def density_step(X, w, D, M, N, b, a, A, out, G, P, m, first, last):
 
 @njit(cache=True, nogil=True, fastmath=FASTMATH)
 def unroll_columns(
-    X, w, weight, mean, S0, lam, gamma, unit, Ds, rooms, no_D, no_M, no_a, Ms, Ns, bs, Ss, x0s, As,
-    raw_G, raw_P, raw_m, Gs, Ps, ms,
+    X, w, weight, mean, S0, lam, gamma, unit, Ds, rooms, no_D, no_M, no_a,
+    claimed, finished, part_G, part_P, part_m, first,
+    Ms, Ns, bs, Ss, x0s, As, raw_G, raw_P, raw_m, Gs, Ps, ms,
 ):  # fmt: skip
     """All iterations of `unroll.unroll` on columns X (c, u) of weight w from S0 (c, r).
 
     Iteration k writes D to Ds[rooms[k]], (r, u), its map to Ms[k], Ns[k], bs[k], what it leaves to
-    Ss[k], x0s[k], As[k] and Gs[k], Ps[k], ms[k], and adds the sums of the unscaled D to raw_G[k],
+    Ss[k], x0s[k], As[k] and Gs[k], Ps[k], ms[k], and the sums of the unscaled D to raw_G[k],
     raw_P[k], raw_m[k]. no_D (0, u), no_M (0, r) and no_a (0,) stand for D = 0.
+
+    Any number of threads may call this at once, each with arrays of its own from Ms on, and all end
+    with the same in them. They share the columns: claimed[k] counts the chunks of `CHUNK_COLUMNS`
+    that were begun in iteration k, finished[k] those that are done, each of which leaves its sums
+    in part_G[k], part_P[k] and part_m[k]. All four start at zero. A thread that is late finds
+    nothing left to do. Starts with iteration `first` and returns how many are done: not all if
+    another thread does not finish what it has taken soon. Call it again from there.
     """
     c, r = S0.shape
     A = np.zeros((r, c))
-    for k in range(rooms.shape[0]):
+    chunks = part_m.shape[1]
+    for k in range(first, rooms.shape[0]):
         S = S0 if k == 0 else Ss[k - 1]
         x0, M, N, b, out = x0s[k], Ms[k], Ns[k], bs[k], Ds[rooms[k]]
         for i in range(c):
@@ -111,8 +152,28 @@ def unroll_columns(
                     for i in range(c):
                         product += S[i, j] * S[i, n]
                     M[j, n] = a_before[j] * ((1.0 if j == n else 0.0) - tau * product)
-        sums = raw_G[k], raw_P[k], raw_m[k]
-        density_step(X, w, D, M_k, N, b, a_before, A, out, *sums, 0, w.size)
+        while True:
+            chunk = _fetch_and_add(claimed.ctypes.data + 8 * k)
+            if chunk >= chunks:
+                break
+            sums = part_G[k, chunk], part_P[k, chunk], part_m[k, chunk]
+            start = chunk * CHUNK_COLUMNS
+            stop = min(start + CHUNK_COLUMNS, w.size)
+            density_step(X, w, D, M_k, N, b, a_before, A, out, *sums, start, stop)
+            _fetch_and_add(finished.ctypes.data + 8 * k)
+        looks = 0
+        while _fetch(finished.ctypes.data + 8 * k) < chunks:
+            looks += 1
+            if looks > _MAX_LOOKS:
+                return k
+        raw_G[k], raw_P[k], raw_m[k] = 0.0, 0.0, 0.0
+        for chunk in range(chunks):  # in this order, so that threads do not change the sums
+            for j in range(r):
+                for n in range(r):
+                    raw_G[k, j, n] += part_G[k, chunk, j, n]
+                for i in range(c):
+                    raw_P[k, i, j] += part_P[k, chunk, i, j]
+                raw_m[k, j] += part_m[k, chunk, j]
         for j in range(r):
             a[j] = _shrink(np.sqrt(raw_G[k, j, j]), a[j])
         G, P, m, S1 = Gs[k], Ps[k], ms[k], Ss[k]
@@ -140,6 +201,7 @@ def unroll_columns(
                 S1[i, j] *= factor
         if unit:
             _rescale_to_unit(S1, a, G, P, m)
+    return rooms.shape[0]
 
 
 @njit(cache=True, nogil=True)
@@ -434,17 +496,19 @@ def _map_rest_block(X1, w, D, a, A4, N3, b, out, weighted, rest, start, stop):
     weights = w[start:stop]
     for i in range(r):
         z, d, wz = out[i, start:stop], D[i, start:stop], weighted[i, :n]
+        for t in range(n):
+            wz[t] = d[t]
         scale, shift = a[i], b[i]
         for k in range(0, threes, 3):
             r0, r1, r2 = rest[k, :n], rest[k + 1, :n], rest[k + 2, :n]
             n0, n1, n2 = N3[k, i], N3[k + 1, i], N3[k + 2, i]
-            floor = 0.0 if k + 3 == threes else -np.inf
             for t in range(n):
-                value = shift + scale * d[t] + n0 * r0[t] + n1 * r1[t] + n2 * r2[t]
-                value = max(value, floor)
-                z[t] = value
-                wz[t] = weights[t] * value
-            d, scale, shift = z, 1.0, 0.0
+                wz[t] = shift + scale * wz[t] + n0 * r0[t] + n1 * r1[t] + n2 * r2[t]
+            scale, shift = 1.0, 0.0
+        for t in range(n):
+            value = max(wz[t], 0.0)
+            z[t] = value
+            wz[t] = weights[t] * value
 
 
 @njit(cache=True, nogil=True, fastmath=FASTMATH)
