@@ -2,6 +2,7 @@
 
 import csv
 import errno
+import glob
 import json
 import os
 import random
@@ -267,25 +268,24 @@ def test_killed_at_five_random_moments_and_resumed_the_table_is_the_same(data, f
     assert run.poll() is None, run.communicate()
     run.kill()
     run.communicate()
-    forks = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", FORKS, str(file), str(out)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
-    for _ in range(4):
-        before = _traces(out)
-        forks.stdin.write("again\n")
-        forks.stdin.flush()
-        child = int(forks.stdout.readline())
-        _wait_for_progress(out, before)
-        time.sleep(moments.uniform(0, 0.3))
-        os.kill(child, signal.SIGKILL)
-        forks.stdin.write("killed\n")
-        forks.stdin.flush()
-        assert forks.stdout.readline() == "ended\n"
-        done = sorted(out.glob("records/[!.]*.json"), key=lambda path: path.stat().st_mtime_ns)
-        if len(done) == len(FEW):  # so that the next kill meets work
-            done[-1].unlink()
-    forks.communicate()
+    ) as forks:  # fmt: skip
+        for _ in range(4):
+            before = _traces(out)
+            forks.stdin.write("again\n")
+            forks.stdin.flush()
+            child = int(forks.stdout.readline())
+            _wait_for_progress(out, before)
+            time.sleep(moments.uniform(0, 0.3))
+            os.kill(child, signal.SIGKILL)
+            forks.stdin.write("killed\n")
+            forks.stdin.flush()
+            assert forks.stdout.readline() == "ended\n"
+            done = sorted(out.glob("records/[!.]*.json"), key=lambda path: path.stat().st_mtime_ns)
+            if len(done) == len(FEW):  # so that the next kill meets work
+                done[-1].unlink()
     done = run_benchmark(file, out, workers=0)
     assert done.failures == {}
     assert done.table.csv() == few.table.csv()
@@ -303,9 +303,10 @@ def _traces(out):
     """What a benchmark has begun or done so far: when each of its files was written."""
     kinds = ("work/*/*/*.png", "runs/*/state.pt", "records/[!.]*.json")
     found = {}
-    for path in (path for kind in kinds for path in out.glob(kind)):
-        with suppress(FileNotFoundError):  # removed meanwhile
-            found[path] = path.stat().st_mtime_ns
+    # `Path.glob` would fail where a folder is removed meanwhile.
+    for name in (name for kind in kinds for name in glob.glob(kind, root_dir=out)):
+        with suppress(FileNotFoundError):
+            found[name] = (out / name).stat().st_mtime_ns
     return found
 
 
