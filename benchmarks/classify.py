@@ -61,12 +61,14 @@ ROWS = {
     "BeerLaNet + stain jitter": {"front_end": "beerlanet"},
     "grey": {"front_end": "grey", **NO_JITTER},
     "best recipe": {"front_end": "none", "epochs": 12},
+    "best recipe, BeerLaNet": {"front_end": "beerlanet", "epochs": 12},
 }
 """The differences between the rows; all that is not named is the same.
 
 The best recipe is that of `white_cells.py`, which also trains on all crops of the home laboratory.
 """
 
+BEST = ("best recipe", "best recipe, BeerLaNet")
 BEST_OF = ("white cells", "mobilenet_v2")  # what has a best recipe
 BACKBONES = {
     "mobilenet_v2": {},
@@ -114,7 +116,7 @@ def run_all(options):
                 for row in options.only or ROWS:
                     if (task, backbone, row, seed) in done:
                         continue
-                    if row == "best recipe" and (task, backbone) != BEST_OF:
+                    if row in BEST and (task, backbone) != BEST_OF:
                         continue
                     labs = labs or LABORATORIES[task](options)
                     found = run(options, labs, task, backbone, row, seed)
@@ -140,14 +142,14 @@ def run(options, labs, task, backbone, row, seed):
     if folder.exists() and not resume:
         shutil.rmtree(folder)
     data = labs[home]
-    if row == "best recipe":
+    if row in BEST:
         data = data.with_name("all.yaml")
     clf = nb.train_classifier(data, folder, backbone, resume=resume, **settings)
     trained = time.monotonic() - started
     measured = {lab: nb.evaluate(clf, labs[lab]) for lab in others}
     measured[home] = clf.info["training"]["metrics"]
     adjusted = {}
-    if row == "best recipe":
+    if row in BEST:
         clf.info["prior"] = [PRIOR.get(name, 1.0) for name in clf.classes]
         adjusted = {lab: nb.evaluate(clf, labs[lab]) for lab in others}
     shutil.rmtree(folder)
@@ -301,7 +303,7 @@ def print_table(results):
             for row in sorted(rows, key=list(ROWS).index):
                 group = [f for f in mine if (f["backbone"], f["row"]) == (backbone, row)]
                 for key, name in (("balanced_accuracy", row), ("with prior", f"{row}, prior")):
-                    if not group[0][key] or (key == "with prior" and row != "best recipe"):
+                    if not group[0][key] or (key == "with prior" and row not in BEST):
                         continue
                     scores = np.array([[f[key][lab] for lab in others] for f in group])
                     cells = [spread(column) for column in scores.T] + [spread(scores.mean(1))]

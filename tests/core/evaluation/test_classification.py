@@ -111,7 +111,11 @@ def test_order_within_a_group_is_as_given():
 
 @pytest.mark.parametrize(
     ("ordered", "words"),
-    [([["a", "x"]], "'x', which is no class"), ([["a", "b"], ["b", "c"]], "'b' twice")],
+    [
+        ([["a", "x"]], "'x', which is no class"),
+        ([["a", "b"], ["b", "c"]], "'b' twice"),
+        (["a", "b"], "'a' is no group"),
+    ],
 )
 def test_groups_that_do_not_fit(ordered, words):
     with pytest.raises(ValueError, match=words):

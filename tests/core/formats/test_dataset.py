@@ -186,6 +186,12 @@ def test_no_file(tmp_path):
         read_dataset(tmp_path / "data.yaml")
 
 
+def test_a_folder_per_class_is_told_from_images_with_boxes(tmp_path):
+    (tmp_path / "ring").mkdir()
+    with pytest.raises(DataError, match=r"no data\.yaml in it, .* for classifiers"):
+        read_dataset(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("line", "word"),
     [

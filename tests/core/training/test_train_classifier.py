@@ -442,6 +442,7 @@ def test_weights_that_do_not_fit(data, tmp_path):
     path = tmp_path / "other.pth"
     sentence = refused(FileError, f"not those of {SMALL}", data, run, SMALL, weights=path)
     assert sentence.startswith(str(path))
+    assert sentence.endswith(f"give a file of {SMALL}, or name another backbone.")
     path.write_bytes(b"nothing")
     refused(FileError, "cut short or damaged", data, run, SMALL, weights=path)
     refused(FileError, "cannot be read", data, run, SMALL, weights=tmp_path / "none.pth")

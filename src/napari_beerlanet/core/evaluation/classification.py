@@ -297,6 +297,11 @@ def relaxed_accuracy(
     accepted = np.eye(len(names), dtype=bool)
     seen: set[str] = set()
     for group in ordered:
+        if isinstance(group, str):
+            raise ValueError(
+                f"ordered is a list of groups, each a list of classes in their order; "
+                f"{quoted(group)} is no group."
+            )
         for name in group:
             if name not in names:
                 raise ValueError(

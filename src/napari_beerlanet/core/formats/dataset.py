@@ -80,7 +80,13 @@ def read_dataset(path: str | os.PathLike[str]) -> Dataset:
     is reported by `check_dataset`.
     """
     file = Path(path)
-    file = file / "data.yaml" if file.is_dir() else file
+    if file.is_dir():
+        file = file / "data.yaml"
+        if not file.exists():
+            raise DataError(
+                f"{file.parent}: there is no data.yaml in it, which says where images with boxes "
+                "are; a folder per class is for classifiers alone."
+            )
     content = read_data_yaml(file)
     names, root = class_names_of(content, file), _dataset_root(content, file)
     dataset = Dataset(file, names, {})

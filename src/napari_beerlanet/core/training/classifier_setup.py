@@ -198,12 +198,15 @@ def _read_weights(settings: Any, classes: int) -> dict[str, Tensor]:
             tensors: Mapping[str, Tensor] = load_file(path)
         else:
             tensors = read_state_dict(path)
-        return match_backbone_weights(settings.backbone, classes, tensors)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise FileError(f"{path}: cannot be read ({reason}).") from error
     except Exception as error:
         raise FileError(f"{path}: {error_detail(error)}.") from error
+    try:
+        return match_backbone_weights(settings.backbone, classes, tensors)
+    except ValueError as error:
+        raise FileError(f"{path}: {error}.") from error
 
 
 def _start_from_weights(network: ClassificationNetwork, settings: Any, classes: int) -> None:
