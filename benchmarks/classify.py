@@ -307,8 +307,9 @@ def print_table(results):
                         continue
                     scores = np.array([[f[key][lab] for lab in others] for f in group])
                     cells = [spread(column) for column in scores.T] + [spread(scores.mean(1))]
-                    if four and key == "balanced_accuracy":
-                        cells.append(four_types(group, others))
+                    if four:
+                        plain = key == "balanced_accuracy"
+                        cells.append(four_types(group, others) if plain else "")
                     print(f"| {name} | {backbone} | {' | '.join(cells)} | {len(group)} |")
 
 

@@ -9,6 +9,7 @@ by the clock, which includes waiting for other programs. The image is made up.
 """
 
 import argparse
+import gc
 import os
 import tempfile
 import time
@@ -64,7 +65,8 @@ class Watch:
     """Runs an action and the event loop until a condition holds; notes work and stall.
 
     `stolen`: processor time, of all cores together, that the host of a virtual machine has given to
-    others during the stall that was the longest by the clock; 0 where nothing says so.
+    others during the stall that was the longest by the clock; 0 where nothing says so. `collected`:
+    the longest collection of Python's garbage, which goes through all that napari and torch are of.
     """
 
     def __init__(self):
@@ -73,6 +75,14 @@ class Watch:
         self.timer.timeout.connect(self._tick)
         self.last = self.longest = np.zeros(2)
         self.stolen = self._stolen_before = 0.0
+        self.collected = self._collecting_since = 0.0
+        gc.callbacks.append(self._note_collection)
+
+    def _note_collection(self, phase, info):
+        if phase == "start":
+            self._collecting_since = time.perf_counter()
+        else:
+            self.collected = max(self.collected, time.perf_counter() - self._collecting_since)
 
     def _tick(self):
         now = np.array([time.thread_time(), time.perf_counter()])
@@ -88,6 +98,7 @@ class Watch:
         self.last = np.array([time.thread_time(), time.perf_counter()])
         self.longest = np.zeros(2)
         self.stolen, self._stolen_before = 0.0, stolen_time()
+        self.collected = 0.0
         self.timer.start()
         before = time.thread_time()
         action()
