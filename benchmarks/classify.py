@@ -60,6 +60,7 @@ ROWS = {
     "BeerLaNet": {"front_end": "beerlanet", **NO_JITTER},
     "BeerLaNet + stain jitter": {"front_end": "beerlanet"},
     "grey": {"front_end": "grey", **NO_JITTER},
+    "BeerLaNet beside RGB + stain jitter": {"front_end": "beerlanet", "beside_rgb": True},
     "best recipe": {"front_end": "none", "epochs": 12},
     "best recipe, BeerLaNet": {"front_end": "beerlanet", "epochs": 12},
 }
