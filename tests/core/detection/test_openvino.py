@@ -122,6 +122,76 @@ def test_bfloat16_finds_the_same_cells_nearly_where_they_are(packaged, smear):
     assert not np.array_equal(torchs.scores, ours.scores)  # it was bfloat16 indeed
 
 
+def test_bfloat16_leaves_what_moves_boxes_in_float32(packaged):
+    if not ov.has_bfloat16():
+        pytest.skip("this CPU has no bfloat16")
+    network = packaged.runner.openvino("bfloat16", [])
+    network(torch.rand(1, 3, 64, 64))
+    found = {}
+    for layer in network._compiled.get_runtime_model().get_ordered_ops():
+        facts = layer.get_rt_info()
+        if facts["layerType"].value == "Convolution":
+            block = int(layer.get_friendly_name().split(".")[3])
+            of_boxes = ".dfl." in layer.get_friendly_name()
+            found.setdefault((block < 5 or of_boxes), set()).add(facts["runtimePrecision"].value)
+    assert found == {True: {"f32"}, False: {"bf16"}}
+
+
+@pytest.fixture
+def many(monkeypatch):
+    """Four tiles are many, on any CPU."""
+    monkeypatch.setattr(inference, "_MIN_ROUNDED_TILES", 4)
+    monkeypatch.setattr(inference, "_TILES_PER_COMPARISON", 2)
+    monkeypatch.setattr(ov, "has_bfloat16", lambda: True)
+
+
+MANY = {"object_size": 40.0, "tile": 128}
+
+
+@pytest.mark.usefixtures("automatic", "many")
+def test_many_tiles_are_rounded_where_that_finds_the_same(packaged, smear):
+    exact, found = (packaged.detect(smear, **MANY, openvino=m) for m in ("float32", "auto"))
+    assert exact.report["device"] == "CPU, OpenVINO"
+    assert found.report["device"] == "CPU, OpenVINO (bfloat16)"
+    assert len(exact) > 5
+    assert (iou(exact.xyxy, found.candidates.xyxy).max(1) > 0.9).all()
+    slide = detect_slide(packaged, smear, **MANY, skip_glass=False)
+    assert slide.report["device"] == "CPU, OpenVINO (bfloat16)"
+    np.testing.assert_array_equal(slide.xyxy, found.xyxy)
+    few = packaged.detect(smear, object_size=40.0)
+    assert few.report["device"] == "CPU, OpenVINO"
+
+
+@pytest.mark.usefixtures("automatic", "many")
+@pytest.mark.parametrize("harm", ["moved", "lost", "more"])
+def test_many_tiles_are_not_rounded_where_that_finds_other_boxes(
+    packaged, smear, monkeypatch, harm
+):
+    whole = ov.OpenVinoNetwork.__call__
+
+    def harmed(self, mixed):
+        output = whole(self, mixed)
+        if self.precision == "bfloat16":
+            output[:, :4] += 10.0 if harm == "moved" else 0.0
+            output[:, 4:] = {"moved": output[:, 4:], "lost": 0.0, "more": 0.9}[harm]
+        return output
+
+    exact = packaged.detect(smear, **MANY, openvino="float32")
+    monkeypatch.setattr(ov.OpenVinoNetwork, "__call__", harmed)
+    found = packaged.detect(smear, **MANY)
+    assert found.report["device"] == "CPU, OpenVINO"
+    np.testing.assert_array_equal(found.xyxy, exact.xyxy)
+    slide = detect_slide(packaged, smear, **MANY, skip_glass=False)
+    np.testing.assert_array_equal(slide.xyxy, exact.xyxy)
+
+
+@pytest.mark.usefixtures("automatic", "many")
+def test_tiles_without_boxes_do_not_show_that_rounding_is_harmless(packaged):
+    grey = np.full((192, 256, 3), 200, np.uint8)
+    grey[::16, ::16] = 90
+    assert packaged.detect(grey, **MANY).report["device"] == "CPU, OpenVINO"
+
+
 def test_switched_off_it_is_not_even_loaded(tiny, smear, monkeypatch):
     def refuse(*args):
         raise AssertionError("OpenVINO was asked for")

@@ -143,11 +143,19 @@ def test_look_up_is_fancy_indexing(pixels, r):
 
 @DTYPES
 def test_look_up_in_many_short_runs(monkeypatch, dtype):
-    monkeypatch.setattr(palette, "_PIXELS_PER_TASK", 100)
+    for name in ("_PIXELS_PER_TASK", "_PIXELS_PER_PAGE"):
+        monkeypatch.setattr(palette, name, 100)
     flat = smear().reshape(-1, 3).astype(dtype)
     p = palette_of(flat)
     table = np.random.default_rng(0).normal(size=(len(p), 3)).astype(np.float32)
     np.testing.assert_array_equal(p.look_up(table, flat), table[p.rows(flat)].T)
+
+
+@DTYPES
+def test_looking_up_no_pixels_gives_empty_planes(dtype):
+    p = palette_of(smear().reshape(-1, 3).astype(dtype))
+    planes = p.look_up(np.ones((len(p), 2), np.float32), np.zeros((0, 3), dtype))
+    assert planes.shape == (2, 0)
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])

@@ -94,8 +94,10 @@ class Detector:
             Tiles at a time; halved where memory does not suffice.
         openvino
             On the CPU, what runs the network: "auto" is OpenVINO where it is installed (unless
-            the environment variable NAPARI_BEERLANET_OPENVINO says otherwise), "float32" and
-            "bfloat16" are OpenVINO with that precision, "off" is torch.
+            the environment variable NAPARI_BEERLANET_OPENVINO says otherwise), in float32, or for
+            images of many tiles in bfloat16 where the CPU has it and some of the tiles, run both
+            ways, have the same boxes. "float32" and "bfloat16" are OpenVINO with that precision,
+            "off" is torch.
         """
         settings = DetectSettings(
             confidence=confidence,

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from napari_beerlanet.core.boxes.detections import RawDetections
+from napari_beerlanet.core.boxes.geometry import iou as overlap_of
 from napari_beerlanet.core.boxes.matching import non_max_suppression
 from napari_beerlanet.core.common.device import (
     copy_to,
@@ -38,6 +39,7 @@ from napari_beerlanet.core.detection.openvino_network import (
     Precision,
     choose_precision,
     inference_threads,
+    may_round,
     openvino_network,
 )
 from napari_beerlanet.core.detection.settings import OpenVinoMode
@@ -51,6 +53,11 @@ _MAX_DETECTIONS_PER_TILE = 10_000
 _COMPILE_POLL_S = 0.1
 _MAX_STREAMS = 4  # tiles that are in OpenVINO at a time: each takes memory
 _TILES_PER_STREAM = 4  # from which they pay: the network is compiled once more for them
+_MIN_ROUNDED_TILES = 64  # from which bfloat16 pays: some are run both ways, to see whether it may
+_TILES_PER_COMPARISON = 32
+_MAX_COMPARISONS, _ENOUGH_BOXES = 16, 200
+_SURE, _SAME_IOU, _MIN_SAME = 0.25, 0.9, 0.99  # the share of sure boxes that are in both
+_MIN_PARTNER_SCORE = 0.01
 _TORCH_WORKERS = {"cpu": 2, "cuda": 2}  # by type of device; others are not known to take it
 
 
@@ -145,6 +152,40 @@ class InferenceRunner:
         if streams < 2 or tiles < _TILES_PER_STREAM * streams:
             return openvino, 2
         return self._convert(openvino.precision, streams) or openvino, streams
+
+    def round_if_same(
+        self,
+        openvino: OpenVinoNetwork | None,
+        mode: OpenVinoMode,
+        pixels: Any,
+        grid: TileGrid,
+        fit: StainFit | TileMixer,
+        iou: float,
+    ) -> OpenVinoNetwork | None:
+        """bfloat16 in the place of `openvino` for many tiles, if it finds the same in some of them.
+
+        Only what a setting leaves open is decided here. `pixels` (H, W, 3 or 4) may be lazy.
+        """
+        total = len(grid.tiles)
+        if openvino is None or openvino.precision != "float32" or total < _MIN_ROUNDED_TILES:
+            return openvino
+        rounded = self._convert("bfloat16") if may_round(mode) else None
+        if rounded is None:
+            return openvino
+        count = min(total // _TILES_PER_COMPARISON, _MAX_COMPARISONS)
+        sure, same = 0, 0
+        for number in np.linspace(0, total - 1, count + 2)[1:-1].astype(int):
+            cut, tile = tiling.read_tile(pixels, grid.tiles[number], grid.size), grid.tiles[number]
+            exact, other = (
+                self._infer_batch([cut], [tile], grid, fit, _MIN_PARTNER_SCORE, iou, way)[0]
+                for way in (openvino, rounded)
+            )
+            for one, two in ((exact, other), (other, exact)):
+                found, there = _count_partners(one, two)
+                sure, same = sure + found, same + there
+            if sure >= _ENOUGH_BOXES:
+                break
+        return rounded if sure and same >= _MIN_SAME * sure else openvino
 
     def describe(self, openvino: OpenVinoNetwork | Precision | None) -> str:
         """Where the network runs, or would with a precision: for instance "CPU, OpenVINO"."""
@@ -287,6 +328,13 @@ def on_cpu(network: StainDetectionModel, device: torch.device, what: str) -> Inf
     runner = InferenceRunner(network, torch.device("cpu"))
     runner.notes = [on_cpu_note(device, what)]
     return runner
+
+
+def _count_partners(one: RawDetections, other: RawDetections) -> tuple[int, int]:
+    """The number of sure boxes of one result, and of those that are in another, too."""
+    sure = one[one.scores > _SURE]
+    overlap = overlap_of(sure.xyxy, other.xyxy) * (sure.labels[:, None] == other.labels)
+    return len(sure), int((overlap.max(1, initial=0) > _SAME_IOU).sum())
 
 
 @torch.no_grad()

@@ -24,6 +24,7 @@ from napari_beerlanet.core.common.tile_store import TileRun
 from napari_beerlanet.core.detection import tiling
 from napari_beerlanet.core.detection.detector import Detector
 from napari_beerlanet.core.detection.inference import BATCH_SIZES
+from napari_beerlanet.core.detection.openvino_network import OpenVinoNetwork
 from napari_beerlanet.core.detection.pipeline import (
     MIN_SCORE,
     DetectionPipeline,
@@ -276,8 +277,16 @@ class SlideDetection(TileRun[RawDetections]):
             self._front_end,
             min_score=MIN_SCORE,
             iou=self.settings.iou,
-            openvino=self._pipeline.openvino,
+            openvino=self._openvino,
         )
+
+    @cached_property
+    def _openvino(self) -> OpenVinoNetwork | None:
+        """What runs the tiles, chosen with the first of them as `detect` does."""
+        pipeline = self._pipeline
+        chosen = pipeline.openvino_for(self.pixels, self.grid, self._front_end)
+        pipeline.used_openvino = chosen
+        return chosen
 
     def _merge_tile(self, number: int) -> tuple[RawDetections, RawDetections]:
         """Boxes that a tile adds to its neighbours', and those of theirs that it replaces."""

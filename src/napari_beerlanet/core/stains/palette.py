@@ -103,7 +103,7 @@ class Palette:
                 given = pixels[part], self.codes, index, table, which, planes, part.start
                 return bool(kernels.look_up_pixels(*given))
 
-            share = -(-len(pixels) // thread_count())
+            share = max(-(-len(pixels) // thread_count()), 1)
             complete = map_chunks(look_up, len(pixels), min(share, _PIXELS_PER_PAGE))
             _spare_index.append(index)
             if not all(complete):

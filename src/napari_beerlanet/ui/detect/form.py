@@ -124,7 +124,8 @@ class DetectForm(QWidget):
             choices=[(_OPENVINO_NAMES[mode], mode) for mode in get_args(OpenVinoMode)],
             value=DetectSettings.default("openvino"),
             tooltip="OpenVINO runs the model on the CPU faster than torch does, with the same "
-            "boxes; bfloat16 is faster still where the CPU has it, and rounds.",
+            "boxes; bfloat16 is faster still where the CPU has it, and rounds. Automatic takes it "
+            "for slides if it finds the same in some of their tiles.",
         )
         expand(self.where)
         expand(self.openvino)

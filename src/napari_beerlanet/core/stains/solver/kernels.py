@@ -8,6 +8,9 @@ other in a table of 2**24 entries, so a photograph touches few pages and cache l
 from __future__ import annotations
 
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
 
 from napari_beerlanet.core.common.threads import njit
 
@@ -242,18 +245,80 @@ def unique_codes(codes):
     return distinct, counts, rows
 
 
+@intrinsic
+def _transpose_eight(typing_context, source, places, target, distance):
+    """Eight rows of eight float32 to eight planes: LLVM's shuffles, as loops become gathers.
+
+    All are uintp: addresses of a table, of eight uint64 places of rows in it, and of an entry of
+    the first plane; and the number of entries from one plane to the next.
+    """
+
+    def generate(context, builder, signature, arguments):
+        number, four, short = ir.IntType(64), ir.FloatType(), ir.IntType(32)
+        eight = ir.VectorType(four, 8)
+        table, places, plane, distance = arguments
+        table, plane = (builder.inttoptr(a, four.as_pointer()) for a in (table, plane))
+        places = builder.inttoptr(places, number.as_pointer())
+
+        def shuffled(a, b, order):
+            return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(short, 8), order))
+
+        rows = []
+        for k in range(8):
+            place = builder.load(builder.gep(places, [ir.Constant(number, k)]))
+            address = builder.gep(table, [place])
+            rows.append(builder.load(builder.bitcast(address, eight.as_pointer()), align=4))
+        for apart, *orders in _EXCHANGES:
+            after = list(rows)
+            for k in (k for k in range(8) if not k & apart):
+                for at, order in zip((k, k + apart), orders, strict=True):
+                    after[at] = shuffled(rows[k], rows[k + apart], order)
+            rows = after
+        for k, row in enumerate(rows):
+            address = builder.gep(plane, [builder.mul(distance, ir.Constant(number, k))])
+            builder.store(row, builder.bitcast(address, eight.as_pointer()), align=4)
+        return context.get_dummy_value()
+
+    return types.void(*[types.uintp] * 4), generate
+
+
+# Blocks on either side of the diagonal change places: of 4 × 4, of 2 × 2, of single entries. Each
+# is how far apart two rows are, and what each of the two takes of both (8 … 15 are the second's).
+_EXCHANGES = (
+    (4, [0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15]),
+    (2, [0, 1, 8, 9, 4, 5, 12, 13], [2, 3, 10, 11, 6, 7, 14, 15]),
+    (1, [0, 8, 2, 10, 4, 12, 6, 14], [1, 9, 3, 11, 5, 13, 7, 15]),
+)
+
+
 @njit(cache=True, nogil=True)
 def _copy_entries(place, n, table, which, planes, first):
     """planes[j, first + i] = entry j of the row that starts at place[i], for i < n, j of `which`.
 
-    Plane by plane in short runs, so that few write streams are open.
+    Plane by plane in short runs, so that few write streams are open; eight planes side by side at
+    a time.
     """
     flat = table.reshape(-1)
-    for j in which:
-        plane = planes[j, first : first + n]
-        at = np.uint64(j)  # unsigned: no index is looked at for being negative
-        for i in range(n):
-            plane[i] = flat[place[i] + at]
+    k = 0
+    while k < which.shape[0]:
+        j = which[k]
+        done = 0
+        if k + 8 <= which.shape[0] and which[k + 7] == j + 7 and table.itemsize == 4:
+            done = n // 8 * 8
+            source = table.ctypes.data + 4 * j
+            target = planes.ctypes.data + 4 * (j * planes.shape[1] + first)
+            for i in range(0, done, 8):
+                places = place.ctypes.data + 8 * i
+                _transpose_eight(source, places, target + 4 * i, planes.shape[1])
+            last = k + 8
+        else:
+            last = k + 1
+        while k < last:
+            plane = planes[which[k], first : first + n]
+            at = np.uint64(which[k])  # unsigned: no index is looked at for being negative
+            for i in range(done, n):
+                plane[i] = flat[place[i] + at]
+            k += 1
 
 
 @njit(cache=True, nogil=True)

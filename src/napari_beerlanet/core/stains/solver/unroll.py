@@ -35,6 +35,7 @@ COLUMNS_PER_KERNEL = 1 << 16
 """Columns up to which all iterations in one kernel are sooner done than each in one of its own."""
 
 _CHUNKS_PER_THREAD = 2  # fewer are not worth waking it up
+_PAUSE_S = 1e-4
 
 
 class IterationState(NamedTuple):
@@ -141,7 +142,7 @@ def unroll_one(
         own = [np.empty(shape) for shape in shapes]
         at = 0
         while (at := unrolled_kernels.unroll_columns(*given, at, *own)) < K:
-            time.sleep(0)  # another thread has taken columns and was put aside
+            time.sleep(_PAUSE_S)  # another thread has taken columns and was put aside: it may run
         return own
 
     M, N, b, *rest = run_with_helpers(work, min(thread_count(), chunks // _CHUNKS_PER_THREAD) - 1)

@@ -16,9 +16,7 @@ from napari_beerlanet.core.common.threads import njit
 from napari_beerlanet.core.stains.solver.kernels import FASTMATH
 
 _CACHE_BLOCK = 256
-_MAX_LOOKS = (
-    20_000  # at what another thread does, some tens of microseconds, before it is waited for
-)
+_MAX_LOOKS = 20_000  # some tens of microseconds for which another thread is waited for awake
 
 CHUNK_COLUMNS = 8 * _CACHE_BLOCK
 """Columns that a thread takes at a time."""
