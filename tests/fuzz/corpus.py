@@ -10,6 +10,7 @@ import json
 import pickle
 import struct
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -59,6 +60,9 @@ def good_files(folder: Path) -> list[Path]:
         paths.append(folder / f"{name}.tif")
         options = {"photometric": "rgb", "tile": (64, 64), "compression": compression}
         tifffile.imwrite(paths[-1], np.ascontiguousarray(smear), **options)
+    for suffix in ("jpg", "bmp", "webp", "gif", "jp2", "ppm", "tga"):
+        paths.append(folder / f"a.{suffix}")
+        Image.fromarray(smear).save(paths[-1])
     paths.append(folder / "a.ome.tif")
     tifffile.imwrite(paths[-1], np.ascontiguousarray(smear), photometric="rgb", ome=True)
     return [*paths, *_own_files(folder, smear, detections)]
@@ -320,6 +324,95 @@ def _tile_of_another_size(path: Path) -> None:
     _tiff(tags, bytes(coded))(path)
 
 
+def _tile(compression: int, encode: Callable[[], bytes]) -> Callable[[Path], None]:
+    """A TIFF of 64 x 64 pixels in one tile, which is what `encode` returns."""
+
+    def write(path: Path) -> None:
+        coded = encode()
+        tags = _rgb_tags(64, tile=[64], compression=[compression], counts=[len(coded)])
+        page, values = _page(tags, 8)
+        tags[324] = [8 + len(page) + 4 + len(values)]
+        _tiff(tags, coded)(path)
+
+    return write
+
+
+def _coded(codec: str, side: int, **options) -> bytes:
+    """A black image of so many pixels a side, as imagecodecs writes it."""
+    import imagecodecs
+    import numpy as np
+
+    encode = getattr(imagecodecs, f"{codec}_encode")
+    return bytes(encode(np.zeros((side, side, 3), np.uint8), **options))
+
+
+def _jpeg_after_rubbish() -> bytes:
+    """A JPEG that says that it has 65 000 pixels a side, where only a decoder finds it."""
+    coded = bytearray(_coded("jpeg8", 64))
+    place = coded.find(b"\xff\xc0")
+    coded[place + 5 : place + 9] = struct.pack(">HH", 65_000, 65_000)
+    return bytes(coded[:place] + b"\0" + coded[place:])
+
+
+def _jp2_with_another_inside() -> bytes:
+    """A JP2 of 9 000 pixels a side, in front of which a box looks like one of 64."""
+    coded = _coded("jpeg2k", 9000, codecformat="jp2")
+    place = coded.find(b"jp2c") - 4
+    small = b"\xff\x4f\xff\x51\0\0\0\0" + struct.pack(">4I", 64, 64, 0, 0) + bytes(6000)
+    return coded[:place] + struct.pack(">I", len(small) + 8) + b"free" + small + coded[place:]
+
+
+def _same_tile(side: int, samples: int, bits: int, photometric: int = 2) -> Callable[[Path], None]:
+    """A TIFF in which all tiles are the same few bytes."""
+
+    def write(path: Path) -> None:
+        import imagecodecs
+
+        coded = imagecodecs.zstd_encode(bytes(512 * 512 * samples * bits // 8), level=19)
+        tiles = (-(-side // 512)) ** 2
+        tags = _rgb_tags(side, tile=[512], compression=[50000], counts=[len(coded)] * tiles)
+        tags |= {258: [bits] * samples, 262: [photometric], 277: [samples]}
+        tags |= {339: [3 if bits > 16 else 1] * samples, 324: [8] * tiles}
+        tags |= {320: [0] * 768} if photometric == 3 else {}
+        page, values = _page(tags, 8)
+        tags[324] = [8 + len(page) + 4 + len(values)] * tiles
+        _tiff(tags, coded)(path)
+
+    return write
+
+
+def _png(width: int, height: int) -> Callable[[Path], None]:
+    """Black, in as few bytes as there can be."""
+
+    def write(path: Path) -> None:
+        packed, lines = zlib.compressobj(9), bytes(1 + 3 * width) * min(height, 100)
+        data = b"".join(packed.compress(lines) for _ in range(height // min(height, 100)))
+        head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+        parts = ((b"IHDR", head), (b"IDAT", data + packed.flush()), (b"IEND", b""))
+        path.write_bytes(
+            b"\x89PNG\r\n\x1a\n"
+            + b"".join(
+                struct.pack(">I", len(content))
+                + kind
+                + content
+                + struct.pack(">I", zlib.crc32(kind + content))
+                for kind, content in parts
+            )
+        )
+
+    return write
+
+
+def _jpeg_of_many_scans(path: Path) -> None:
+    """A progressive JPEG whose last pass over all pixels comes again and again."""
+    from PIL import Image
+
+    Image.new("RGB", (6000, 6000)).save(path, "JPEG", progressive=True, quality=1)
+    data = path.read_bytes()
+    last = data.rfind(b"\xff\xda")
+    path.write_bytes(data[:-2] + data[last:-2] * (9_000_000 // len(data[last:-2])) + data[-2:])
+
+
 def _endless_tiles(path: Path) -> None:
     """A database in which what should be a table never ends."""
     import sqlite3
@@ -418,6 +511,18 @@ def _preset(stains: int, name: str, spectrum: list[int]) -> str:
     )
 
 
+_HUGE = "1" + "0" * 4000  # as many digits as Python's JSON reads, and more than a float has
+
+
+def _small_floats(path: Path) -> None:
+    """A normalizer whose numbers have 8 bits, which safetensors knows and NumPy does not."""
+    entry = {"dtype": "F8_E4M3", "shape": [3], "data_offsets": [0, 3]}
+    facts = {"kind": "normalizer", "version": 1, "method": "reinhard", "settings": {}}
+    about = {"napari-beerlanet": json.dumps(facts)}
+    header = json.dumps({"__metadata__": about, "means": entry})
+    path.write_bytes(len(header).to_bytes(8, "little") + header.encode() + bytes(3))
+
+
 _NESTED_TUPLES = b"K\x01\x85" + b"q\x00h\x00h\x00\x86" * 60
 _COLLIDING = b"".join(
     b"\x8a\x0c" + (k * (2**61 - 1)).to_bytes(12, "little") + b"K\x01" for k in range(1, 50_000)
@@ -474,12 +579,45 @@ HOSTILE: dict[str, Callable[[Path], None]] = {
     ),
     "not-deflated.tif": _tiff(_rgb_tags(64, tile=[64], compression=[8], counts=[100]), bytes(200)),
     "tile-size.tif": _tile_of_another_size,
+    "rubbish.tif": _tile(7, _jpeg_after_rubbish),
+    "two-in-one.tif": _tile(34712, _jp2_with_another_inside),
+    "png-tile.tif": _tile(34933, lambda: _coded("png", 15_000, level=9)),
+    "webp-tile.tif": _tile(50001, lambda: _coded("webp", 16_000, lossless=True)),
+    "lerc-tile.tif": _tile(34887, lambda: _coded("lerc", 12_000)),
+    "jpeg-xr-tile.tif": _tile(34934, lambda: _coded("jpegxr", 4000)),
+    "wide-values.tif": _same_tile(19_968, 16, 64),
+    "precise.tif": _same_tile(19_968, 3, 64),
+    "wide-palette.tif": _same_tile(9984, 16, 8, photometric=3),
+    "nested.ome.tif": _tiff(
+        _rgb_tags(16, text=_ome("/>" + "<a>" * 1_000_000 + "</a>" * 1_000_000))
+    ),
+    "entities.ome.tif": _tiff(
+        _rgb_tags(
+            16,
+            text=b'<?xml version="1.0"?><!DOCTYPE OME [<!ENTITY a "'
+            + b"x" * 60_000
+            + b'">]>'
+            + _ome("/>" + "&a;" * 9000).partition(b"?>")[2],
+        )
+    ),
+    "large.png": _png(13_000, 13_000),
+    "narrow.png": _png(1, 170_000_000),
+    "scans.jpg": _jpeg_of_many_scans,
+    "digits.ppm": _text("P3 1300 1300 255\n" + "#\n" * 2_400_000),
     "endless.tiles": _endless_tiles,
     "classes.annotations.json": _text(_annotations(100_000, 60_000)),
     "id.annotations.json": _text(_annotations(1, 1).replace('"id": 0', f'"id": {2**80}')),
     "stains.preset.json": _text(_preset(100_000, "s", [1, 1, 1])),
     "long-name.preset.json": _text(_preset(1, "s" * 100_000, [0, 0, 0])),
     "names.review.json": _text(_decisions(120_000)),
+    "huge.review.json": _text(_decisions(1).replace("[[1,", f"[[{_HUGE},")),
+    "huge.preset.json": _text(_preset(1, "s", [1, 1, 1]).replace("[1,", f"[{_HUGE},")),
+    "huge.json": _text(_coco(1, 1).replace('"id": 0', f'"width": {_HUGE}, "height": 9, "id": 0')),
+    "small-floats.normalizer.safetensors": _small_floats,
+    "merged.yaml": _text(
+        "a: &a {" + ", ".join(f"k{k}: 1" for k in range(30_000)) + "}\n"
+        "names:\n" + "- {<<: *a}\n" * 30_000
+    ),
     "types.cells.csv": _text(
         CELLS + "".join(f"a,train,s,t{k},0,0,9,9,0,0,20,20,True\n" for k in range(80_000))
     ),

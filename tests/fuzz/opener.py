@@ -45,6 +45,7 @@ def open_file(path: Path) -> object:
     from napari_beerlanet.core.evaluation.live import unify_classes
     from napari_beerlanet.core.formats import image_names, read_detections, write_detections
     from napari_beerlanet.core.formats.yolo import class_names_of, read_data_yaml
+    from napari_beerlanet.core.images.files import IMAGE_SUFFIXES
     from napari_beerlanet.core.project.import_annotations import to_annotations
 
     suffix = path.suffix.lower()
@@ -67,7 +68,7 @@ def open_file(path: Path) -> object:
         if not isinstance(read_yaml(path), dict):
             return None
         return class_names_of(read_data_yaml(path), path)
-    if suffix in (".png", ".tif", ".tiff", ".jpg"):
+    if suffix in IMAGE_SUFFIXES:
         from napari_beerlanet.core.images.files import read_image
         from napari_beerlanet.core.images.slide import open_slide
 

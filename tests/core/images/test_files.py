@@ -1,6 +1,8 @@
 """Image files: what is read, what is refused and how, and that nothing is half-written."""
 
+import json
 import os
+import sys
 from pathlib import Path
 
 import imagecodecs
@@ -11,7 +13,7 @@ from PIL import Image
 
 from fuzz.corpus import HOSTILE
 from napari_beerlanet.core.common.storage import FileError, atomic_path
-from napari_beerlanet.core.images import tiff
+from napari_beerlanet.core.images import files, tiff
 from napari_beerlanet.core.images.files import IMAGE_SUFFIXES, read_image
 from napari_beerlanet.core.images.slide import open_slide
 
@@ -396,6 +398,16 @@ def test_longest_name_that_a_disk_takes(tmp_path):
         ("dimensions.tif", "a shape that no image has"),
         ("not-deflated.tif", "damaged or cut short"),
         ("tile-size.tif", "a tile is larger than the file says"),
+        ("rubbish.tif", "a tile is larger than the file says"),
+        ("two-in-one.tif", "a tile is larger than the file says"),
+        ("png-tile.tif", "a tile is larger than the file says"),
+        ("webp-tile.tif", "a tile is larger than the file says"),
+        ("lerc-tile.tif", "compressed as LERC"),
+        ("jpeg-xr-tile.tif", "compressed as JPEGXR"),
+        ("wide-values.tif", "16 values per pixel"),
+        ("wide-palette.tif", "a palette, and 16 values per pixel"),
+        ("nested.ome.tif", "description is larger"),
+        ("entities.ome.tif", "description is larger"),
     ],
 )
 def test_a_tiff_that_asks_for_more_than_it_has(name, said, tmp_path):
@@ -404,6 +416,79 @@ def test_a_tiff_that_asks_for_more_than_it_has(name, said, tmp_path):
         read_image(tmp_path / name)
     with pytest.raises(FileError, match=said), open_slide(tmp_path / name) as slide:
         np.asarray(slide.levels[-1][:64, :64])
+
+
+def test_more_bytes_than_are_taken_at_once(tmp_path):
+    """Twelve kilobytes that are ten gigabytes: of a slide, a part is read all the same."""
+    HOSTILE["precise.tif"](path := tmp_path / "precise.tif")
+    with pytest.raises(FileError, match=r"9\.6 GB of values"):
+        read_image(path)
+    with open_slide(path) as slide:
+        assert not np.asarray(slide.levels[0][:64, :64]).any()
+
+
+@pytest.mark.parametrize("compression", ["png", "webp", "jpeg", "jpeg2000"])
+def test_tiles_that_are_files_of_their_own(tmp_path, compression):
+    image = np.full((96, 128, 3), 200, np.uint8)
+    options = {"photometric": "rgb", "tile": (64, 64), "compression": compression}
+    tifffile.imwrite(path := tmp_path / "a.tif", image, **options)
+    assert abs(read_image(path).pixels.astype(int) - image).max() < 4
+
+
+@pytest.mark.parametrize("name", ["a_MMStack_1.tif", "NDTiff.index"])
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes on this system")
+def test_a_micromanager_tiff_is_opened_alone(tmp_path, name):
+    """Of its parts and its index, which lie beside it, one may be a pipe that nobody writes to."""
+    version = 0 if "Stack" in name else 3
+    about = {"MajorVersion": version, "Summary": {"Prefix": "a"}, "IndexMap": []}
+    path = tmp_path / "a_MMStack_0.tif"
+    tags = [(51123, "s", 0, json.dumps(about), True)]
+    image = np.zeros((32, 32, 3), np.uint8)
+    tifffile.imwrite(path, image, photometric="rgb", extratags=tags, metadata=None)
+    os.mkfifo(tmp_path / name)
+    assert not read_image(path).pixels.any()
+
+
+def resident_bytes(field: str) -> int:
+    """Of this process, now ("VmRSS") or at its peak ("VmHWM")."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(field))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what it took")
+def test_a_picture_is_not_copied_whole(tmp_path):
+    """Half a gigabyte of pixels from half a megabyte: no more than one copy beside the result."""
+    HOSTILE["large.png"](path := tmp_path / "large.png")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    before = resident_bytes("VmRSS")
+    pixels = read_image(path).pixels
+    assert resident_bytes("VmHWM") - before - pixels.nbytes < 2**30
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("narrow.png", "1 x 170000000 pixels are too long and narrow"),
+        ("scans.jpg", "more than 50 passes"),
+        ("digits.ppm", "a PPM in digits"),
+    ],
+)
+def test_a_picture_that_costs_more_than_it_shows(name, said, tmp_path):
+    HOSTILE[name](tmp_path / name)
+    with pytest.raises(FileError, match=said):
+        read_image(tmp_path / name)
+
+
+@pytest.mark.parametrize("suffix", [".jp2", ".webp", ".jpg"])
+def test_formats_whose_decoders_need_much_memory_have_fewer_pixels(tmp_path, suffix, monkeypatch):
+    limits = dict.fromkeys(("JPEG2000", "WEBP", "progressive"), 48 * 48 - 1)
+    path = tmp_path / f"a{suffix}"
+    Image.new("RGB", (48, 48)).save(path, progressive=True)
+    assert not read_image(path).pixels.any()
+    monkeypatch.setattr(files, "_MAX_DECODED_PIXELS", limits)
+    with pytest.raises(FileError, match="too many pixels for this format"):
+        read_image(path)
 
 
 def test_a_tiff_does_not_open_what_it_names(tmp_path):

@@ -25,7 +25,7 @@ from napari_beerlanet.core.benchmark.settings import (
     BenchmarkSettings,
     TaskKind,
 )
-from napari_beerlanet.core.common.storage import csv_cell, csv_text
+from napari_beerlanet.core.common.storage import csv_cell, csv_text, regular_file
 
 PAGE_FILE, VALUES_FILE = "benchmark.html", "values.csv"
 TABLE_FILES = ("table.md", "table.tex", "table.csv", VALUES_FILE)
@@ -312,7 +312,7 @@ def read_table(out: Path) -> ResultTable | None:
 def read_values(path: Path) -> dict[tuple[str, Column], dict[int, float]]:
     """Values in percent by method and column, by seed, as `values_csv` has written them."""
     values: dict[tuple[str, Column], dict[int, float]] = {}
-    with path.open(encoding="utf-8", newline="") as file:
+    with regular_file(path).open(encoding="utf-8", newline="") as file:
         for cells in csv.DictReader(file):
             line = {name: csv_text(cell) for name, cell in cells.items()}
             kind: TaskKind = "detect" if line["kind"] == "detect" else "classify"

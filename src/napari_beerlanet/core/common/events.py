@@ -12,6 +12,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NoReturn
 
+from napari_beerlanet.core.common.storage import regular_file
+
 Event = dict[str, Any]
 """A line of an event log: "event" is its kind."""
 
@@ -76,7 +78,7 @@ class EventTail:
 
     def _bytes(self) -> bytes:
         try:
-            with self.path.open("rb") as file:
+            with regular_file(self.path).open("rb") as file:
                 file.seek(self.offset)
                 return file.read(_READ_CHUNK_BYTES)
         except OSError:  # not yet there, or the drive is gone

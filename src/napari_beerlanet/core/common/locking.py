@@ -17,7 +17,7 @@ from typing import IO, Any, Literal
 
 from filelock import lock_descriptor, unlock_descriptor
 
-from napari_beerlanet.core.common.storage import FileError
+from napari_beerlanet.core.common.storage import FileError, regular_file
 
 LockState = Literal["locked", "taken", "unknown"]
 
@@ -49,7 +49,7 @@ class FolderLock:
         advice: str = "",
     ) -> None:
         self.path = path
-        self._file: IO[str] | None = path.open("a+", encoding="utf-8")
+        self._file: IO[str] | None = regular_file(path).open("a+", encoding="utf-8")
         deadline = time.monotonic() + timeout
         while not self._acquire(break_lock):
             owner = read_owner(path)
@@ -117,7 +117,7 @@ def local_owner(path: Path) -> int | None:
 
 
 def _read_text(path: Path) -> str:
-    with path.open("rb") as file:
+    with regular_file(path).open("rb") as file:
         try:
             return file.read().decode("utf-8")
         except PermissionError:
@@ -133,7 +133,7 @@ def is_locked(path: Path) -> bool:
 def lock_state(path: Path) -> LockState:
     """Whether somebody holds the lock of this file now: "taken", "locked" (by none), "unknown"."""
     try:
-        with path.open("r+", encoding="utf-8") as file:
+        with regular_file(path).open("r+", encoding="utf-8") as file:
             return try_lock(file)
     except FileNotFoundError:
         return "locked"

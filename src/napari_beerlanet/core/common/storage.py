@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import itertools
 import json
@@ -181,10 +182,21 @@ def with_file_check(path: Path | None, report: Report) -> Report:
     return checked
 
 
+def regular_file(path: str | os.PathLike[str]) -> Path:
+    """The path; an `OSError` where a pipe or a device is there.
+
+    Reading from these would wait for ever, or never end; a file in an archive may be a link to one.
+    """
+    path = Path(path)
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return path
+
+
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The content of a JSON file that holds an object, or a `FileError`."""
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        content = json.loads(regular_file(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise FileError(f"{path}: {system_reason(error)}.") from error
     except (ValueError, RecursionError) as error:
@@ -226,7 +238,7 @@ def read_yaml(path: str | os.PathLike[str]) -> Any:
 
     path = Path(path)
     try:
-        if path.stat().st_size > _MAX_YAML_BYTES:
+        if regular_file(path).stat().st_size > _MAX_YAML_BYTES:
             raise FileError(f"{path}: larger than {_MAX_YAML_BYTES >> 20} MB, too large for YAML.")
         text = path.read_text(encoding="utf-8-sig")
         # libyaml is many times as fast, and is not everywhere.
@@ -235,6 +247,10 @@ def read_yaml(path: str | os.PathLike[str]) -> Any:
         for event in yaml.parse(text, Loader=loader):
             depth += isinstance(event, yaml.CollectionStartEvent)
             depth -= isinstance(event, yaml.CollectionEndEvent)
+            if isinstance(event, yaml.ScalarEvent) and "<<" in (event.value, event.tag):
+                raise FileError(
+                    f"{path}: a merge key (<<), which is not read; write its entries out."
+                )
             if depth > _MAX_YAML_DEPTH:
                 raise FileError(f"{path}: nested deeper than any settings.")
         return yaml.load(text, Loader=loader)

@@ -27,7 +27,7 @@ from napari_beerlanet.core.common.locking import is_locked, try_lock
 from napari_beerlanet.core.common.messages import error_detail, system_reason
 from napari_beerlanet.core.common.progress import Report, report_progress
 from napari_beerlanet.core.common.rectangle import Focus, pop_nearest
-from napari_beerlanet.core.common.storage import FileError, atomic_path
+from napari_beerlanet.core.common.storage import FileError, atomic_path, regular_file
 
 SUFFIX = ".tiles"
 """What the name of such a file ends in."""
@@ -419,7 +419,7 @@ def _lock_path(path: Path) -> Path:
 
 
 def _acquire(path: Path) -> IO[bytes]:
-    lock = _lock_path(path).open("ab")
+    lock = regular_file(_lock_path(path)).open("ab")
     if try_lock(lock) == "taken":
         lock.close()
         raise FileError(

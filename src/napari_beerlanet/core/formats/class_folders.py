@@ -28,7 +28,7 @@ from napari_beerlanet.core.boxes.detections import TYPE_COLUMN
 from napari_beerlanet.core.boxes.geometry import area, clip, cxcywh_to_xyxy, xyxy_to_cxcywh
 from napari_beerlanet.core.common.messages import count_of, name_list
 from napari_beerlanet.core.common.progress import Report
-from napari_beerlanet.core.common.storage import DataError, FileError, csv_text
+from napari_beerlanet.core.common.storage import DataError, FileError, csv_text, regular_file
 from napari_beerlanet.core.formats.dataset import (
     SPLITS,
     Dataset,
@@ -225,7 +225,7 @@ def _typed_cells(folder: Path) -> CropDataset:
     table = folder / CELLS_FILE
     cells: list[tuple[str, str, LabelledCrop]] = []
     try:
-        with table.open(newline="", encoding="utf-8") as file:
+        with regular_file(table).open(newline="", encoding="utf-8") as file:
             for line in csv.DictReader(file):
                 if None in line or None in line.values():
                     raise ValueError("a row has not as many cells as the header")

@@ -205,7 +205,7 @@ def agreed_shape(
         return given
     if given is not None and tuple(given) != stated:
         raise FileError(
-            f"{path}: made for an image of {stated[1]} x {stated[0]} pixels, "
+            f"{path}: made for an image of {shortened(stated[1])} x {shortened(stated[0])} pixels, "
             f"but this one has {given[1]} x {given[0]}."
         )
     return stated

@@ -6,6 +6,7 @@ of …/images/a.png are in …/labels/a.txt.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -180,7 +181,7 @@ def parse_yolo_line(line: str) -> YoloLine:
         raise ValueError(f"class {words[0]:.80}, which is not a whole number from 0.")
     if label >= _MAX_CLASSES:
         raise ValueError(f"class {label:.0f}; up to {_MAX_CLASSES:,} classes, from 0, are read.")
-    if not np.isfinite(values).all():
+    if not all(map(math.isfinite, values)):
         raise ValueError("not finite numbers.")
     if min(values) < -_TOLERANCE or max(values) > 1 + _TOLERANCE:
         raise ValueError("out of range; coordinates are fractions of the image, from 0 to 1.")

@@ -24,9 +24,12 @@ from napari_beerlanet.core.common.messages import error_detail, path_text
 from napari_beerlanet.core.common.storage import FileError
 from napari_beerlanet.core.images import PixelSize
 from napari_beerlanet.core.images.rgb import MAX_PIXELS, ImageError, check_rgb
-from napari_beerlanet.core.images.tiff import is_tiff, read_tiff
+from napari_beerlanet.core.images.tiff import check_scan_count, is_tiff, read_tiff
 
 _TILE_SIDE = 512  # pixels of a written TIFF's tiles
+_CONVERTED_SIDE = 2048  # pixels that are converted at once
+_MAX_SIDE = 1_000_000  # pixels of what is no TIFF
+_MAX_DECODED_PIXELS = {"JPEG2000": 50_000_000, "WEBP": 50_000_000, "progressive": 100_000_000}
 _MIN_BIGTIFF_BYTES = 1 << 31  # a classic TIFF ends at twice that, compressed or not
 
 # Named one by one, as Pillow also opens formats that run other programs (EPS) or are no images.
@@ -119,6 +122,14 @@ def check_regular_file(path: Path) -> None:
 def _read_with_pillow(path: Path) -> npt.NDArray[Any]:
     """What Pillow knows, except where it would cut 16 bit down to 8."""
     with Image.open(path, formats=_PILLOW_FORMATS) as picture:
+        if max(picture.size) > _MAX_SIDE:  # Pillow needs more for each line than its pixels
+            raise ImageError(
+                f"{picture.width} x {picture.height} pixels are too long and narrow for an image."
+            )
+        if math.prod(picture.size) > _max_pixels(picture):
+            raise Image.DecompressionBombError
+        if picture.info.get("progressive"):
+            check_scan_count(path.read_bytes())
         # A phone's JPEG may carry a preview or a depth map as its second picture.
         frames = 1 if picture.format == "MPO" else getattr(picture, "n_frames", 1)
         if frames > 1:
@@ -131,7 +142,26 @@ def _read_with_pillow(path: Path) -> npt.NDArray[Any]:
         if deep is not None:
             return deep
         alpha = "A" in picture.getbands() or "transparency" in picture.info
-        return np.asarray(ImageOps.exif_transpose(picture).convert("RGBA" if alpha else "RGB"))
+        ImageOps.exif_transpose(picture, in_place=True)  # otherwise a copy, turned or not
+        return _to_array(picture, "RGBA" if alpha else "RGB")
+
+
+def _max_pixels(picture: Image.Image) -> int:
+    """Of a format; decoders of some take many times the memory of the pixels."""
+    kind = "progressive" if picture.info.get("progressive") else picture.format
+    return _MAX_DECODED_PIXELS.get(kind or "", MAX_PIXELS)
+
+
+def _to_array(picture: Image.Image, mode: str) -> npt.NDArray[np.uint8]:
+    """A picture's pixels, converted part by part: each whole copy of it takes its memory again."""
+    picture.load()
+    pixels = np.empty((picture.height, picture.width, len(mode)), np.uint8)
+    for top in range(0, picture.height, _CONVERTED_SIDE):
+        for left in range(0, picture.width, _CONVERTED_SIDE):
+            part = pixels[top : top + _CONVERTED_SIDE, left : left + _CONVERTED_SIDE]
+            box = (left, top, left + part.shape[1], top + part.shape[0])
+            part[:] = np.asarray(picture.crop(box).convert(mode))
+    return pixels
 
 
 def _read_16_bit(path: Path, picture: Image.Image) -> npt.NDArray[Any] | None:
@@ -143,12 +173,19 @@ def _read_16_bit(path: Path, picture: Image.Image) -> npt.NDArray[Any] | None:
         from imagecodecs import png_decode as decode
     elif picture.format == "JPEG2000":
         from imagecodecs import jpeg2k_decode as decode
+    elif picture.format == "PPM" and _decoder_name(picture) == "ppm_plain":
+        raise ImageError("a PPM in digits; save it as PNG, or as a PPM of bytes (P6).")
     elif picture.format == "PPM" and _ppm_max_value(picture) > 255:
         raise ImageError("a PPM of more than 8 bit; save it as TIFF or PNG first.")
     else:
         return None
     pixels: npt.NDArray[Any] = decode(path.read_bytes())
     return pixels if pixels.dtype != np.uint8 else None
+
+
+def _decoder_name(picture: Image.Image) -> str:
+    """Of the first part of a picture, "" for one that is loaded."""
+    return next((str(part[0]) for part in getattr(picture, "tile", [])), "")
 
 
 def _ppm_max_value(picture: Image.Image) -> int:

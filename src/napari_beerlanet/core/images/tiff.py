@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 import numpy as np
 import numpy.typing as npt
 import tifffile
-from tifffile import COMPRESSION, EXTRASAMPLE, PHOTOMETRIC, RESUNIT
+from tifffile import COMPRESSION, EXTRASAMPLE, PHOTOMETRIC, RESUNIT, TIFF
 
 from napari_beerlanet.core.images import PixelSize
 from napari_beerlanet.core.images.rgb import MAX_PIXELS, ImageError
@@ -24,10 +24,20 @@ from napari_beerlanet.core.images.rgb import MAX_PIXELS, ImageError
 _MAX_PAGES = 10_000  # of a TIFF: the time that it takes to look at them
 _LONG_SHAPE = re.compile(r'"shape":\s*\[[^\]]{1000}')  # as tifffile writes it, and reads it first
 _MAX_SAMPLES = 16  # values of a pixel, of which the first three or four are read
+_MAX_BITS = 256  # of these: RGBA of 64
 _MAX_CHUNK_BYTES = 3 * MAX_PIXELS  # that are decoded at once of a slide
 _MAX_EMPTY_BYTES = 1 << 30  # of pixels that a file declares and does not have: they are black
 _MAX_EMPTY_CHUNK_BYTES = 1 << 26
 _MIN_CODED_PIXELS = 1 << 22  # below which a tile's own header may say what it likes
+_MAX_BYTES = 8 * MAX_PIXELS  # of all values of what is read at once: RGBA of 16 bits
+_MAX_LEFT_OUT_BYTES = 1 << 29  # of further values per pixel, which are decoded and not taken
+_MAX_XML_TAGS = 500_000  # of a description: ten thousand planes have room
+_J2K_START = b"\xff\x4f\xff\x51"
+_JPEG_START = b"\xff\xd8"
+_JPEG_END, _JPEG_SCAN = 0xD9, 0xDA
+_STAND_ALONE = (0x00, 0x01, *range(0xD0, 0xD9))  # markers without a length after them
+_MARKER = re.compile(rb"\xff+[^\x00\xd0-\xd7\xff]", re.DOTALL)  # after which a scan is over
+_MAX_SCANS = 50  # passes over all pixels; encoders make about ten
 _TIFF_SIGNATURES = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _DECODED_TO_RGB = {
     COMPRESSION.OJPEG,
@@ -38,6 +48,10 @@ _DECODED_TO_RGB = {
     COMPRESSION.APERIO_JP2000_RGB,
     COMPRESSION.JPEG2000,
 }
+# Tiles that are whole files of other kinds: decoded to whatever size these say, which is told here.
+_SIZED_TILES = _DECODED_TO_RGB | {COMPRESSION.PNG, COMPRESSION.WEBP}
+# Likewise, and nothing but a decoder tells the size; or it ignores how much there is room for.
+_UNSIZED_TILES = frozenset(TIFF.IMAGE_COMPRESSIONS) - _SIZED_TILES | {COMPRESSION.LERC}
 _MICROMETRES_PER_UNIT = {
     "pm": 1e-6,
     "Å": 1e-4,
@@ -72,6 +86,7 @@ def read_tiff(path: Path) -> tuple[npt.NDArray[Any], PixelSize | None]:
         _check_series_size(series)
         check_rgb_series(tif, series)
         check_stored_pixels(tif, series, streamed=False)
+        _check_bytes(series)
         return _read_rgb_series(series), read_pixel_size(tif, series)
 
 
@@ -85,13 +100,18 @@ def largest_series(tif: tifffile.TiffFile) -> tifffile.TiffPageSeries:
 
 def open_tiff(path: Path) -> tifffile.TiffFile:
     """Open a TIFF alone: a file must not have others opened, which may be pipes or anything."""
-    return tifffile.TiffFile(path, _multifile=False)
+    tif = tifffile.TiffFile(path, _multifile=False)
+    tif.is_mmstack = tif.is_ndtiff = False  # Micro-Manager's have an index or parts beside them
+    return tif
 
 
 def _check_page_count(tif: tifffile.TiffFile) -> None:
     """Refuse what would take minutes to look at, before it is looked at."""
-    if tif.is_shaped and _LONG_SHAPE.search(tif.pages.first.description):
+    description = tif.pages.first.description
+    if tif.is_shaped and _LONG_SHAPE.search(description):
         raise ImageError("damaged (its description has a shape that no image has).")
+    if "<!DOCTYPE" in description or description.count("<") > _MAX_XML_TAGS:
+        raise ImageError("damaged (its description is larger than any image's).")
     count = len(tif.pages)
     if count <= _MAX_PAGES:
         count += sum(len(getattr(page, "subifds", None) or ()) for page in tif.pages)
@@ -158,36 +178,115 @@ def check_stored_pixels(
 
 def _check_tiles_when_decoded(page: tifffile.TiffPage) -> None:
     """Have a tile refused whose own header declares far more pixels than the file's does."""
-    if page.compression not in _DECODED_TO_RGB:
+    if page.compression in _UNSIZED_TILES:
+        name = getattr(page.compression, "name", page.compression)
+        raise ImageError(f"compressed as {name}; save it with JPEG, LZW or deflate.")
+    if page.compression not in _SIZED_TILES:
         return
     decode = page.decode
     most = max(4 * math.prod(page.chunks[:2]), _MIN_CODED_PIXELS)
 
     def checked(data: bytes | None, *arguments: Any, **named: Any) -> Any:
-        if data is not None and _coded_pixels(data) > most:
-            raise ImageError("damaged (a tile is larger than the file says).")
+        if data is not None:
+            whole = (named.get("jpegheader") or b"") + data
+            size = _coded_pixels(whole)
+            check_scan_count(whole)
+            if size is None:
+                raise ImageError("damaged or cut short (a tile does not say its size).")
+            if size > most:
+                raise ImageError("damaged (a tile is larger than the file says).")
         return decode(data, *arguments, **named)
 
     page.decode = checked
 
 
-def _coded_pixels(data: bytes) -> int:
-    """Pixels of all components by the header of a JPEG or JPEG 2000; 0 where there is none."""
-    start = data.find(b"\xff\x4f\xff\x51", 0, 4096)
-    if start >= 0 and len(data) >= start + 42:
-        right, bottom, left, top = struct.unpack_from(">4I", data, start + 8)
-        (components,) = struct.unpack_from(">H", data, start + 40)
-        return int(max(right - left, 0) * max(bottom - top, 0) * -(-components // 4))
+def _coded_pixels(data: bytes) -> int | None:
+    """Pixels of a JPEG, JPEG 2000, PNG or WebP by its own header; None where there is none.
+
+    Of a JPEG 2000 of more than four components, as many times its pixels.
+    """
+    if data.startswith(_JPEG_START):
+        return _jpeg_pixels(data)
+    if data.startswith(b"\x89PNG\r\n\x1a\n") and data[12:16] == b"IHDR":
+        return math.prod(struct.unpack_from(">II", data, 16)) if len(data) >= 24 else None
+    if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
+        return _webp_pixels(data)
+    start = _codestream_start(data)
+    if data[start : start + 4] != _J2K_START or len(data) < start + 42:
+        return None
+    right, bottom, left, top = struct.unpack_from(">4I", data, start + 8)
+    (components,) = struct.unpack_from(">H", data, start + 40)
+    return int(max(right - left, 0) * max(bottom - top, 0) * -(-components // 4))
+
+
+def check_scan_count(data: bytes) -> None:
+    """An `ImageError` for a JPEG in which a few bytes each send a decoder over all pixels."""
+    if not data.startswith(_JPEG_START):
+        return
+    count = 0
+    for kind, _ in _jpeg_markers(data):
+        count += kind == _JPEG_SCAN
+        if count > _MAX_SCANS:
+            raise ImageError(f"damaged (a JPEG of more than {_MAX_SCANS} passes).")
+
+
+def _jpeg_markers(data: bytes) -> Iterator[tuple[int, int]]:
+    """Kinds of a JPEG's parts and where each begins, as a decoder finds them: also after rubbish"""
     at = 2
-    while at + 9 <= len(data) and data[at] == 0xFF:
-        kind = data[at + 1]
-        if 0xC0 <= kind <= 0xCF and kind not in (0xC4, 0xC8, 0xCC):
-            height, width = struct.unpack_from(">HH", data, at + 5)
-            return int(height * width)
-        fill = kind == 0xFF
-        alone = fill or kind in (0x01, 0xD8) or 0xD0 <= kind <= 0xD7
-        at += 1 if fill else 2 if alone else 2 + int.from_bytes(data[at + 2 : at + 4], "big")
-    return 0
+    while (at := data.find(b"\xff", at)) >= 0:
+        while data[at : at + 1] == b"\xff":
+            at += 1
+        if at >= len(data) or data[at] == _JPEG_END:
+            return
+        kind, at = data[at], at + 1
+        yield kind, at
+        if kind not in _STAND_ALONE:
+            at += int.from_bytes(data[at : at + 2], "big")
+        if kind == _JPEG_SCAN:
+            found = _MARKER.search(data, at)
+            at = found.start() if found else len(data)
+
+
+def _jpeg_pixels(data: bytes) -> int | None:
+    """The largest that one of its frames declares before pixels begin."""
+    sizes = []
+    for kind, at in _jpeg_markers(data):
+        if kind == _JPEG_SCAN or at + 7 > len(data):
+            break
+        if (0xC0 <= kind <= 0xCF and kind not in (0xC4, 0xC8, 0xCC)) or kind == 0xF7:
+            sizes.append(math.prod(struct.unpack_from(">HH", data, at + 3)))
+    return max(sizes, default=None)
+
+
+def _webp_pixels(data: bytes) -> int | None:
+    kind, head = data[12:16], data[20:30]
+    if len(head) < 10:
+        return None
+    if kind == b"VP8X":
+        width, height = (1 + int.from_bytes(head[k : k + 3], "little") for k in (4, 7))
+    elif kind == b"VP8L":
+        bits = int.from_bytes(head[1:5], "little")
+        width, height = 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+    elif kind == b"VP8 ":
+        width, height = (n & 0x3FFF for n in struct.unpack_from("<HH", head, 6))
+    else:
+        return None
+    return int(width * height)
+
+
+def _codestream_start(data: bytes) -> int:
+    """Where the JPEG 2000 begins: at once, or in a box of a JP2."""
+    at = 0
+    if not data.startswith(b"\0\0\0\x0cjP  "):
+        return at
+    while at + 16 <= len(data):
+        size, begin = int.from_bytes(data[at : at + 4], "big"), at + 8
+        if size == 1:
+            size, begin = int.from_bytes(data[at + 8 : at + 16], "big"), at + 16
+        if data[at + 4 : at + 8] == b"jp2c":
+            return begin
+        at += max(size, 8)
+    return at
 
 
 def axis_lengths(series: tifffile.TiffPageSeries) -> dict[str, int]:
@@ -210,6 +309,17 @@ def _check_series_size(series: tifffile.TiffPageSeries) -> None:
         )
 
 
+def _check_bytes(series: tifffile.TiffPageSeries) -> None:
+    """Refuse values that take far more memory than three or four of 16 bits per pixel."""
+    samples = max(math.prod(axis_lengths(series).get(axis, 1) for axis in "SC"), 1)
+    left_out = series.nbytes - series.nbytes * min(samples, 4) // samples
+    if series.nbytes > _MAX_BYTES or left_out > _MAX_LEFT_OUT_BYTES:
+        raise ImageError(
+            f"{series.nbytes / 1e9:.1f} GB of values, more than are taken at once; save it as RGB "
+            "of 8 or 16 bits, or crop it."
+        )
+
+
 def check_rgb_series(tif: tifffile.TiffFile, series: tifffile.TiffPageSeries) -> None:
     """An `ImageError` where the series is no single RGB image, before its pixels are read."""
     axes, page = axis_lengths(series), series.keyframe
@@ -218,8 +328,10 @@ def check_rgb_series(tif: tifffile.TiffFile, series: tifffile.TiffPageSeries) ->
     if stack > 1:
         raise ImageError(f"a stack of {stack} images; save the one you want as a file of its own.")
     if page.photometric == PHOTOMETRIC.PALETTE:
+        if colours * channels > 1:
+            raise ImageError(f"a palette, and {colours * channels} values per pixel.")
         return
-    if colours > _MAX_SAMPLES:
+    if colours > _MAX_SAMPLES or colours * page.bitspersample > _MAX_BITS:
         raise ImageError(f"{colours} values per pixel; save it as RGB first.")
     if colours * channels < 3:
         raise ImageError("a grey image has no colours to decompose.")

@@ -272,7 +272,7 @@ def load_normalizer(path: str | os.PathLike[str]) -> Normalizer:
         return find_method(header["method"]).load().from_state(arrays, header["settings"])
     except OSError as error:
         raise FileError(f"{path}: cannot read it ({system_reason(error)}).") from error
-    except SafetensorError as error:
+    except (SafetensorError, AttributeError) as error:  # the latter for types that NumPy has not
         raise FileError(f"{path}: not a saved normalizer, or cut short.") from error
     except (ValueError, TypeError, KeyError, RecursionError, MemoryError) as error:
         reason = str(error).rstrip(".") or type(error).__name__

@@ -39,7 +39,13 @@ from napari_beerlanet.core.common.messages import (
     slug,
     system_reason,
 )
-from napari_beerlanet.core.common.storage import FileError, csv_cell, csv_text, pixel_digest
+from napari_beerlanet.core.common.storage import (
+    FileError,
+    csv_cell,
+    csv_text,
+    pixel_digest,
+    regular_file,
+)
 from napari_beerlanet.core.formats.class_folders import CELLS_DIR, CELLS_FILE
 from napari_beerlanet.core.formats.yolo import format_data_yaml
 from napari_beerlanet.core.project.split import TRAIN, VAL
@@ -259,7 +265,7 @@ def _disk_error_message(root: Path, doing: str, error: OSError) -> str:
 def read_json_object(path: Path, what: str) -> dict[str, Any]:
     """The JSON object in a file; `what` it should be is named where it is none."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(regular_file(path).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ProjectError(f"{path}: damaged, or not {what}.") from error
     if not isinstance(content, dict):
@@ -271,7 +277,7 @@ def read_manifest(root: Path) -> ProjectManifest:
     """project.json; of a newer version, what can be understood of it."""
     path = root / PROJECT_FILE
     try:
-        manifest = _MANIFEST.validate_json(path.read_bytes(), strict=True)
+        manifest = _MANIFEST.validate_json(regular_file(path).read_bytes(), strict=True)
     except ValidationError as error:
         raise ProjectError(
             f"{path}: damaged, or not a project of napari-beerlanet ({first_problem(error)})."
@@ -340,7 +346,7 @@ def read_cell_records(root: Path) -> list[CellRecord]:
 
 def _read_table(path: Path, adapter: TypeAdapter[_Record], what: str) -> list[_Record]:
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with regular_file(path).open(newline="", encoding="utf-8") as file:
             return [adapter.validate_python(_row_texts(entry)) for entry in csv.DictReader(file)]
     except FileNotFoundError:
         return []

@@ -25,6 +25,7 @@ from napari_beerlanet.core.common.storage import (
     FileError,
     atomic_path,
     linked_folder,
+    regular_file,
     remove_partial_files,
     remove_path,
 )
@@ -232,7 +233,7 @@ def replay_journal(root: Path) -> bool:
 
 def _read_journal(journal: Path) -> dict[str, Any]:
     try:
-        content = json.loads(journal.read_text(encoding="utf-8"))
+        content = json.loads(regular_file(journal).read_text(encoding="utf-8"))
         content["moves"], content["removals"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise FileError(

@@ -17,7 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from napari_beerlanet.core.common.messages import system_reason
-from napari_beerlanet.core.common.storage import FileError, atomic_path
+from napari_beerlanet.core.common.storage import FileError, atomic_path, regular_file
 from napari_beerlanet.core.images.rgb import check_rgb
 from napari_beerlanet.core.report.charts import CHART_HEIGHT, CHART_WIDTH, chart_x, chart_y
 from napari_beerlanet.core.report.sections import malaria_content, report_content
@@ -73,7 +73,7 @@ def render_report(subject: ReportSubject, one_page: bool = False) -> str:
 def read_report_record(path: Path) -> dict[str, Any]:
     """What a report was made from, see `ReportSubject.record`; {} where there is no such report."""
     try:
-        with path.open(encoding="utf-8", errors="replace") as file:
+        with regular_file(path).open(encoding="utf-8", errors="replace") as file:
             head = file.read(_HEAD_CHARACTERS)
         found = _RECORD_META.search(head)
         content = json.loads(html.unescape(found[1])) if found else {}

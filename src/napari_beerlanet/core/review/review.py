@@ -502,7 +502,7 @@ def load_review(path: str | os.PathLike[str], detections: Detections) -> tuple[R
     content = read_json_of_kind(path, [_FILE_KIND], _FORMAT_VERSION, "a review")
     try:
         earlier = _review_of_decisions(content["decisions"])
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
         raise FileError(f"{path}: its decisions cannot be read.") from error
     review = Review(detections)
     return review, carry_over_decisions(earlier, review)

@@ -250,7 +250,7 @@ def check_spectrum(stain: NamedSpectrum) -> Spectrum:
         raise ValueError("A stain of a preset needs a name.")
     try:
         values = np.asarray(stain.spectrum, float)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         values = np.empty(0)
     if values.shape != (3,) or not np.isfinite(values).all() or (values < 0).any():
         raise ValueError(
@@ -338,7 +338,7 @@ def read_preset(path: str | os.PathLike[str]) -> StainPreset:
         ]
         name = Path(path).name.removesuffix(".json").removesuffix(".spectra")
         return StainPreset(name, tuple(stains), f"the stains of {content.get('image') or name}")
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         reason = str(error) if type(error) is ValueError else "its stains are damaged."
         raise FileError(f"{path}: {reason}") from error
 
@@ -353,7 +353,7 @@ def read_named_spectra(
     try:
         columns = [component["spectrum"] for component in content["components"]]
         spectra = check_spectra(np.array(columns, dtype=np.float64).T, len(columns) or 1)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise FileError(
             f"{path}: every one of its components needs a spectrum of 3 numbers of at least 0."
         ) from error

@@ -32,7 +32,7 @@ from napari_beerlanet.core.checkpoints.checkpoint import (
 from napari_beerlanet.core.classification.classifier import Classification, Classifier
 from napari_beerlanet.core.common.messages import count_of, name_list
 from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
-from napari_beerlanet.core.common.storage import DataError, FileError, atomic_path
+from napari_beerlanet.core.common.storage import DataError, FileError, atomic_path, regular_file
 from napari_beerlanet.core.detection.detector import Detector
 from napari_beerlanet.core.evaluation.classification import classification_metrics, classify_items
 from napari_beerlanet.core.evaluation.dataset import REFERENCE_COUNT, compare_on_reference, evaluate
@@ -456,7 +456,7 @@ def _main_metrics(metrics: Mapping[str, Any]) -> Metrics:
 
 def _read_cache(folder: Path, key: dict[str, str], fields: int) -> dict[str, Any] | None:
     try:
-        content = json.loads((folder / _CACHE_FILE).read_text(encoding="utf-8"))
+        content = json.loads(regular_file(folder / _CACHE_FILE).read_text(encoding="utf-8"))
         metrics: dict[str, Any] = content["result"]
         return metrics if content["models"] == key and content["fields"] == fields else None
     except (OSError, ValueError, KeyError, TypeError):

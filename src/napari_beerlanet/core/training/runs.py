@@ -37,6 +37,7 @@ from napari_beerlanet.core.common.storage import (
     check_no_linked_folder,
     read_json,
     read_json_or_empty,
+    regular_file,
     remove_partial_files,
 )
 from napari_beerlanet.core.project.files import MODELS_DIR, RUNS_DIR
@@ -222,7 +223,7 @@ class RunFolder:
         """Remove the part of a line that a killed process left at the end of progress.jsonl."""
         file = self.path / "progress.jsonl"
         if file.exists():
-            content = file.read_bytes()
+            content = regular_file(file).read_bytes()
             whole = content[: content.rfind(b"\n") + 1]
             if whole != content:
                 with atomic_path(file) as unfinished:

@@ -11,6 +11,7 @@ import pyqtgraph as pg
 from qtpy.QtWidgets import QSizePolicy, QVBoxLayout, QWidget
 from superqt.utils import qthrottled
 
+from napari_beerlanet.core.common.storage import regular_file
 from napari_beerlanet.ui.common.controls import PlotTheme
 
 _PLOT_HEIGHT, _TOP_MARGIN = 130, 7  # pixels; the highest number of an axis is half above the plot
@@ -171,7 +172,7 @@ def _plot(name: str, legend: tuple[int, int]) -> pg.PlotWidget:
 def read_results(folder: Path) -> list[dict[str, float]]:
     """The rows of a run's results.csv; none where it cannot be read."""
     try:
-        with (folder / "results.csv").open(newline="", encoding="utf-8") as file:
+        with regular_file(folder / "results.csv").open(newline="", encoding="utf-8") as file:
             rows = [_numeric_values(row) for row in csv.DictReader(file)]
     except (OSError, csv.Error, UnicodeDecodeError):
         return []

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from napari_beerlanet.core.boxes.detections import Detections
-from napari_beerlanet.core.common.storage import FileError
+from napari_beerlanet.core.common.storage import FileError, regular_file
 from napari_beerlanet.core.formats import CLASSES_FILE, image_names, read_detections
 from napari_beerlanet.core.formats.discover import AnnotatedImageFile, discover_annotations
 from napari_beerlanet.core.images.files import IMAGE_SUFFIXES, read_image
@@ -67,7 +67,7 @@ def _is_readable(path: Path) -> bool:
 def _has_our_header(path: Path) -> bool:
     """napari has tables of its own, which end in .csv as well."""
     try:
-        with path.open(encoding="utf-8-sig", errors="replace") as file:
+        with regular_file(path).open(encoding="utf-8-sig", errors="replace") as file:
             header = file.readline(10_000)
     except OSError:
         return True  # reading it tells why not
