@@ -5,6 +5,7 @@ import pytest
 from PIL import Image
 
 import napari_beerlanet as nb
+from napari_beerlanet.core.boxes.detections import AGREEMENT_COLUMN, Detections
 from napari_beerlanet.core.detection.stain_statistics import (
     class_agreement,
     detection_warnings,
@@ -159,6 +160,14 @@ def test_gametocytes_that_are_called_white_cells_are_told_and_white_cells_are_no
         warnings = detection_warnings(model.info, found)
         warned = [text for text in warnings if "not have the size and stain of WBC" in text]
         assert bool(warned) == ("malaria" in str(path)), (path.name, warned)
+
+
+def test_warnings_count_all_boxes_of_a_class_as_the_table_does():
+    boxes = np.array([[0, 0, 9, 9], [50, 50, 59, 59]], np.float32)
+    found = Detections(boxes, [0, 0], [0.9, 0.9], ["WBC"])
+    found.columns[AGREEMENT_COLUMN] = np.array([0.0, np.nan], np.float32)
+    (warning,) = detection_warnings({}, found)
+    assert warning.startswith("1 of 2 WBC does not have the size and stain of WBC:")
 
 
 @pytest.mark.slow

@@ -89,4 +89,7 @@ def test_gained_and_lost_boxes_are_counted_against_the_annotations():
     truth = result((0, 0, 1), (20, 0, 1), (60, 1, 1), (80, 1, 1), names=("RBC", "WBC"))
     annotations = Annotations(truth.xyxy, truth.labels, ["RBC", "WBC"])
     told = describe_against(diff_detections(before, after), annotations)
-    assert told == "Against the annotations: of 3 gained 1 is right, of 2 lost 1 was right."
+    assert told == "Against the annotations: 1 of 3 gained is right, 1 of 2 lost was right."
+    told = describe_against(diff_detections(before[:2], before), annotations)
+    assert told == "Against the annotations: 0 of 1 gained are right."
+    assert not describe_against(diff_detections(before, before), annotations)

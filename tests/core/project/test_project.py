@@ -382,7 +382,7 @@ def test_images_without_boxes_are_background_and_told(project):
     assert "nothing to train on" in project.split_notes()[0]
     fill(project, [2, 3])
     check_dataset(read_dataset(project.data))
-    assert project.split_notes()[0].startswith("1 image trains and 1 image validates")
+    assert project.split_notes()[0].startswith("1 image for training, 1 for validation")
 
 
 def test_odd_boxes_are_told(project):

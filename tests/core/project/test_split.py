@@ -79,7 +79,7 @@ def test_where_the_last_that_validates_is_gone_another_takes_its_place_and_it_is
     after = split_images(left, split.by_image)
     assert set(after.by_image.values()) == {TRAIN, VAL}
     assert len(after.notes) == 1
-    assert "now validates" in after.notes[0]
+    assert "now used for validation" in after.notes[0]
 
 
 def test_an_image_that_has_lost_its_boxes_does_not_validate_alone():
@@ -117,9 +117,9 @@ def test_an_only_image_is_split_by_groups_that_share_no_pixel(given_, seed):
 
 def test_what_is_done_is_told():
     assert describe_split([]) == ["No image has been added yet."]
-    assert "one of its regions validates" in describe_split([TRAIN], "regions")[0]
+    assert "one of its regions is used for validation" in describe_split([TRAIN], "regions")[0]
     assert "will be optimistic" in describe_split([TRAIN], "same")[0]
-    assert describe_split([TRAIN, VAL])[0].startswith("1 image trains and 1 image validates;")
+    assert describe_split([TRAIN, VAL])[0].startswith("1 image for training, 1 for validation;")
     assert describe_split([TRAIN] * 8 + [VAL] * 2) == [
-        "8 images train and 2 images validate; all of an image is in one split."
+        "8 images for training, 2 for validation; all crops of an image are in one split."
     ]

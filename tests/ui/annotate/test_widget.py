@@ -313,7 +313,7 @@ def test_what_is_annotated_already_is_not_copied_again(drawing):
     drawing.copy.click()
     drawing.copy.click()
     assert len(boxes(drawing).all()) == 3
-    assert "3 are annotated already" in drawing.message.text()
+    assert "3 were already annotated" in drawing.message.text()
 
 
 def test_without_detections_a_sentence_says_so(drawing):
@@ -399,7 +399,7 @@ def test_one_image_is_not_annotated_in_two_layers(drawing, until, smear):
     twin = drawing.viewer.add_image(smear.copy(), name="the same")
     drawing.image.choose(twin)
     drawing.annotate.click()
-    until(lambda: "annotated already: “smear”" in drawing.message.text())
+    until(lambda: "annotated as “smear”" in drawing.message.text())
     assert drawing.annotation_actions.annotated is None
 
 
@@ -495,7 +495,7 @@ def test_types_that_a_classifier_gave_are_asked_about(drawing, until, tmp_path):
     question.buttons[1].click()
     until(lambda: not drawing.annotation_actions.project_task.running)
     told = drawing.message.text()
-    assert "Added for training: 3 boxes in" in told
+    assert "Added to the training data: 3 boxes in" in told
     assert "Cells with a type: 1 pale." in told
     assert "2 types are a classifier's, not reviewed and left out." in told
     assert [cell.type for cell in drawing.store.project.cells] == ["pale"]
@@ -520,7 +520,7 @@ def test_copies_that_nobody_has_reviewed_are_asked_about(drawing, until, tmp_pat
     question.buttons[1].click()
     until(lambda: not drawing.annotation_actions.project_task.running)
     told = drawing.message.text().splitlines()[0]
-    assert told.startswith("Added for training: 1 of 3 boxes in 1 crop of up to ")
+    assert told.startswith("Added to the training data: 1 of 3 boxes in 1 crop of up to ")
     assert told.endswith("; not used: 2 copied from detections and not reviewed.")
     assert sum(crop.boxes for crop in drawing.store.project.crops) == 1
 
@@ -528,7 +528,7 @@ def test_copies_that_nobody_has_reviewed_are_asked_about(drawing, until, tmp_pat
     assert question.buttons[1].isDefault()  # the last answer is offered
     question.buttons[0].click()
     until(lambda: not drawing.annotation_actions.project_task.running)
-    assert "Added for training: 3 boxes in" in drawing.message.text()
+    assert "Added to the training data: 3 boxes in" in drawing.message.text()
 
     boxes(drawing).layer.selected_data = {0, 1, 2}
     boxes(drawing).confirm()

@@ -699,3 +699,21 @@ def test_two_viewers_do_not_mix(make_napari_viewer, model, smear, until):
     assert len(boxes(first)) == 1
     assert boxes(second) == []
     assert panels[1].counts.class_counts is None
+
+
+def test_the_confidence_of_a_preset_stays_with_its_image(viewer, panel, smear, until):
+    first = panel.image.layer
+    second = viewer.add_image(smear[::-1], name="second")
+    viewer.layers.selection.active = first
+    panel.run(confidence=0.15)
+    viewer.layers.selection.active = second
+    until(lambda: not panel.detect_task.running)
+    assert panel.form.confidence == 0.25, "nobody has moved the slider"
+    viewer.layers.selection.active = first
+    until(lambda: panel.image.layer is first)
+    assert panel.form.confidence == panel.result.detection_layer.confidence == 0.15
+    panel.form.confidence_slider.value = 0.6
+    until(lambda: panel.result.detection_layer.confidence == 0.6)
+    viewer.layers.selection.active = second
+    until(lambda: panel.image.layer is second)
+    assert panel.form.confidence == 0.6, "the user's own choice is for all images"

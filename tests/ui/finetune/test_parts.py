@@ -18,7 +18,11 @@ from napari_beerlanet.core.training.comparison import (
     compare_models,
     save_best_model,
 )
-from napari_beerlanet.core.training.estimate import estimate_duration, summarise_dataset
+from napari_beerlanet.core.training.estimate import (
+    TrainingEstimate,
+    estimate_duration,
+    summarise_dataset,
+)
 from napari_beerlanet.core.training.runs import list_runs, new_run
 from napari_beerlanet.core.training.settings import TrainSettings
 from napari_beerlanet.core.training.setup import resolve_defaults
@@ -29,7 +33,7 @@ from napari_beerlanet.ui.finetune.run_view import (
     PredictionPreview,
     predict_validation_images,
 )
-from napari_beerlanet.ui.finetune.start import create_run, set_run_device
+from napari_beerlanet.ui.finetune.start import create_run, describe_estimate, set_run_device
 from tinydata import MODEL, NAMES, write_smears
 
 
@@ -102,6 +106,12 @@ def test_preview_names_the_epoch_and_draws(qtbot, project, tiny):
     assert "after epoch 3" in shown.caption.text()
     assert not shown.pictures[1].isHidden()
     assert shown.pictures[2].isHidden()
+
+
+def test_the_estimate_is_one_line_of_the_panel_so_that_the_button_below_stays():
+    told = describe_estimate(TrainingEstimate(144, 600, 4800.0, "cuda:0", 640))
+    assert told == "About 1 h 20 min on cuda:0 · 144 epochs, 600 steps"
+    assert len(told) <= 52, "characters, in a dock at 1280 × 720"
 
 
 def test_outlook_measures_a_step_or_takes_an_earlier_run(project, tiny):

@@ -339,7 +339,7 @@ def test_an_image_without_colours_is_refused_in_a_sentence_and_nothing_moves(vie
     viewer.add_image(np.zeros((40, 60)), name="a channel of a microscope")
     qtbot.wait(1)
     assert workspace.image.layer is smear
-    assert note.text() == "“a channel of a …” is not RGB: “smear” stays chosen."
+    assert note.text() == "“a channel of a …” is not RGB; “smear” stays selected."
     assert note.isVisibleTo(workspace)
     assert note.fontMetrics().horizontalAdvance(note.text()) < workspace.sizeHint().width() - 16
     assert "has no colours" in note.toolTip()
@@ -551,6 +551,20 @@ def test_nothing_is_cut_off_at_1280_by_720(shared_viewer, smear, theme, qtbot):
     assert rest <= 3, "an empty end of the row looks like a tab without a name"
     window = viewer.window._qt_window
     assert (window.width(), window.height()) == (1280, 720), "no dock has forced the window open"
+
+
+def test_counts_are_in_sight_below_the_settings_at_1280_by_720(shared_viewer, until, qtbot):
+    viewer = shared_viewer(show=True)
+    viewer.window.resize(1280, 720)
+    viewer.open_sample("napari-beerlanet", "bccd")
+    workspace = open_workspace(viewer, CELLS)
+    cells = workspace.panel(CELLS)
+    until(lambda: cells.run_button.isEnabled() and not cells.model.task.running)
+    qtbot.mouseClick(cells.run_button, Qt.MouseButton.LeftButton)
+    until(lambda: cells.result.detection_layer is not None and not cells.detect_task.running)
+    qtbot.wait(100)
+    area = cells.findChild(QScrollArea)
+    assert area.verticalScrollBar().maximum() == 0, "nothing has to be scrolled"
 
 
 # --- reading --------------------------------------------------------------------------------------

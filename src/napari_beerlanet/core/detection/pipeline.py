@@ -224,7 +224,8 @@ class DetectionPipeline:
         )
         if found is None:
             self.notes.append(
-                "No confident detection at any resolution; give object_size in pixels."
+                "No confident detection at any resolution; set the cell size (object_size) in "
+                "pixels."
             )
         return found or ScaleChoice(home, "as in training")
 

@@ -266,9 +266,9 @@ def _disagreement_warnings(detections: Detections) -> list[str]:
         return []
     warnings = []
     for label, name in enumerate(detections.names):
-        mine = agreement[(detections.labels == label) & np.isfinite(agreement)]
+        mine = agreement[detections.labels == label]  # NaN where it cannot be said
         odd = int((mine < MIN_AGREEMENT).sum())
-        if odd and odd >= _MAX_DISAGREEING * len(mine):
+        if odd and odd >= _MAX_DISAGREEING * np.isfinite(mine).sum():
             warnings.append(
                 f"{odd} of {len(mine)} {name} {'does' if odd == 1 else 'do'} not have the size and "
                 f"stain of {name}: {'it' if odd == 1 else 'they'} may be something that the model "

@@ -59,7 +59,10 @@ class DetectionDiff:
 
 
 def describe_against(diff: DetectionDiff, annotations: Annotations) -> str:
-    """Of the boxes gained and lost, how many are annotated: right, or right before."""
+    """Of the boxes gained and lost, how many are annotated: right, or right before.
+
+    Empty where none was gained or lost.
+    """
     names = list(dict.fromkeys([*diff.before.names, *diff.after.names, *annotations.names]))
     truth = _common_labels(annotations, names)
 
@@ -69,11 +72,14 @@ def describe_against(diff: DetectionDiff, annotations: Annotations) -> str:
         return int((match_greedy(pairs, order, SAME_OBJECT_IOU, labels, truth)[which] >= 0).sum())
 
     gained, lost = right(diff.after, diff.gained), right(diff.before, diff.lost)
-    return (
-        f"Against the annotations: of {len(diff.gained)} gained {gained} "
-        f"{'is' if gained == 1 else 'are'} right, of {len(diff.lost)} lost {lost} "
-        f"{'was' if lost == 1 else 'were'} right."
-    )
+    parts = []
+    if len(diff.gained):
+        parts.append(
+            f"{gained} of {len(diff.gained)} gained {'is' if gained == 1 else 'are'} right"
+        )
+    if len(diff.lost):
+        parts.append(f"{lost} of {len(diff.lost)} lost {'was' if lost == 1 else 'were'} right")
+    return f"Against the annotations: {', '.join(parts)}." if parts else ""
 
 
 def diff_detections(

@@ -261,7 +261,7 @@ def choose_crop_size(
     sizes, or the sizes of what is annotated, or else as long as the image.
     """
     longest = max(annotations.image_shape)
-    how, wanted = "as cells were detected", scale
+    how, wanted = "at the scale of the detections", scale
     if wanted is None and pixel_size and info.get("pixel_size"):
         how, wanted = "from the pixel sizes", math.sqrt(math.prod(pixel_size)) / info["pixel_size"]
     if wanted is None:

@@ -50,8 +50,8 @@ def split_images(
         splits[name] = _choose_split(name, boxes, splits, seed, fraction)
     moved = _fill_empty_split(boxes, splits, seed)
     notes = [
-        f"{name} now {'validates' if splits[name] == VAL else 'trains'}, as nothing with boxes was "
-        "left to do so."
+        f"{name} is now used for {'validation' if splits[name] == VAL else 'training'}, as no "
+        "other image with boxes was left for it."
         for name in moved
         if name in before
     ]
@@ -119,18 +119,18 @@ def describe_split(splits: Iterable[str], one: str = "") -> list[str]:
         return ["No image has been added yet."]
     if one == "regions":
         return [
-            "Only one image has boxes: one of its regions validates what is trained on the "
-            "others. The metrics hold for this slide alone; add another image for more."
+            "Only one image has boxes: one of its regions is used for validation, the others for "
+            "training. The metrics hold for this image alone; add another one."
         ]
     if one == "same":
         return [
-            "Only one image has boxes, and it cannot be split: validation uses the images of "
-            "training, so the metrics will be optimistic. Add another image, or mark a second "
-            "region apart from the first."
+            "Only one image has boxes, and it cannot be split: validation uses the training crops, "
+            "so the metrics will be optimistic. Add another image, or mark a second region away "
+            "from the first."
         ]
     few = " One image proves little: add more when you can." if validating == 1 else ""
-    trains, proves = count_of(len(given) - validating, "image"), count_of(validating, "image")
+    training = count_of(len(given) - validating, "image")
     return [
-        f"{trains} {'trains' if len(given) - validating == 1 else 'train'} and {proves} "
-        f"{'validates' if validating == 1 else 'validate'}; all of an image is in one split.{few}"
+        f"{training} for training, {validating} for validation; all crops of an image are in one "
+        f"split.{few}"
     ]

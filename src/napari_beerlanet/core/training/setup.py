@@ -270,7 +270,7 @@ def few_boxes_notes(dataset: Dataset) -> list[str]:
     boxes = "box" if next(iter(few.values())) == 1 else "boxes"
     return [
         f"Only {listed.replace(' of ', f' {boxes} of ', 1)}: about {MIN_CLASS_BOXES} boxes of a "
-        "class are needed to learn it; annotate more, or expect little of it."
+        "class are needed to learn it; annotate more, or expect poor results for it."
     ]
 
 

@@ -428,7 +428,7 @@ def few_crops_notes(dataset: CropDataset) -> list[str]:
         crops = "crop" if next(iter(few.values())) == 1 else "crops"
         notes.append(
             f"Only {listed.replace(' of ', f' {crops} of ', 1)}: about {MIN_CLASS_BOXES} crops of "
-            "a type are needed to learn it; annotate more, or expect little of it."
+            "a type are needed to learn it; annotate more, or expect poor results for it."
         )
     if absent:
         notes.append(

@@ -158,7 +158,7 @@ class AnnotationActions(QObject):
         same = self.store.same_image(sources[plane])
         if same is not None:
             self._report_problem(
-                f"The same image is being annotated already: “{same.name}”; choose that."
+                f"This image is already being annotated as “{same.name}”; choose that one."
             )
         elif result.previous:
             self.changed_file = ChangedFile(image, plane, sources, result.saved, result.previous)
@@ -375,7 +375,7 @@ class AnnotationActions(QObject):
         count = boxes.append(new[~duplicate], plane, what)
         sentences = [f"{count_of(count, 'box', 'boxes')} added."]
         if duplicate.any():
-            sentences.append(f"{int(duplicate.sum())} are annotated already.")
+            sentences.append(f"{int(duplicate.sum())} were already annotated.")
         new_classes = [name for name in boxes.classes.names if name not in classes]
         if new_classes:
             sentences.append(f"New classes: {', '.join(new_classes)}.")
@@ -517,7 +517,7 @@ class ProjectAddition:
         size = f"{self.crop_size} pixels ({self.crop_size_reason})"
         unused = ", ".join(f"{count} {reason}" for reason, count in added.unused.items())
         rest = f"; not used: {unused}" if unused else ""
-        sentences = [f"Added for {split}: {boxes} in {crops} of up to {size}{rest}."]
+        sentences = [f"Added to the {split} data: {boxes} in {crops} of up to {size}{rest}."]
         if added.types:
             types = ", ".join(f"{count} {name}" for name, count in added.types.items())
             sentences.append(f"Cells with a type: {types}.")

@@ -592,11 +592,11 @@ class QuestionFrame(QFrame):
         self.ask(
             "unreviewed",
             describe_unreviewed(copies, total, types),
-            ("Add all", "Use copies and types as they are: they count as right.", use),
+            ("Add all", "Use copies and types as they are; they count as correct.", use),
             (
                 "Only reviewed",
-                "Hide what was not reviewed: it is taught neither as a cell nor as background, and "
-                "cells of a type that was not reviewed are not taught as one of it.",
+                "Leave out what was not reviewed: the model learns it neither as a cell nor as "
+                "background, and no type from a cell whose type was not reviewed.",
                 hide,
             ),
             ("Cancel", "Add nothing; review the boxes first (Tab, then C to confirm).", _nothing),

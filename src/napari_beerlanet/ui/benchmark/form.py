@@ -62,7 +62,7 @@ class TaskForm(QWidget):
     def __init__(self) -> None:
         super().__init__()
         self._shown: TaskSettings | None = None  # what `show_settings` was given
-        self.kind = combo_box("What is learned: to find cells, or to tell their types.", 12, True)
+        self.kind = combo_box("What is learned: finding cells, or classifying them.", 12, True)
         for text in _KINDS.values():
             self.kind.addItem(text)
         self.train = QLineEdit()
@@ -290,7 +290,7 @@ class BenchmarkForm(QWidget):
         layout.setSpacing(6)
         self.add_button = button(
             "Add task",
-            "Add another task to the same run: to find cells and to tell types, for instance.",
+            "Add another task to the same run, for instance classifying the cells as well.",
             self.add_task,
         )
         self.remove_button = button("Remove task", "Remove the task above.", self.remove_task)

@@ -124,7 +124,7 @@ class BenchmarkView(ProcessView):
         self.table = QTableWidget()
         self.table.setToolTip(
             "Mean and standard deviation over seeds in percent; the best is bold, the second best "
-            "has a star. APU: average percent below the best, the less the better."
+            "has a star. APU: average percentage below the best; lower is better."
         )
         self.table.setEditTriggers(QTableWidget.EditTrigger.NoEditTriggers)
         self.table.setHorizontalScrollMode(QTableWidget.ScrollMode.ScrollPerPixel)

@@ -493,7 +493,7 @@ class PatchSection(CollapsibleGroup):
         patches = result.patches
         text = f"{count_of(int(patches.classified.sum()), 'patch', 'patches')} classified."
         if not patches.classified.any():
-            text = "No patch has so much tissue; set “Tissue at least” lower."
+            text = "No patch has that much tissue; lower “Tissue at least”."
         if result.changed:
             words = " and ".join(result.changed)
             text = f"{words[:1].upper()}{words[1:]} changed since the last run. {text}"

@@ -105,7 +105,7 @@ class ClassifyWidget(ModelPanel):
         self.presets, self.extras = QVBoxLayout(), QVBoxLayout()
         self.boxes = combo_box(
             "Which boxes are classified: the detections of this image, or its annotations. "
-            "Annotations get the types as theirs, to be corrected and trained on.",
+            "Annotations keep the types, to be corrected and trained on.",
             12,
             expanding=True,
         )
@@ -157,7 +157,7 @@ class ClassifyWidget(ModelPanel):
 
     def _result_section(self) -> QWidget:
         self.counts = TypeCountsView()
-        self.colour_by = combo_box("What the colours of the boxes say.", 12, expanding=True)
+        self.colour_by = combo_box("What the colours of the boxes show.", 12, expanding=True)
         for colour_by, text in COLOUR_CHOICES.items():
             self.colour_by.addItem(text, colour_by)
         self.undo_run = QPushButton()

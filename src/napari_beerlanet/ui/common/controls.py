@@ -254,16 +254,20 @@ def hint(text: str = "") -> ThemedLabel:
 
 
 class DisabledReason(ThemedLabel):
-    """A line near a button that says why it is disabled; the line's space is always kept.
+    """A line near a button that says why it is disabled.
 
-    `updated` is emitted when the button may have been enabled or disabled.
+    Its space is kept while there is nothing to say, unless `keep_space` is off: then nothing that
+    is clicked may stand below. `updated` is emitted when the button may have been enabled or
+    disabled.
     """
 
     updated = Signal()
 
-    def __init__(self, push: QPushButton) -> None:
+    def __init__(self, push: QPushButton, *, keep_space: bool = True) -> None:
         super().__init__(kind="hint")
-        self._button, self._tooltip = push, push.toolTip()
+        self._button, self._tooltip, self._keep_space = push, push.toolTip(), keep_space
+        if not keep_space:
+            self.hide()
 
     def update_button(self, reason: str) -> None:
         """Disable the button for a reason, or enable it for ""."""
@@ -272,6 +276,8 @@ class DisabledReason(ThemedLabel):
             f"{self._tooltip}\n\nNot now: {reason}" if reason else self._tooltip
         )
         self.setText(reason)
+        if not self._keep_space:
+            self.setVisible(bool(reason))
         self.updated.emit()
 
     def showEvent(self, event: QShowEvent | None) -> None:

@@ -94,7 +94,7 @@ class DetectForm(QWidget):
         self.where = ComboBox(
             choices=[(name, area) for area, name in AREA_NAMES.items()],
             tooltip="Where to search: in the whole image, in the current view, or in the shapes "
-            "that are selected in any Shapes layer. Boxes elsewhere stay.",
+            "that are selected in any Shapes layer. Boxes elsewhere are kept.",
         )
         self.confidence_slider = field_widget(
             DetectSettings, "confidence", widget_type="FloatSlider", step=0.01
@@ -158,6 +158,11 @@ class DetectForm(QWidget):
         self.draw.toggled.connect(self.draw_requested)
 
     # psygnal holds bound methods weakly, so that no signal keeps the form alive
+
+    def show_confidence(self, value: float) -> None:
+        """Move the slider without telling anyone: what is drawn has this threshold already."""
+        with self.confidence_slider.changed.blocked():
+            self.confidence_slider.value = value
 
     def _emit_confidence(self, value: float) -> None:
         self.confidence_changed.emit(self.confidence)

@@ -118,7 +118,7 @@ def _run_job(job: DetectJob, report: Report) -> DetectResult:
     fast_shapes_supported()  # compiles what drawing needs here, not while the window waits
     warnings = detection_warnings(model.info, detections, settings.pixel_size_yx)
     if job.show_stains and stains is None:
-        warnings.append("The model has no stain channels to show: BeerLaNet is no part of it.")
+        warnings.append("The model has no stain channels to show: it does not use BeerLaNet.")
     detections = replace(
         detections,
         report=detections.report | {"warnings": warnings, "limits": limits_text(model.info)},

@@ -276,7 +276,7 @@ def _searched_text(searched: Mapping[str, Any], xyxy: npt.NDArray[Any]) -> str:
     if not searched["kept"]:
         return f"{area} only; the rest of the image was not searched."
     inside = int(centre_inside(xyxy, np.array(searched["windows"])).sum())
-    return f"{area}: {inside:,}, searched anew. Elsewhere: {len(xyxy) - inside:,} of earlier runs."
+    return f"{area}: {inside:,} from this run. Elsewhere: {len(xyxy) - inside:,} from earlier runs."
 
 
 class CountsPanel(QWidget):
@@ -305,9 +305,7 @@ class CountsPanel(QWidget):
         self.copy_summary_button = button(
             "Copy summary", "Copy the counts as one sentence.", self.copy_summary
         )
-        self.limits = _label(
-            "What this model was not trained on, so that its counts mislead there."
-        )
+        self.limits = _label("What this model was not trained on; its counts mislead there.")
         self.limits.setTextInteractionFlags(
             Qt.TextInteractionFlag.TextSelectableByMouse
             | Qt.TextInteractionFlag.LinksAccessibleByMouse
@@ -337,6 +335,7 @@ class CountsPanel(QWidget):
         layout.addWidget(row(self.copy, self.copy_summary_button))
         self.show_run("", False, False)
         self.show_cover("", [])
+        self.set_message("")
         self.clear()
 
     def clear(self) -> None:
@@ -383,7 +382,7 @@ class CountsPanel(QWidget):
         """
         offer = ""
         if self.count_malaria is not None and is_infected(text) and not typed:
-            offer = f'<br><a href="malaria" style="color: {self.limits.text_colour()}">'
+            offer = f' <a href="malaria" style="color: {self.limits.text_colour()}">'
             offer += "Count infected cells (malaria)</a>"
         self.limits.setText(f"<i>{html.escape(text)}</i>{offer}" if text else "")
         self.limits.setVisible(bool(text))

@@ -63,6 +63,8 @@ class DetectWidget(ModelPanel):
         self.slide_cache = SlideCache()
         self._found_sizes: WeakKeyDictionary[Image, dict[str, float]] = WeakKeyDictionary()
         self.ruler = CellRuler(self.viewer, self)
+        # That of the user's own runs; a preset has another one, for its image alone.
+        self._own_confidence = self._run_confidence = self.form.confidence
         self._debounce = QSignalDebouncer(parent=self)
         self._debounce.setTimeout(_DEBOUNCE_MS)
         self._connect()
@@ -78,7 +80,7 @@ class DetectWidget(ModelPanel):
         )
         self.run_button = QPushButton("Find cells")
         self.run_button.setToolTip("Search with these settings (Ctrl+Shift+F).")
-        self.run_reason = DisabledReason(self.run_button)
+        self.run_reason = DisabledReason(self.run_button, keep_space=False)
         self.progress_bar = TaskProgressBar(self.detect_task)
         self.counts = CountsPanel()
         self.result = DetectionResults(self, self.session, self.counts)
@@ -99,7 +101,6 @@ class DetectWidget(ModelPanel):
             self.run_reason,
             self.form.slide_note,
             self.progress_bar,
-            separator(),
             self.counts,
         ):
             section.addWidget(widget)
@@ -112,7 +113,7 @@ class DetectWidget(ModelPanel):
         self.run_button.clicked.connect(lambda *_: self.run())
         self.detect_task.started.connect(self._update_run_button)
         self.detect_task.ended.connect(self._ended)
-        self.form.confidence_changed.connect(lambda *_: self._debounce.throttle())
+        self.form.confidence_changed.connect(self._confidence_moved)
         self._debounce.triggered.connect(self._update_confidence)
         self.form.labels_changed.connect(self.result.set_labels)
         self.form.draw_requested.connect(self._draw)
@@ -126,6 +127,12 @@ class DetectWidget(ModelPanel):
 
     # --- state ------------------------------------------------------------------------------------
 
+    def _confidence_moved(self, value: float) -> None:
+        self._own_confidence = value
+        if self._source is None or self._source is self.image.layer:
+            self._run_confidence = value
+        self._debounce.throttle()
+
     def _update_confidence(self) -> None:
         self.result.set_confidence(self.form.confidence)
 
@@ -134,13 +141,18 @@ class DetectWidget(ModelPanel):
         self._image_chosen()
 
     def _image_chosen(self) -> None:
-        if self.image.layer is not self.result.source and not self.detect_task.running:
+        another = self.image.layer is not self.result.source
+        if another and not self.detect_task.running:
             self.progress_bar.set_message("")  # it was about the image before
             self.form.show_size_note("")
         has_image = self.image.layer is not None
         self.empty.setVisible(not has_image)
         self.detect_section.setVisible(has_image)
         self.result.choose(self.image.layer)
+        if another:
+            shown = self.result.detection_layer
+            known = shown.confidence if shown is not None and shown.alive else None
+            self.form.show_confidence(self._own_confidence if known is None else known)
         self._check_previous_search()
         self._update_run_button()
 
@@ -202,13 +214,15 @@ class DetectWidget(ModelPanel):
     ) -> None:
         """Detect with the present settings, perhaps with another `iou`; see `DetectJob`.
 
-        Another `confidence` moves the slider, which decides what is shown and counted.
+        Another `confidence` moves the slider, which decides what is shown and counted, for this
+        image alone.
         """
         layer = self.image.layer
         if layer is None or self.detect_task.running:
             return
         if confidence is not None:
-            self.form.confidence_slider.value = confidence
+            self.form.show_confidence(confidence)
+            self._update_confidence()
         try:
             job = replace(self._job(layer), refine=refine)
             if iou is not None:
@@ -216,7 +230,7 @@ class DetectWidget(ModelPanel):
         except Exception as error:
             self.progress_bar.show_error(error)
             return
-        self._source = layer
+        self._source, self._run_confidence = layer, self.form.confidence
         self.form.show_size_note("")
         self.form.show_slide_note("")
         if job.streamed:
@@ -226,7 +240,7 @@ class DetectWidget(ModelPanel):
 
     def _display(self) -> tuple[float, bool]:
         """Confidence threshold and whether boxes are labelled."""
-        return self.form.confidence, bool(self.form.labels.value)
+        return self._run_confidence, bool(self.form.labels.value)
 
     def _job(self, layer: Image) -> DetectJob:
         plane = current_plane(layer, self.viewer)

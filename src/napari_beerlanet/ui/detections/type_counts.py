@@ -50,7 +50,7 @@ class TypeCountsView(QWidget):
     def __init__(self) -> None:
         super().__init__()
         self.class_counts: ClassCounts | None = None
-        self.limits = _text("What the classifier was not trained on, so that types mislead there.")
+        self.limits = _text("What the classifier was not trained on; its types mislead there.")
         self.warnings = _text("Why these types may be unreliable.")
         self.warnings.set_kind("warning")
         self.table = _text(

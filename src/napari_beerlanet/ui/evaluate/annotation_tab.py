@@ -352,7 +352,7 @@ def _contradictions(matches: MatchResult, mapping: ClassMapping) -> list[str]:
     """Sentences on classes that are taken for one of the model, but whose boxes say otherwise."""
     own_names = mapping.own_names()
     return [
-        f"“{own_names[name]}” is taken for {name}, but most of its boxes lie on {other}."
+        f"“{own_names[name]}” is mapped to {name}, but most of its boxes lie on {other}."
         for name, other in contradicted_classes(matches).items()
         if name in own_names
     ]

@@ -59,7 +59,7 @@ _HEADERS = {
 }
 _TOOLTIPS = {
     "detect": "mAP in percent: how well boxes and classes match. Higher is better.",
-    "classify": "Part of the crops whose type is right, in percent; of a type, of its own crops.",
+    "classify": "Crops classified correctly, in percent; for a type, of the crops of that type.",
 }
 _MAX_SHOWN_CHANGES = 24
 _SHEET_WIDTH = 320  # pixels on the screen
@@ -248,8 +248,8 @@ class ModelComparisonPanel(QWidget):
         from napari_beerlanet.core.evaluation.diff import describe_against
 
         annotations = annotations_of(self._viewer, layer, plane)
-        against = f" {describe_against(diff, annotations)}" if annotations is not None else ""
-        self._summaries[layer] = f"{plane.name}: {diff.summary()}{against}"
+        against = describe_against(diff, annotations) if annotations is not None else ""
+        self._summaries[layer] = f"{plane.name}: {diff.summary()} {against}".rstrip()
         if layer in self._viewer.layers:
             show_comparison(self._viewer, layer, diff, plane.index, self.toggles.visible_kinds)
         self._show_summary(self.image_choice.layer)

@@ -177,10 +177,9 @@ def estimate_run(
 
 
 def describe_estimate(estimate: TrainingEstimate) -> str:
-    """One sentence, no more precise than the estimate is."""
-    source = "from an earlier run" if estimate.from_earlier_run else "from one timed step"
+    """One line, so that the button below stays in place; no more precise than the estimate is."""
     length = f"{estimate.epochs} epochs, {estimate.steps} steps"
-    return f"About {rounded_duration(estimate.seconds)} on {estimate.device} ({length}; {source})."
+    return f"About {rounded_duration(estimate.seconds)} on {estimate.device} · {length}"
 
 
 def rounded_duration(seconds: float) -> str:

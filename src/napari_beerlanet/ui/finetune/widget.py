@@ -90,7 +90,7 @@ class FineTuneWidget(Panel):
         )
         self.train_detector.setToolTip("Train a model that finds cells, on the project's boxes.")
         self.train_classifier.setToolTip(
-            "Train a model that tells the types of cells, on the project's cells that have a type."
+            "Train a model that classifies cells, on the project's cells that have a type."
         )
         self.train_detector.setChecked(True)
         self.estimate = EstimateLabel(self.task(), self._estimate_request)

@@ -80,8 +80,8 @@ class ReferencePicker(QWidget):
     def __init__(self) -> None:
         super().__init__()
         self.list = combo_box(
-            "The image whose colours are taken over: another open image, a file, a sample, or a "
-            "normalizer that was saved here. Files can also be dropped here.",
+            "The image whose colours the others get: another open image, a file, a sample, or a "
+            "saved normalizer. Files can also be dropped here.",
             12,
             expanding=True,
         )

@@ -174,7 +174,7 @@ class PresetEditor(QDialog):
         self.delete_button = button("Delete", "Delete the saved preset of this name.", self.delete)
         self.import_button = button("Import …", "Open a preset's file.", self._choose_import)
         self.export_button = button(
-            "Export …", "Save the preset as a small file, for somebody else.", self._choose_export
+            "Export …", "Save the preset to a file, to share it.", self._choose_export
         )
         top = form()
         top.addRow("Preset", self.name)

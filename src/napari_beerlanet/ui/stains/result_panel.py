@@ -72,7 +72,7 @@ class StainResultPanel(QWidget):
             (
                 ("Show", _SWATCH_TIP),
                 ("Stain", _NAME_TIP),
-                ("Share", "How much of what the slide absorbs each stain explains."),
+                ("Share", "The share of the optical density that each stain explains."),
                 ("", ""),
                 ("Use", _TICK_TIP),
             )
@@ -99,7 +99,7 @@ class StainResultPanel(QWidget):
     def _view_buttons(self) -> QHBoxLayout:
         self.reconstruct_button = button(
             "Reconstruct checked",
-            "Rebuild the colour image from the stains with a tick alone, as a new layer.",
+            "Rebuild the colour image from the checked stains only, as a new layer.",
             lambda: self.reconstruct.emit(self.checked_components),
         )
         self.residual_button = button(
@@ -167,7 +167,7 @@ class StainResultPanel(QWidget):
         self.background_label.setText("Background   " + "  ".join(parts) + " %")
         for widget in (self.background, self.background_label):
             widget.setToolTip(
-                "The illumination: how much red, green and blue light passes the empty slide."
+                "The illumination: the red, green and blue light that passes the empty slide."
             )
 
     def repaint_swatches(self) -> None:
@@ -247,7 +247,7 @@ class _ComponentRow(QObject):
         self.swatch.setToolTip(absorption + _SWATCH_TIP)
         for widget in (self.bar, self.fraction):
             widget.setToolTip(
-                f"{absorption}Explains {format_percent(d.share[i])} of what the slide absorbs."
+                f"{absorption}Explains {format_percent(d.share[i])} of the optical density."
             )
 
     def _show_name(

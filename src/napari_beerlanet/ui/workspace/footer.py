@@ -233,7 +233,7 @@ STEP_TIPS = {
     Step.OPEN: "Open a stained image, or a sample to try the plugin on.",
     Step.FIND: "Search the image with the model and settings of “Cells”.",
     Step.FINDING: "The search is running; it can be cancelled above.",
-    Step.CLASSIFY: "Give the cells that the loaded classifier is meant for a type.",
+    Step.CLASSIFY: "Classify the cells that the loaded classifier is meant for.",
     Step.CLASSIFYING: "The classification is running; it can be cancelled above.",
     Step.CORRECT: "Copy the detections to annotations, to correct what is wrong.",
     Step.ADD: "Cut the annotated regions into training crops of the project.",
@@ -242,7 +242,7 @@ STEP_TIPS = {
     Step.TRAIN: "Fine-tune the model on the images of the project.",
     Step.START: "Start training with these settings.",
     Step.TRAINING: "The training is running; it can be stopped above.",
-    Step.KEEP: "See the new model beside the one before, and keep or discard it.",
+    Step.KEEP: "Compare the new model with the previous one, then keep or discard it.",
     Step.FIND_AGAIN: "Search the image again, with the model that you have kept.",
     Step.OPEN_ANOTHER: "The model has learned from this image: continue with the next one.",
 }

@@ -141,7 +141,7 @@ CELLS = Tab(
 CLASSIFY = Tab(
     "Classify",
     "Classify cells",
-    "Give the boxes of cells a type with a classifier, and count the types.",
+    "Classify the detected or annotated cells, and count their types.",
     "classify.widget:ClassifyWidget",
 )
 ANNOTATE = Tab(
@@ -153,7 +153,7 @@ ANNOTATE = Tab(
 TRAIN = Tab(
     "Train",
     "Fine-tune",
-    "Fine-tune a model on a project's images, compare it with the one before, keep it.",
+    "Fine-tune a model on a project's images, compare it with the previous one, keep it.",
     "finetune.widget:FineTuneWidget",
 )
 REVIEW = Tab(
@@ -459,7 +459,7 @@ class Workspace(DockedWidget):
         why = "cannot be used" if layer.rgb else "is not RGB"
         names = [_shortened(one.name) for one in (layer, chosen)]
         self.footer.show_note(
-            f"“{names[0]}” {why}: “{names[1]}” stays chosen.", unsupported_reason(layer) or ""
+            f"“{names[0]}” {why}; “{names[1]}” stays selected.", unsupported_reason(layer) or ""
         )
 
     def _prepare_annotations(self, image: object) -> None:
