@@ -4,8 +4,9 @@
         [--shared ../shared] [--results paper-table/results]
         [--only loop types normalize training review slide batch benchmark overlay]
 
-The others: `million.py --pictures docs` makes million-*.jpg, `contact_sheet.py` contact_sheet.jpg. Every click is a real one, and every number on a picture is
-computed; a training run of a minute and a batch of six images are part of it.
+The others: `million.py --pictures docs` makes million-*.jpg, `contact_sheet.py` contact_sheet.jpg.
+Every click is a real one, and every number on a picture is computed; a training run of a minute and
+a batch of six images are part of it.
 """
 
 from __future__ import annotations

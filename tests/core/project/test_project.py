@@ -236,7 +236,7 @@ def test_an_only_image_validates_on_itself_and_that_is_told(project):
 def test_an_only_image_with_two_regions_is_split_by_region(project):
     regions = [Region.rectangle(0, 0, 60, 96), Region.rectangle(70, 0, 128, 96)]
     added = project.add_image(*smear(1, regions=regions), 96)
-    assert any("one of its regions validates" in note for note in added.notes)
+    assert any("one of its regions is used for validation" in note for note in added.notes)
     assert len(pieces(project, "val")) == len(pieces(project, "train")) == 1
     check_dataset(read_dataset(project.data))
 
