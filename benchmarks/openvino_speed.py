@@ -4,13 +4,16 @@
 
 Speed is CPU and wall time of the network alone on a tile of 640², and of `detect` on a field, in
 turns in one process, best of several. Agreement is over images of BCCD's test split and of another
-laboratory, spread evenly (`--images 0`: all): mAP of each way, and the share of torch's boxes with
-a confidence above 0.25 that have one of the same class with an IoU above 0.9.
+laboratory, spread evenly (`--images 0`: all): mAP of each way, and the share of boxes with a
+confidence above 0.25 of torch or of a way for which the other has one of the same class with an IoU
+above 0.9. Once each way finds the resolution of an image by itself, once all look at the one that
+torch has found, as at tiles of a slide.
 """
 
 import argparse
 import tempfile
 import time
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +22,9 @@ from smears import write_bccd, write_other_lab
 
 import napari_beerlanet as nb
 from napari_beerlanet.core.boxes.geometry import iou
+from napari_beerlanet.core.common.storage import pixel_hash
 from napari_beerlanet.core.detection.openvino_network import has_bfloat16, inference_threads
-from napari_beerlanet.core.detection.pipeline import ImageCache
+from napari_beerlanet.core.detection.pipeline import DetectionPipeline, ImageCache
 from napari_beerlanet.core.evaluation.dataset import detect_split, measure
 from napari_beerlanet.core.formats.dataset import Dataset, read_dataset
 from napari_beerlanet.samples import blood_smear
@@ -47,7 +51,9 @@ def main():
         with tempfile.TemporaryDirectory() as folder:
             for write in (write_bccd, write_other_lab):
                 path = write(options.shared, Path(folder) / write.__name__[6:])
-                agreement_table(model, ways, path, options.images)
+                for resolutions in (nullcontext(), same_resolutions()):
+                    with resolutions as same:
+                        agreement_table(model, ways, path, options.images, same)
 
 
 def speed_table(model, ways, repeats):
@@ -81,7 +87,25 @@ def speed_table(model, ways, repeats):
             )
 
 
-def agreement_table(model, ways, path, count):
+@contextmanager
+def same_resolutions():
+    """Every way looks at an image at the resolution that the first one finds."""
+    find, found = DetectionPipeline._find_scale, {}
+
+    def find_once(pipeline):
+        key = pixel_hash(pipeline.pixels)
+        if key not in found:
+            found[key] = find(pipeline)
+        return found[key]
+
+    DetectionPipeline._find_scale = find_once
+    try:
+        yield ", at torch's resolutions"
+    finally:
+        DetectionPipeline._find_scale = find
+
+
+def agreement_table(model, ways, path, count, how=None):
     dataset = read_dataset(path)
     split = "test" if dataset.splits.get("test") else "val"
     items = dataset.splits[split]
@@ -91,7 +115,7 @@ def agreement_table(model, ways, path, count):
     for way in ways:
         model._image_cache = ImageCache()
         pairs[way] = detect_split(model, dataset, split, openvino=way)
-    print(f"\n{path.parent.name}, {split}: {len(chosen)} of {len(items)} images\n")
+    print(f"\n{path.parent.name}, {split}: {len(chosen)} of {len(items)} images{how or ''}\n")
     print("| | mAP50 | mAP50-95 | boxes | IoU > 0.9 | largest difference of confidence |")
     print("|---|---|---|---|---|---|")
     for way in ways:

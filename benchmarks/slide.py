@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import zarr
@@ -146,44 +146,18 @@ def stage_rates(slide: Path, repeats: int) -> dict[str, float]:
     mixing = fastest(lambda: fit.mix_tiles(model.network, tile[None]), repeats)
     rates["front end of a tile"] = side * side / mixing
 
-    class Behind(torch.nn.Module):
-        """The network behind the front end alone."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.network = model.runner.network
-
-        def forward(self, mixed: Any) -> Any:
-            found = self.network.predict_mixed(mixed)
-            return found[0] if isinstance(found, (tuple, list)) else found
-
-    network = Behind().eval()
+    network = model.runner.network
     mixed = torch.rand(1, 3, side, side)
     with torch.inference_mode():
         last = mixed.to(memory_format=torch.channels_last)
-        rates["network, torch"] = side * side / fastest(lambda: network(last), repeats)
-    for precision in ("f32", "bf16"):
-        run = openvino_network(network, mixed, precision)
-        if run is not None:
-            name = {"f32": "float32", "bf16": "bfloat16"}[precision]
-            rates[f"network, OpenVINO {name}"] = side * side / fastest(run, repeats)
+        seconds = fastest(lambda: network.predict_mixed(last), repeats)
+        rates["network, torch"] = side * side / seconds
+    for precision in ("float32", "bfloat16"):
+        converted = model.runner.openvino(precision, [], wait=True)
+        if converted is not None and converted.precision == precision:
+            seconds = fastest(lambda converted=converted: converted(mixed), repeats)
+            rates[f"network, OpenVINO {precision}"] = side * side / seconds
     return {name: rate / 1e6 for name, rate in rates.items()}
-
-
-def openvino_network(network: Any, mixed: Any, precision: str) -> Callable[[], object] | None:
-    """A call of the network in OpenVINO with one thread; None where that is not installed."""
-    try:
-        import openvino
-    except ImportError:
-        return None
-    import torch
-
-    with torch.no_grad():
-        converted = openvino.convert_model(network, example_input=mixed, input=list(mixed.shape))
-    settings = {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": precision}
-    request = openvino.Core().compile_model(converted, "CPU", settings).create_infer_request()
-    given = mixed.numpy()
-    return lambda: request.infer({0: given}, share_inputs=True)
 
 
 def fastest(work: Callable[[], object], repeats: int) -> float:

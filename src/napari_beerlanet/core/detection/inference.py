@@ -219,12 +219,19 @@ class InferenceRunner:
         network, workers = self.for_many_tiles(openvino, total)
         parts: list[RawDetections] = []
         report_progress(report, 0, total, "finding cells")
+        already_read: dict[Rectangle, npt.NDArray[np.uint8]] = {}
         if fit is None:
-            fit = fit_stain(self.network, tiling.read_tile(pixels, grid.tiles[0], grid.size))
+            first = tiling.read_tile(pixels, grid.tiles[0], grid.size)
+            fit, already_read[grid.tiles[0]] = fit_stain(self.network, first), first
         front_end = TileMixer(fit) if total > 1 else fit
 
         def work(tiles: list[Rectangle]) -> list[RawDetections]:
-            cut = [tiling.read_tile(pixels, tile, grid.size) for tile in tiles]
+            cut = [
+                already_read[tile]
+                if tile in already_read
+                else tiling.read_tile(pixels, tile, grid.size)
+                for tile in tiles
+            ]
             return self._infer_batch(cut, tiles, grid, front_end, min_score, iou, network)
 
         while len(parts) < total:
