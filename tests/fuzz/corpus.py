@@ -381,7 +381,7 @@ def _same_tile(side: int, samples: int, bits: int, photometric: int = 2) -> Call
     return write
 
 
-def _png(width: int, height: int) -> Callable[[Path], None]:
+def write_png(width: int, height: int) -> Callable[[Path], None]:
     """Black, in as few bytes as there can be."""
 
     def write(path: Path) -> None:
@@ -600,8 +600,8 @@ HOSTILE: dict[str, Callable[[Path], None]] = {
             + _ome("/>" + "&a;" * 9000).partition(b"?>")[2],
         )
     ),
-    "large.png": _png(13_000, 13_000),
-    "narrow.png": _png(1, 170_000_000),
+    "large.png": write_png(9500, 9500),
+    "narrow.png": write_png(1, 170_000_000),
     "scans.jpg": _jpeg_of_many_scans,
     "digits.ppm": _text("P3 1300 1300 255\n" + "#\n" * 2_400_000),
     "endless.tiles": _endless_tiles,

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fuzz.corpus import HOSTILE
+from fuzz.opener import open_file
 from napari_beerlanet.core import formats as fm
 from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.common.storage import (
@@ -46,6 +47,23 @@ def test_a_long_list_of_classes(tmp_path):
     (tmp_path / "classes.txt").write_text("a\n" * 20_000)
     with pytest.raises(FileError, match="more than 10,000 values"):
         fm.read_yolo(tmp_path / "a.txt", (10, 10))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("merged.yaml", "a merge key"),
+        ("huge.json", "made for an image of 1000"),
+        ("huge.review.json", "its decisions cannot be read"),
+        ("huge.preset.json", "needs 3 numbers"),
+        ("small-floats.normalizer.safetensors", "not a saved normalizer"),
+    ],
+)
+def test_numbers_that_no_float_holds_and_settings_that_grow(tmp_path, name, said):
+    HOSTILE[name](tmp_path / name)
+    with pytest.raises(FileError, match=said) as refused:
+        open_file(tmp_path / name)
+    assert len(str(refused.value)) < 400
 
 
 def test_a_yaml_file_that_takes_a_minute(tmp_path):

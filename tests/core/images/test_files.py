@@ -11,7 +11,7 @@ import pytest
 import tifffile
 from PIL import Image
 
-from fuzz.corpus import HOSTILE
+from fuzz.corpus import HOSTILE, write_png
 from napari_beerlanet.core.common.storage import FileError, atomic_path
 from napari_beerlanet.core.images import files, tiff
 from napari_beerlanet.core.images.files import IMAGE_SUFFIXES, read_image
@@ -459,7 +459,7 @@ def resident_bytes(field: str) -> int:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what it took")
 def test_a_picture_is_not_copied_whole(tmp_path):
     """Half a gigabyte of pixels from half a megabyte: no more than one copy beside the result."""
-    HOSTILE["large.png"](path := tmp_path / "large.png")
+    write_png(13_000, 13_000)(path := tmp_path / "large.png")
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
     before = resident_bytes("VmRSS")
     pixels = read_image(path).pixels
