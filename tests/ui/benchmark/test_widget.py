@@ -11,8 +11,7 @@ from qtpy.QtGui import QDesktopServices
 from napari_beerlanet.core.benchmark.settings import METHODS, BenchmarkSettings
 from napari_beerlanet.core.benchmark.table import read_table
 from napari_beerlanet.core.common.events import RunState
-from napari_beerlanet.ui.benchmark.run_view import RECENT_BENCHMARKS
-from napari_beerlanet.ui.benchmark.widget import BenchmarkWidget
+from napari_beerlanet.ui.benchmark.widget import RECENT_BENCHMARKS, BenchmarkWidget
 from napari_beerlanet.ui.common import background_process
 from napari_beerlanet.ui.common.background_process import RunEnd
 from tinyclasses import write_classes

@@ -13,8 +13,7 @@ from superqt.utils import qdebounced, qthrottled
 from napari_beerlanet.core.batch.settings import STUDY_FILE, StudyConfig, StudySettings
 from napari_beerlanet.core.common.events import RunState
 from napari_beerlanet.core.common.storage import read_json_or_empty
-from napari_beerlanet.ui.batch.form import BatchForm
-from napari_beerlanet.ui.batch.inputs import BatchInputs
+from napari_beerlanet.ui.batch.form import BatchForm, BatchInputs
 from napari_beerlanet.ui.batch.results import BatchResults
 from napari_beerlanet.ui.common.background_process import (
     EVENTS_FILE,
