@@ -92,6 +92,14 @@ def test_decompose_stays_a_function_after_its_module_is_imported():
     assert nb.decompose is module.decompose
 
 
+@pytest.mark.parametrize("panel", ["detect", "classify", "annotate"])
+def test_a_panel_opens_without_loading_kernels(panel):
+    """numba takes longer to load what it needs for one than the panel itself does."""
+    loaded = loaded_after(f"import {PACKAGE}.ui.{panel}.widget")
+    assert f"{PACKAGE}.core.boxes.detections" in loaded
+    assert not loaded & {"numba.np.arraymath", "numba.np.linalg", "torch"}
+
+
 # --- the house: see docs/architecture.md; import-linter checks the layers, in `make lint` --------
 
 

@@ -23,7 +23,6 @@ from napari_beerlanet.core.boxes.detections import (
     TYPE_COLUMN,
     Detections,
 )
-from napari_beerlanet.core.boxes.matching import match_greedy, overlap_pairs
 from napari_beerlanet.core.common.arrays import stable_argsort
 from napari_beerlanet.core.common.messages import quoted
 from napari_beerlanet.core.common.storage import FileError, atomic_path, read_json_of_kind
@@ -513,6 +512,9 @@ def carry_over_decisions(earlier: Review, review: Review, iou: float = 0.7) -> i
 
     Of the same detected class, and overlapping by at least `iou`. Returns how many there are.
     """
+    # numba comes with it, for which the panel would have to wait as it opens
+    from napari_beerlanet.core.boxes.matching import match_greedy, overlap_pairs
+
     old = np.flatnonzero(earlier.status > 0)
     index = {name: k for k, name in enumerate(review.detections.names)}
     classes = np.array([index.get(name, -1) for name in earlier.detections.names], np.int64)
