@@ -56,7 +56,7 @@ _TILES_PER_STREAM = 4  # from which they pay: the network is compiled once more 
 _MIN_ROUNDED_TILES = 64  # from which bfloat16 pays: some are run both ways, to see whether it may
 _TILES_PER_COMPARISON = 32
 _MAX_COMPARISONS, _ENOUGH_BOXES = 16, 200
-_SURE, _SAME_IOU, _MIN_SAME = 0.25, 0.9, 0.99  # the share of sure boxes that are in both
+_SURE, _SAME_IOU, _MIN_SAME = 0.25, 0.9, 0.995  # the share of sure boxes that are in both
 _MIN_PARTNER_SCORE = 0.01
 _TORCH_WORKERS = {"cpu": 2, "cuda": 2}  # by type of device; others are not known to take it
 
