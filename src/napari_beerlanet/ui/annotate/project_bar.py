@@ -28,6 +28,7 @@ from napari_beerlanet.ui.common.controls import (
     button,
     hint,
     not_none,
+    plain_tooltip,
     row,
 )
 from napari_beerlanet.ui.common.notifications import notify_error
@@ -169,7 +170,7 @@ class ProjectBar(QWidget):
         for path in self._paths:
             self.choice.addItem(path.name if path else _NO_PROJECT)
             last, tip = self.choice.count() - 1, Qt.ItemDataRole.ToolTipRole
-            self.choice.setItemData(last, str(path or ""), tip)
+            self.choice.setItemData(last, plain_tooltip(str(path or "")), tip)
         self.choice.setCurrentIndex(0)
         blocker.unblock()
         self._set_status(

@@ -39,6 +39,7 @@ from napari_beerlanet.ui.common.controls import (
     form,
     heading,
     hint,
+    plain_tooltip,
     row,
     wrapping_label,
 )
@@ -352,7 +353,8 @@ class AnnotateWidget(Panel):
     def _show_saved(self, text: str = "") -> None:
         """Muted unless saving fails."""
         self.saved.setText(self.store.autosave.message)
-        self.saved.setToolTip(f"Drafts are saved in {self.store.autosave.drafts.folder}")
+        folder = self.store.autosave.drafts.folder
+        self.saved.setToolTip(plain_tooltip(f"Drafts are saved in {folder}"))
         self.saved.set_kind("hint" if not self.store.autosave.failing else "")
 
     def _show_coverage(self, event: Any = None) -> None:

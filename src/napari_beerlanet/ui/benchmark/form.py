@@ -39,6 +39,7 @@ from napari_beerlanet.ui.common.controls import (
     heading,
     hint,
     not_none,
+    plain_tooltip,
     row,
 )
 
@@ -205,7 +206,7 @@ class TaskForm(QWidget):
         item = QListWidgetItem(_free_name(name or usual, {item.text() for item in self._items()}))
         item.setData(_PATH, str(place))
         item.setData(_SPLIT, split)
-        item.setToolTip(str(place))
+        item.setToolTip(plain_tooltip(str(place)))
         item.setFlags(item.flags() | Qt.ItemFlag.ItemIsEditable)
         self.laboratories.addItem(item)
         self.changed.emit()

@@ -38,6 +38,7 @@ from napari_beerlanet.ui.common.controls import (
     combo_box,
     copy_text,
     form,
+    plain_tooltip,
     row,
     separator,
 )
@@ -473,7 +474,7 @@ class ClassChoice(QWidget):
             self.boxes = {}
             for name in counts:
                 box = self.boxes[name] = QCheckBox(self)
-                box.setToolTip(f"Classify the boxes of the class “{name}”.")
+                box.setToolTip(plain_tooltip(f"Classify the boxes of the class “{name}”."))
                 box.clicked.connect(self._clicked(name))
             self._check()
         if dict(counts) != self._counts or not self._grid.count():

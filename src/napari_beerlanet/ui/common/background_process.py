@@ -32,7 +32,7 @@ from napari_beerlanet.core.common.locking import local_owner
 from napari_beerlanet.core.common.messages import count_of, error_message, format_duration
 from napari_beerlanet.core.common.progress import Report
 from napari_beerlanet.core.training.runs import inspect_run
-from napari_beerlanet.ui.common.controls import button, heading, row, wrapping_label
+from napari_beerlanet.ui.common.controls import button, heading, plain_tooltip, row, wrapping_label
 from napari_beerlanet.ui.common.progress_bar import Activity, activity_bar
 from napari_beerlanet.ui.common.recent import RecentPaths
 from napari_beerlanet.ui.common.tasks import Task
@@ -593,7 +593,7 @@ class ProcessView(QWidget):
 
     def _add_failure(self, text: str, tooltip: str) -> None:
         item = QListWidgetItem(text)
-        item.setToolTip(tooltip)
+        item.setToolTip(plain_tooltip(tooltip))
         item.setFlags(item.flags() | Qt.ItemFlag.ItemIsSelectable)
         self.failures.addItem(item)
         self._show_failures()

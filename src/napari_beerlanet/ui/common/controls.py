@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
@@ -241,7 +242,7 @@ def rgb_pixmap(pixels: npt.NDArray[np.uint8]) -> QPixmap:
 
 def heading(text: str) -> QLabel:
     """A bold line over a group of controls."""
-    label = QLabel(text)
+    label = plain_label(text)
     font = label.font()
     font.setBold(True)
     label.setFont(font)
@@ -396,9 +397,21 @@ def panel_button(viewer: Viewer, title: str, tooltip: str) -> QPushButton:
     return button(f"{title} …", tooltip, lambda: open_panel(viewer, title))
 
 
+def plain_label(text: str = "") -> QLabel:
+    """A text as it is: Qt would take a name that looks like HTML for it."""
+    label = QLabel(text)
+    label.setTextFormat(Qt.TextFormat.PlainText)
+    return label
+
+
+def plain_tooltip(text: str) -> str:
+    """A tooltip that shows a text as it is, whatever names are in it."""
+    return f"<qt>{html.escape(text)}</qt>".replace("\n", "<br>") if "<" in text else text
+
+
 def wrapping_label(text: str = "") -> QLabel:
     """A text that wraps and can be selected."""
-    label = QLabel(text)
+    label = plain_label(text)
     label.setWordWrap(True)
     label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
     return label

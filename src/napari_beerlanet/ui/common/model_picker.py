@@ -19,7 +19,7 @@ from napari_beerlanet.core.checkpoints.checkpoint import (
     read_info,
 )
 from napari_beerlanet.core.checkpoints.info import CLASSIFIER, DETECTOR
-from napari_beerlanet.ui.common.controls import button, combo_box
+from napari_beerlanet.ui.common.controls import button, combo_box, plain_tooltip
 from napari_beerlanet.ui.common.panel import open_panel
 from napari_beerlanet.ui.common.recent import add_recent_model, recent_models
 
@@ -109,7 +109,7 @@ class ModelPicker(QWidget):
 def _item(key: str, text: str, tooltip: str) -> QStandardItem:
     item = QStandardItem(text)
     item.setData(key, _KEY_ROLE)
-    item.setToolTip(tooltip)
+    item.setToolTip(plain_tooltip(tooltip))
     return item
 
 

@@ -301,7 +301,9 @@ def _disconnect_all(connections: list[tuple[Emitter, weakref.WeakMethod[Any]]]) 
 
 
 class ThemedLabel(QLabel):
-    """A text that wraps: plain, or a hint or warning in a colour that can be read in any theme.
+    """A text that wraps, as a hint or warning in a colour that can be read in any theme.
+
+    It is plain unless its format is set: Qt would take a name that looks like HTML for it.
 
     Its style sheet is that of the `DockedWidget` around it. One sheet there for all labels would
     make Qt style every other control again.
@@ -309,6 +311,7 @@ class ThemedLabel(QLabel):
 
     def __init__(self, text: str = "", kind: LabelKind = "") -> None:
         super().__init__(text)
+        self.setTextFormat(Qt.TextFormat.PlainText)
         self.setWordWrap(True)
         self.set_kind(kind)
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from qtpy.QtCore import QObject, Qt, Signal
 from qtpy.QtWidgets import (
     QHBoxLayout,
-    QLabel,
     QProgressBar,
     QPushButton,
     QVBoxLayout,
@@ -17,7 +16,7 @@ from qtpy.QtWidgets import (
 
 from napari_beerlanet.core.common.messages import error_message, format_duration
 from napari_beerlanet.core.common.progress import DONE, Progress, eta_seconds
-from napari_beerlanet.ui.common.controls import copy_text
+from napari_beerlanet.ui.common.controls import copy_text, wrapping_label
 from napari_beerlanet.ui.common.notifications import error_details, notify_error
 from napari_beerlanet.ui.common.tasks import Task, TaskOutcome
 
@@ -142,11 +141,7 @@ class TaskProgressBar(QWidget):
         self.bar, self.cancel = activity_bar(), QPushButton()
         self.cancel.clicked.connect(self.activity.stop)
         self.activity.show_on(self.bar, self.cancel)
-        self.message_label = QLabel()
-        self.message_label.setWordWrap(True)
-        self.message_label.setTextInteractionFlags(
-            self.message_label.textInteractionFlags().TextSelectableByMouse
-        )
+        self.message_label = wrapping_label()
         self.details_button = QPushButton("Copy details")
         self.details_button.setToolTip("Copy the traceback of the error, for a bug report.")
         self.details_button.clicked.connect(self._copy_details)

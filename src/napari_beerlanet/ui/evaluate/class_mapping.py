@@ -13,12 +13,20 @@ from typing import TYPE_CHECKING
 
 from napari.layers import Shapes
 from qtpy.QtCore import Qt, Signal
-from qtpy.QtWidgets import QGridLayout, QLabel, QVBoxLayout, QWidget
+from qtpy.QtWidgets import QGridLayout, QVBoxLayout, QWidget
 from superqt.utils import signals_blocked
 
 from napari_beerlanet.core.common.storage import read_json_or_empty
 from napari_beerlanet.core.evaluation.live import classes_by_order, unknown_classes
-from napari_beerlanet.ui.common.controls import ElidingComboBox, button, combo_box, hint, row
+from napari_beerlanet.ui.common.controls import (
+    ElidingComboBox,
+    button,
+    combo_box,
+    hint,
+    plain_label,
+    plain_tooltip,
+    row,
+)
 from napari_beerlanet.ui.common.recent import save_preference, user_data_folder
 from napari_beerlanet.ui.common.session import get_project_store
 from napari_beerlanet.ui.viewer.layers import Role, role_of
@@ -130,11 +138,13 @@ class ClassMappingForm(QWidget):
         self.choices = {}
         for k, name in enumerate(self._shown.unknown):
             line, column = divmod(k, _CHOICES_PER_LINE)
-            box = combo_box(f"Which class of the model “{name}” is.", 6, expanding=True)
+            box = combo_box(
+                plain_tooltip(f"Which class of the model “{name}” is."), 6, expanding=True
+            )
             box.addItems([*self._shown.classes, _OTHER_CLASS])
             box.currentIndexChanged.connect(lambda *_: self._emit())
             self.choices[name] = box
-            grid.addWidget(QLabel(f"{name} ="), line, 2 * column)
+            grid.addWidget(plain_label(f"{name} ="), line, 2 * column)
             grid.addWidget(box, line, 2 * column + 1)
 
     def _expand(self, expanded: bool) -> None:

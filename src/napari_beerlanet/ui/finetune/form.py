@@ -38,6 +38,7 @@ from napari_beerlanet.ui.common.controls import (
     heading,
     hint,
     not_none,
+    plain_tooltip,
     wrapping_label,
 )
 from napari_beerlanet.ui.common.recent import add_recent_project, recent_projects
@@ -403,7 +404,8 @@ class ProjectChoice(_ComboBoxWithButton):
             self.list.clear()
             for index, path in enumerate(paths):
                 self.list.addItem(path.name or str(path))
-                self.list.setItemData(index, str(path), Qt.ItemDataRole.ToolTipRole)
+                tip = plain_tooltip(str(path))
+                self.list.setItemData(index, tip, Qt.ItemDataRole.ToolTipRole)
             self.list.setCurrentIndex(paths.index(current) if current in paths else -1)
             self.list.setPlaceholderText("No project selected")
 

@@ -22,7 +22,14 @@ from napari_beerlanet.core.checkpoints.info import CLASSIFIER, DETECTOR
 from napari_beerlanet.core.common.messages import count_of
 from napari_beerlanet.core.common.progress import Report, subprogress
 from napari_beerlanet.core.training.runs import inspect_run
-from napari_beerlanet.ui.common.controls import button, heading, hint, row, wrapping_label
+from napari_beerlanet.ui.common.controls import (
+    button,
+    heading,
+    hint,
+    plain_label,
+    row,
+    wrapping_label,
+)
 from napari_beerlanet.ui.common.model_section import make_ready
 from napari_beerlanet.ui.common.panel import Panel
 from napari_beerlanet.ui.common.progress_bar import TaskProgressBar
@@ -357,7 +364,7 @@ class MetricsTable(QWidget):
             boxes = f" ({count_of(row_.count, *nouns)})" if row_.count else ""
             mark = ": forgotten" if row_.forgotten else ""
             lines.append((f"{row_.what}{boxes}{mark}", before, after, _change_text(row_)))
-        self._labels = [[QLabel(text) for text in line] for line in lines]
+        self._labels = [[plain_label(text) for text in line] for line in lines]
         for i, labels in enumerate(self._labels):
             for j, label in enumerate(labels):
                 if j:

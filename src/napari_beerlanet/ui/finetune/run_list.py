@@ -11,7 +11,7 @@ from qtpy.QtWidgets import QListWidget, QListWidgetItem, QMessageBox
 
 from napari_beerlanet.core.common.events import RunState
 from napari_beerlanet.core.training.runs import Run, inspect_run, list_runs
-from napari_beerlanet.ui.common.controls import CollapsibleGroup, button, row
+from napari_beerlanet.ui.common.controls import CollapsibleGroup, button, plain_tooltip, row
 from napari_beerlanet.ui.common.notifications import notify_error
 
 _VISIBLE_ROWS = 5
@@ -100,7 +100,7 @@ class RunList(CollapsibleGroup):
         (self._unfinished.add if unfinished else self._unfinished.discard)(str(run.path))
         changed = item.text() != text
         item.setText(text)
-        item.setToolTip(run.message or str(run.path))
+        item.setToolTip(plain_tooltip(run.message or str(run.path)))
         return changed
 
     @property

@@ -15,7 +15,7 @@ from superqt.utils import signals_blocked
 from napari_beerlanet.core.images.files import IMAGE_SUFFIXES
 from napari_beerlanet.core.normalization.methods import METHODS, SUFFIX
 from napari_beerlanet.samples import PHOTOGRAPHS, photograph_path
-from napari_beerlanet.ui.common.controls import button, combo_box
+from napari_beerlanet.ui.common.controls import button, combo_box, plain_tooltip
 from napari_beerlanet.ui.common.recent import RecentPaths
 from napari_beerlanet.ui.normalize.job import Reference
 from napari_beerlanet.ui.viewer.planes import current_plane
@@ -114,7 +114,7 @@ class ReferencePicker(QWidget):
             for place, key in enumerate(self._keys):
                 text, tip = _described(key)
                 self.list.addItem(text)
-                self.list.setItemData(place, tip, Qt.ItemDataRole.ToolTipRole)
+                self.list.setItemData(place, plain_tooltip(tip), Qt.ItemDataRole.ToolTipRole)
             places = [k for k, key in enumerate(self._keys) if key == self._chosen]
             self.list.setCurrentIndex(places[0] if places else 0)
         if self.key != before:

@@ -13,7 +13,7 @@ from qtpy.QtWidgets import QButtonGroup, QGridLayout, QLabel, QRadioButton, QSiz
 
 from napari_beerlanet.core.normalization.methods import find_method
 from napari_beerlanet.core.normalization.normalizer import Appearance
-from napari_beerlanet.ui.common.controls import hint
+from napari_beerlanet.ui.common.controls import hint, plain_label, plain_tooltip
 from napari_beerlanet.ui.common.panel import ThemedLabel
 from napari_beerlanet.ui.normalize.job import MethodComparison, MethodResult
 from napari_beerlanet.ui.stains.result_panel import colour_icon, theme_colour
@@ -55,7 +55,7 @@ class VersionTable(QWidget):
         for column, (caption, (_, tip)) in enumerate(zip(self.captions, _CAPTIONS, strict=True)):
             caption.setToolTip(tip)
             self._grid.addWidget(caption, 0, column)
-        self.reference_label, self.reference = QLabel("Reference"), QLabel()
+        self.reference_label, self.reference = QLabel("Reference"), plain_label()
         self._reference: Appearance | None = None
         self._grid.addWidget(self.reference_label, 1, 0)
         self._grid.addWidget(self.reference, 1, 1)
@@ -146,7 +146,7 @@ class VersionLine:
     def paint(self) -> None:
         """Paint the swatches in the colours of the theme."""
         _paint_looks(self.colours, self._looks, self._viewer)
-        self.colours.setToolTip(self.colours.toolTip() + self._own_terms)
+        self.colours.setToolTip(plain_tooltip(self.colours.toolTip() + self._own_terms))
 
 
 def _paint_looks(label: QLabel, looks: Appearance | None, viewer: Viewer) -> None:

@@ -37,7 +37,14 @@ from napari_beerlanet.core.stains.presets import (
     stain_of_region,
     write_preset,
 )
-from napari_beerlanet.ui.common.controls import DisabledReason, button, form, hint, row
+from napari_beerlanet.ui.common.controls import (
+    DisabledReason,
+    button,
+    form,
+    hint,
+    plain_tooltip,
+    row,
+)
 from napari_beerlanet.ui.common.notifications import notify_error
 from napari_beerlanet.ui.common.panel import Panel
 from napari_beerlanet.ui.common.recent import user_data_folder
@@ -201,7 +208,7 @@ class PresetEditor(QDialog):
         project = folder.parent != user_data_folder()
         place = f"in the project {folder.parent.name}" if project else "for all images"
         self.where.setText(f"Presets are saved {place}.")
-        self.where.setToolTip(str(folder))
+        self.where.setToolTip(plain_tooltip(str(folder)))
         self.show()
         self.raise_()
 

@@ -27,7 +27,7 @@ from superqt.utils import signals_blocked
 from napari_beerlanet.core.common.messages import count_of, format_percent
 from napari_beerlanet.core.stains.decomposition import Decomposition
 from napari_beerlanet.core.stains.presets import NamedSpectrum, StainSuggestion, nearest_dyes
-from napari_beerlanet.ui.common.controls import button, combo_box, heading, hint
+from napari_beerlanet.ui.common.controls import button, combo_box, heading, hint, plain_tooltip
 
 if TYPE_CHECKING:
     from napari import Viewer
@@ -235,10 +235,11 @@ class _ComponentRow(QObject):
         if suggestion is not None:
             self._suggested = suggestion.name
             self.suggestion.setText(f"{suggestion.name}?  {suggestion.angle:.0f}°")
-            self.suggestion.setToolTip(
+            about = (
                 f"Call it {suggestion.name}: its spectrum is {suggestion.angle:.1f}° from this one "
                 f"({suggestion.source})."
             )
+            self.suggestion.setToolTip(plain_tooltip(about))
         self.swatch.set_colour(d.colours[i])
         self.bar.set_fraction(d.share[i], d.colours[i])
         self.fraction.setText(format_percent(d.share[i]))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from qtpy.QtWidgets import QLabel, QVBoxLayout, QWidget
+from qtpy.QtWidgets import QVBoxLayout, QWidget
 
-from napari_beerlanet.ui.common.controls import button
+from napari_beerlanet.ui.common.controls import button, plain_label
 from napari_beerlanet.ui.viewer.planes import unsupported_reason
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class EmptyState(QWidget):
     def __init__(self, panel: Panel, task: Task | None = None) -> None:
         super().__init__()
         self._viewer, self._task = panel.viewer, task or panel.task()
-        self.text = QLabel()
+        self.text = plain_label()
         self.text.setWordWrap(True)
         self.sample = button(
             "Open the sample smear",

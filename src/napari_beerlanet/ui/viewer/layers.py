@@ -18,7 +18,7 @@ from qtpy.QtCore import Qt, Signal
 from qtpy.QtWidgets import QFormLayout, QSizePolicy
 from superqt.utils import signals_blocked
 
-from napari_beerlanet.ui.common.controls import ElidingComboBox
+from napari_beerlanet.ui.common.controls import ElidingComboBox, plain_tooltip
 from napari_beerlanet.ui.viewer.planes import colour_images
 
 if TYPE_CHECKING:
@@ -572,7 +572,8 @@ class ImagePicker(ElidingComboBox):
             self.clear()
             for place, layer in enumerate(self._layers):
                 self.addItem(layer.name)
-                self.setItemData(place, layer.name, Qt.ItemDataRole.ToolTipRole)
+                tip = plain_tooltip(layer.name)
+                self.setItemData(place, tip, Qt.ItemDataRole.ToolTipRole)
             self.setCurrentIndex(index)
             self.setEnabled(bool(self._layers))
         if self._layer not in self._layers or self._leader is not None:

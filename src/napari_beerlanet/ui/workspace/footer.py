@@ -16,7 +16,7 @@ from qtpy.QtWidgets import (
     QWidget,
 )
 
-from napari_beerlanet.ui.common.controls import hint, separator
+from napari_beerlanet.ui.common.controls import hint, plain_tooltip, separator
 from napari_beerlanet.ui.common.panel import Panel
 from napari_beerlanet.ui.common.progress_bar import Activity, activity_bar
 
@@ -55,7 +55,9 @@ class ActivityRow(QWidget):
     def update_state(self) -> None:
         """Show how far it is."""
         self.activity.show_on(self.bar, self.stop)
-        self.bar.setToolTip(f"{self.activity.text}: progress, and the estimated time left.")
+        self.bar.setToolTip(
+            plain_tooltip(f"{self.activity.text}: progress, and the estimated time left.")
+        )
         if self.activity.running == self.isHidden():
             self.setVisible(self.activity.running)
             self.changed.emit()
@@ -124,7 +126,7 @@ class Footer(QWidget):
     def show_note(self, text: str, more: str = "") -> None:
         """Show a sentence of one line while nothing runs, with `more` when the mouse is over it."""
         self.note.setText(text)
-        self.note.setToolTip(more)
+        self.note.setToolTip(plain_tooltip(more))
 
     def show_step(self, step: Step) -> None:
         """Show the next step on the button."""
