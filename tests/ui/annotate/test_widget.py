@@ -69,9 +69,9 @@ def show_detections(panel):
     xyxy = np.array([[10, 10, 50, 50], [100, 20, 150, 70], [30, 120, 90, 170]], np.float32)
     found = Detections(xyxy, np.array([0, 1, 0]), np.array([0.9, 0.6, 0.3]), ["RBC", "WBC"])
     image = panel.annotation_actions.image
-    shower = DetectionLayer(panel.viewer, image, found)
-    get_session(panel.viewer).detection_layers[image] = shower
-    return shower
+    detection_layer = DetectionLayer(panel.viewer, image, found)
+    get_session(panel.viewer).detection_layers[image] = detection_layer
+    return detection_layer
 
 
 # --- layers ---
@@ -254,9 +254,9 @@ def test_a_turned_and_scaled_image_has_its_boxes_in_its_own_pixels(panel, until)
 
 
 def test_detections_are_copied_with_the_user_s_changes(drawing):
-    shower = show_detections(drawing)
-    shower.set_filter(0.25)
-    shower.layer.remove([1])
+    detection_layer = show_detections(drawing)
+    detection_layer.set_filter(0.25)
+    detection_layer.layer.remove([1])
     drawing.copy.click()
     assert sorted(map(tuple, boxes(drawing).all().xyxy.tolist())) == [
         (10, 10, 50, 50),

@@ -308,13 +308,13 @@ def test_boxes_that_the_user_changed_outlast_going_on(opened, gate, until):
     panel.progress_bar.cancel.click()
     gate.let(2)
     until(lambda: not panel.detect_task.running)
-    shower = panel.slide.detection_layer
-    shower.layer.add_rectangles(np.array([[10.0, 10], [70, 90]]))
+    detection_layer = panel.slide.detection_layer
+    detection_layer.layer.add_rectangles(np.array([[10.0, 10], [70, 90]]))
     gate.open()
     panel.run()
     until(lambda: not panel.detect_task.running)
-    assert panel.slide.detection_layer is shower
-    features = shower.read_back().features
+    assert panel.slide.detection_layer is detection_layer
+    features = detection_layer.read_back().features
     assert list(features["status"]).count("added") == 1
 
 

@@ -7,7 +7,10 @@ import pytest
 from qtpy.QtCore import Qt
 from qtpy.QtWidgets import QFileDialog, QMenu
 
-from napari_beerlanet.ui.common.session import get_project_store
+from discs import disc_detector
+from napari_beerlanet.core.boxes.detections import Detections
+from napari_beerlanet.ui.common.session import get_project_store, get_session
+from napari_beerlanet.ui.detections.detection_layer import DetectionLayer
 from napari_beerlanet.ui.viewer.layers import Role, role_of
 from napari_beerlanet.ui.workspace.footer import Situation, Step, next_step
 from napari_beerlanet.ui.workspace.workspace import (
@@ -29,6 +32,7 @@ def test_the_loop():
     assert next_step(replace(now, finding=True)) is Step.FINDING
     now = replace(now, detected=True)
     assert next_step(now) is Step.CORRECT
+    assert next_step(replace(now, empty=True)) is Step.DRAW
     fits = replace(now, classifiable=True)
     assert next_step(fits) is Step.CLASSIFY
     assert next_step(replace(fits, classifying=True)) is Step.CLASSIFYING
@@ -65,6 +69,22 @@ def test_without_an_image_it_offers_to_open_one(make_napari_viewer, qtbot, until
     menu.close()
     until(lambda: workspace.image.layer is not None)
     until(lambda: shown(workspace) == Step.FIND)
+
+
+@pytest.mark.window
+def test_where_no_cell_was_found_the_next_step_is_to_draw(shared_viewer, qtbot, until):
+    viewer = shared_viewer(show=True)
+    image = viewer.add_image(RGB, name="empty field")
+    workspace, session = open_workspace(viewer, CELLS), get_session(viewer)
+    session.set_model(disc_detector(components=8, iterations=10))
+    nothing = Detections(np.empty((0, 4)), np.empty(0, int), np.empty(0), ["RBC"])
+    layer = DetectionLayer(viewer, image, nothing)
+    session.set_detections(image, nothing, layer)
+    until(lambda: shown(workspace) == Step.DRAW)
+    qtbot.mouseClick(workspace.footer.next_button, Qt.MouseButton.LeftButton)
+    until(lambda: any(role_of(layer) == Role.ANNOTATIONS for layer in viewer.layers))
+    assert viewer.layers.selection.active.mode == "add_rectangle"
+    assert workspace.current_tab is ANNOTATE
 
 
 @pytest.mark.window

@@ -165,6 +165,7 @@ class Step(StrEnum):
     CLASSIFY = "Next: classify cells"
     CLASSIFYING = "Classifying cells …"
     CORRECT = "Next: correct them (Annotate)"
+    DRAW = "Next: draw missed cells (Annotate)"
     ADD = "Next: add to project"
     ANSWER = "Next: answer the question (Annotate)"
     ADDING = "Adding to the project …"
@@ -180,8 +181,9 @@ class Step(StrEnum):
 class Situation:
     """What the next step depends on, of the chosen image, the project and what runs.
 
-    `detected`: the image has detections, `outdated`: of another model than the kept one that is
-    loaded. `classifiable`: the loaded classifier is meant for their classes, and none has a type.
+    `detected`: it was searched, `empty`: and nothing was found, `outdated`: by another model than the
+    kept one that is loaded. `classifiable`: the loaded classifier is meant for the classes of its
+    detections, and none has a type.
     `boxes`: number of annotations, `asked`: whether to add copies that nobody has reviewed,
     `added`: they are in the project as they are. `learned`: the loaded model was trained on the
     project as it is. `decide`: a run has ended, and its model is neither kept nor discarded.
@@ -191,6 +193,7 @@ class Situation:
     image: bool = False
     finding: bool = False
     detected: bool = False
+    empty: bool = False
     outdated: bool = False
     classifiable: bool = False
     classifying: bool = False
@@ -222,8 +225,10 @@ def next_step(now: Situation) -> Step:
         return Step.ANSWER if now.asked else Step.ADD
     if not now.boxes and now.classifiable:
         return Step.CLASSIFY
+    if not now.boxes and now.detected:
+        return Step.DRAW if now.empty else Step.CORRECT
     if not now.boxes:
-        return Step.CORRECT if now.detected else Step.FIND
+        return Step.FIND
     if now.training:
         return Step.TRAINING
     if now.learned:
@@ -238,6 +243,7 @@ STEP_TIPS = {
     Step.CLASSIFY: "Classify the cells that the loaded classifier is meant for.",
     Step.CLASSIFYING: "The classification is running; it can be cancelled above.",
     Step.CORRECT: "Copy the detections to annotations, to correct what is wrong.",
+    Step.DRAW: "No cell was found: draw a box around each that is there.",
     Step.ADD: "Cut the annotated regions into training crops of the project.",
     Step.ANSWER: "Say whether boxes that nobody has reviewed are training data.",
     Step.ADDING: "The image is being added to the project.",

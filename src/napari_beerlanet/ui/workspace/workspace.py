@@ -519,14 +519,15 @@ class Workspace(DockedWidget):
         classify: Any = self.panel(CLASSIFY)
         annotate: Any = self.panel(ANNOTATE)
         train: Any = self.panel(TRAIN)
-        shower: Any = session.detection_layers.get(image) if image is not None else None
-        detections = shower.detections if shower is not None and shower.alive else None
+        layer: Any = session.detection_layers.get(image) if image is not None else None
+        detections = layer.detections if layer is not None and layer.alive else None
         kept = self._kept_model()
         name = session.model.info.get("name") if session.model is not None else None
         return Situation(
             image=image is not None,
             finding=cells is not None and cells.detect_task.running,
             detected=detections is not None,
+            empty=detections is not None and not len(detections) and not layer.layer.nshapes,
             outdated=kept is not None
             and detections is not None
             and detections.report.get("model") != name,
@@ -572,6 +573,8 @@ class Workspace(DockedWidget):
                 ANNOTATE,
                 lambda panel: panel.annotation_actions.correct_detections(panel.confidence.value()),
             )
+        elif step is Step.DRAW:
+            self.show_tab(ANNOTATE, lambda annotate: annotate.annotation_actions.start())
         elif step is Step.TRAIN:
             self.show_tab(TRAIN, lambda train: train.reveal(train.start_button))
         elif step is Step.START:
