@@ -181,9 +181,9 @@ class Step(StrEnum):
 class Situation:
     """What the next step depends on, of the chosen image, the project and what runs.
 
-    `detected`: it was searched, `empty`: and nothing was found, `outdated`: by another model than the
-    kept one that is loaded. `classifiable`: the loaded classifier is meant for the classes of its
-    detections, and none has a type.
+    `detected`: it was searched, `empty`: and nothing was found, `outdated`: by another model than
+    the kept one that is loaded. `classifiable`: the loaded classifier is meant for the classes of
+    its detections, and none has a type.
     `boxes`: number of annotations, `asked`: whether to add copies that nobody has reviewed,
     `added`: they are in the project as they are. `learned`: the loaded model was trained on the
     project as it is. `decide`: a run has ended, and its model is neither kept nor discarded.
