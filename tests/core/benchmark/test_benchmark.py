@@ -228,6 +228,20 @@ def test_detectors_are_measured_by_their_boxes(few):
     assert "AP50 on lab b" in few.page.read_text(encoding="utf-8")
 
 
+def test_what_a_killed_run_was_writing_goes_with_the_next(data, few, tmp_path):
+    out = Path(shutil.copytree(few.out, tmp_path / "out"))
+    left = [
+        out / ".0.partial.csv",
+        out / "records/.1.partial.json",
+        out / "pictures/.2.partial.png",
+    ]
+    for file in left:
+        file.write_bytes(b"half")
+    done = run_benchmark(few_settings(data), out, workers=0)
+    assert done.table.csv() == few.table.csv()
+    assert [file.name for file in left if file.exists()] == []
+
+
 def settings_file(data, folder):
     file = folder / "benchmark.yaml"
     file.write_text(yaml.safe_dump(few_settings(data)))

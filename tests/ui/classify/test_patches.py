@@ -196,7 +196,7 @@ def test_without_tissue_there_is_a_way_out(opened, until):
     section.patch_size.setValue(400)
     section.run_button.click()
     until(lambda: not section.patch_task.running)
-    assert "set “Tissue at least” lower" in section.progress_bar.text
+    assert "lower “Tissue at least”" in section.progress_bar.text
 
 
 def test_the_class_that_is_shown_first():

@@ -469,7 +469,7 @@ def test_changes_are_counted_against_the_annotations_of_the_image(panel):
     )
     panel.comparison._show_diff(layer, plane, diff)
     told = panel.comparison.compare_bar.text
-    assert "of 2 gained 1 is right, of 1 lost 0 were right." in told
+    assert "1 of 2 gained is right, 0 of 1 lost were right." in told
 
 
 def test_comparison_is_shown_as_layers(panel, tiny, smear, until):

@@ -153,7 +153,7 @@ def run_benchmark(
     out = Path(output).absolute()
     out.mkdir(parents=True, exist_ok=True)
     check_no_linked_folder(out, RECORDS_FOLDER, RUNS_FOLDER, PICTURES_FOLDER, WORK_FOLDER)
-    lock = lock_results(out)
+    lock = lock_results(out, PICTURES_FOLDER)
     try:
         monitor = BenchmarkMonitor(out, chosen, paper, report, ended)
         chosen.write(out)

@@ -42,8 +42,11 @@ _FULL_DISK_BYTES = 1 << 16  # with less than this left, a library's own error is
 JobStatus = Literal["waiting", "done", "skipped", "failed"]
 
 
-def lock_results(out: Path) -> FolderLock:
-    """The lock of a results folder, without what was meant for, or left by, an earlier run."""
+def lock_results(out: Path, *folders: str) -> FolderLock:
+    """The lock of a results folder, without what was meant for, or left by, an earlier run.
+
+    `folders` in it hold files of results, as that of the records does.
+    """
     try:
         lock = FolderLock(
             out / LOCK_FILE,
@@ -55,13 +58,13 @@ def lock_results(out: Path) -> FolderLock:
             f"{out}: cannot be written to ({system_reason(error)}); choose another folder."
         ) from error
     remove_path(out / STOP_FILE)
-    remove_half_written(out)
+    remove_half_written(out, *folders)
     return lock
 
 
-def remove_half_written(out: Path) -> None:
+def remove_half_written(out: Path, *folders: str) -> None:
     """Remove what a killed run, or a killed worker of this one, was writing to a results folder."""
-    for folder in (out, out / RECORDS_FOLDER):
+    for folder in (out, out / RECORDS_FOLDER, *(out / name for name in folders)):
         with suppress(OSError):
             remove_partial_files(folder)
 
