@@ -124,8 +124,10 @@ class CropGallery(QAbstractScrollArea):
         review = self._review
         if review is None:
             return _MIN_CELL_WIDTH
-        names = [review.names[k] for k in np.unique(review.labels)]
-        names += [review.type_names[k] for k in np.unique(review.type_labels) if k >= 0]
+        # Counted, as to sort a million labels would hold up every decision.
+        classes = np.flatnonzero(np.bincount(review.labels, minlength=1))
+        types = np.flatnonzero(np.bincount(review.type_labels + 1, minlength=1)[1:])
+        names = [review.names[k] for k in classes] + [review.type_names[k] for k in types]
         widest = max(map(self.fontMetrics().horizontalAdvance, names), default=0)
         width = widest + _SWATCH_PIXELS + 3 * _MARGIN
         return min(max(width, _MIN_CELL_WIDTH), _MAX_CELL_WIDTH)
