@@ -1,4 +1,4 @@
-"""Every kind of image we have, taken apart with default settings, on one sheet to look at.
+"""Every kind of image we have, decomposed with default settings, on one sheet to look at.
 
     python benchmarks/contact_sheet.py [--out docs/contact_sheet.jpg] [--shared ../shared]
 
