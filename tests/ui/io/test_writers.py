@@ -176,6 +176,60 @@ def test_what_a_layer_shows_in_parts_is_saved_whole(tmp_path, viewer):
     assert read_detections(tmp_path / "a.csv").counts() == {"a": 1800, "b": 1800}
 
 
+def found_boxes(scores):
+    corners = np.float32([[9 * k, 3] for k in range(len(scores))]).reshape(-1, 2)
+    labels = np.arange(len(scores)) % 2
+    return Detections(np.hstack([corners, corners + 8]), labels, scores, ["a", "b"])
+
+
+@pytest.mark.parametrize("images", [[], ["x.png", "y.png", "y.tif", "z.png"]])
+@pytest.mark.parametrize("kind", sorted(WRITE))
+def test_detections_of_all_planes_are_saved_and_come_back(
+    tmp_path, viewer, monkeypatch, kind, images
+):
+    """Whichever plane is shown, whatever a review lists; a file says which plane it is of."""
+    from napari_beerlanet.ui.io.boxes_reader import read_paths
+
+    stack = viewer.add_image(np.zeros((4, *SHAPE, 3), np.uint8), name="stack")
+    stack.metadata["images"], told = images, []
+    monkeypatch.setattr(writers, "show_info", told.append)
+    planes = {(0,): [0.9, 0.8], (1,): [0.9, 0.8, 0.7, 0.6, 0.5, 0.1], (3,): [0.9, 0.8, 0.7]}
+    viewer.dims.set_point(0, 1)
+    shown = DetectionLayer(viewer, stack, found_boxes(planes[1,]), index=(1,))
+    get_session(viewer).set_detections(stack, found_boxes(planes[1,]), shown)
+    for index in ((0,), (3,)):
+        shown.set_detections(found_boxes(planes[index]), index)
+    decided = np.array([0, 0, 0, 0, 0, 1])  # below the threshold
+    shown.apply_review(decided, ("unreviewed", "accepted"), shown.detections.labels, ["a", "b"])
+    shown.set_filter(np.array([True, False, False, False, False, False]))
+    written = save(shown.layer, tmp_path / f"cells{FORMATS[kind].suffix}", kind)
+    paths = [path for path in written if "classes" not in path]
+    words = sorted(path.split(".")[-2] for path in paths)
+    assert words == (["0001", "x", "z"] if images else ["0000", "0001", "0003"])
+    (sentence,) = told
+    assert sentence.startswith("Saved in 3 files, one for each plane: cells.")
+    viewer.dims.set_point(0, 2)
+    read = [detections_from_shapes(*data[:2]) for data in read_paths(paths)]
+    back = {index: part for parts in read for index, part in parts.items()}
+    for index, scores in planes.items():
+        assert back[index].scores.tolist() == pytest.approx(scores)
+        np.testing.assert_allclose(back[index].xyxy, found_boxes(scores).xyxy, atol=0.01)
+
+
+def test_boxes_of_one_plane_of_a_stack_come_back_on_it(tmp_path, viewer):
+    from napari_beerlanet.ui.io.boxes_reader import read_paths
+
+    stack = viewer.add_image(np.zeros((4, *SHAPE, 3), np.uint8), name="stack")
+    viewer.dims.set_point(0, 2)
+    shown = DetectionLayer(viewer, stack, found_boxes([0.9, 0.8]), index=(2,))
+    get_session(viewer).set_detections(stack, found_boxes([0.9, 0.8]), shown)
+    viewer.dims.set_point(0, 0)
+    written = save(shown.layer, tmp_path / "cells.csv", "csv")
+    ((data, attributes, _),) = read_paths(written)
+    parts = detections_from_shapes(data, attributes)
+    assert {index: len(part) for index, part in parts.items()} == {(2,): 2}
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
 @given(
     words=st.lists(st.text(max_size=8), min_size=3, max_size=3),

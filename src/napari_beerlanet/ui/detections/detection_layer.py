@@ -219,6 +219,19 @@ class DetectionLayer:
         self._commit_edits(force=True)
         return LayerDetections.of(self.filtered())
 
+    def read_all(self) -> dict[PlaneIndex, tuple[LayerDetections, dict[str, str]]]:
+        """The boxes of every plane with the user's edits, and the colours of their classes.
+
+        Those above the threshold and those that were decided on, whatever a review lists.
+        """
+        self._commit_edits(force=True)
+        boxes = {}
+        for index, store in self.stores.items():
+            kept = (store.filter_mask(self.confidence) | (store.states > 0)) & store.alive
+            colours = dict(zip(store.names, self._palette.colours(store.names), strict=True))
+            boxes[index] = LayerDetections.of((store, kept)), colours
+        return boxes
+
     # --- adding boxes -----------------------------------------------------------------------------
 
     def set_detections(

@@ -157,11 +157,13 @@ def _stem(name: str) -> str:
 
 
 def _boxes_on_image(viewer: Viewer, image: Image, path: Path, names: Sequence[str]) -> list[Any]:
-    """The boxes of a file on the current plane of an image layer."""
+    """The boxes of a file on the plane of an image layer that it is named after, or the current."""
+    from napari_beerlanet.ui.io.writers import plane_of_file
     from napari_beerlanet.ui.viewer.layers import source_link, transform_kwargs
     from napari_beerlanet.ui.viewer.planes import current_plane
 
     plane = current_plane(image, viewer)
+    index = plane_of_file(path, image) or plane.index
     name = next((name for name in names if _stem(name) in _layer_stems(image)), "")
     if len(names) > 1 and not name:
         raise FileError(
@@ -170,10 +172,10 @@ def _boxes_on_image(viewer: Viewer, image: Image, path: Path, names: Sequence[st
         )
     detections = read_detections(path, plane.shape, image_name=name)
     if len(detections) > MAX_PLAIN_BOXES:
-        _show_in_detection_layer(viewer, image, detections, plane.index)
+        _show_in_detection_layer(viewer, image, detections, index)
         return NO_LAYERS
     metadata = {**source_link(image), "image_shape": plane.shape, "image": name}
-    parts, transform = {plane.index: detections}, transform_kwargs(image)
+    parts, transform = {index: detections}, transform_kwargs(image)
     return [_boxes_layer(parts, path.name, transform, metadata, viewer)]
 
 
