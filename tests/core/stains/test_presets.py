@@ -1,12 +1,14 @@
 """Known dyes, names of stains, presets and their files, stains measured in a region."""
 
 import json
+from threading import Thread
 
 import numpy as np
 import pytest
 
 from napari_beerlanet import StainPreset, decompose, load_preset
 from napari_beerlanet.core.common.storage import FileError
+from napari_beerlanet.core.stains import presets
 from napari_beerlanet.core.stains.files import read_spectra, write_spectra
 from napari_beerlanet.core.stains.presets import (
     BUILT_IN_PRESETS,
@@ -259,6 +261,24 @@ def test_a_library_keeps_presets_and_names(tmp_path):
     assert [one.name for one in again.named_spectra()] == ["x", "later", "nuclei", "Grund"]
     again.set_names("a.tif", [])
     assert again.names_of("a.tif") == []
+
+
+def test_two_windows_that_name_stains_at_once_both_keep_theirs(tmp_path, monkeypatch):
+    write, others = presets.write_json, []
+
+    def write_after_the_other_window(path, content):
+        if not others:
+            library = StainLibrary(tmp_path)
+            others.append(Thread(target=library.set_names, args=("b.tif", MINE.stains)))
+            others[0].start()
+            others[0].join(0.5)  # it has ended, or it waits
+        write(path, content)
+
+    monkeypatch.setattr(presets, "write_json", write_after_the_other_window)
+    StainLibrary(tmp_path).set_names("a.tif", MINE.stains)
+    others[0].join()
+    assert StainLibrary(tmp_path).names_of("a.tif") == list(MINE.stains)
+    assert StainLibrary(tmp_path).names_of("b.tif") == list(MINE.stains)
 
 
 def test_a_preset_called_names_does_not_replace_the_names(tmp_path):

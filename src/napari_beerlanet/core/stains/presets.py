@@ -14,8 +14,9 @@ project has one, and the user has one for images of no project.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from napari_beerlanet._version import __version__
+from napari_beerlanet.core.common.locking import FolderLock, LockedError
 from napari_beerlanet.core.common.messages import shortened, slug
 from napari_beerlanet.core.common.storage import (
     FileError,
@@ -200,7 +202,8 @@ SPECTRA_KIND = "napari-beerlanet spectra"
 
 FILE_VERSION = 1
 _KIND, _NAMES_KIND = "napari-beerlanet stain preset", "napari-beerlanet stain names"
-_NAMES_FILE = "names.json"
+_NAMES_FILE, _LOCK_FILE = "names.json", "names.lock"
+_LOCK_POLL_S, _LOCK_TIMEOUT_S = 0.02, 10.0
 _MAX_IMAGES = 1000  # whose names are kept
 _MIN_REGION_OD = 0.02  # of the mean, below which a region shows no stain
 
@@ -417,17 +420,39 @@ class StainLibrary:
 
     def set_names(self, image: str, stains: Sequence[NamedSpectrum]) -> None:
         """Save the named stains of an image; none removes it."""
-        images = self._all_names()
-        images.pop(image, None)
-        if stains:
-            images[image] = list(stains)
-        kept = list(images.items())[-_MAX_IMAGES:]
         self.folder.mkdir(parents=True, exist_ok=True)
-        content = {key: _named_content(named) for key, named in kept}
-        write_json(
-            self.folder / _NAMES_FILE,
-            {"kind": _NAMES_KIND, "version": FILE_VERSION, "images": content},
-        )
+        with self._names_lock():
+            images = self._all_names()
+            images.pop(image, None)
+            if stains:
+                images[image] = list(stains)
+            kept = list(images.items())[-_MAX_IMAGES:]
+            content = {key: _named_content(named) for key, named in kept}
+            write_json(
+                self.folder / _NAMES_FILE,
+                {"kind": _NAMES_KIND, "version": FILE_VERSION, "images": content},
+            )
+
+    @contextmanager
+    def _names_lock(self) -> Iterator[None]:
+        """Have other windows wait with their names, which are in the same file."""
+        deadline = time.monotonic() + _LOCK_TIMEOUT_S
+        while True:
+            try:
+                lock = FolderLock(
+                    self.folder / _LOCK_FILE,
+                    busy="another window is saving names of stains there",
+                    advice="name the stain again",
+                )
+                break
+            except LockedError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_LOCK_POLL_S)
+        try:
+            yield
+        finally:
+            lock.release()
 
     def named_spectra(self) -> list[NamedSpectrum]:
         """Every stain that was ever named: of presets, and of images, the latest first."""
