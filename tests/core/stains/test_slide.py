@@ -1,6 +1,7 @@
 """Stains of images that are not in memory: streamed and in memory are the same."""
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import dask.array as da
@@ -21,7 +22,7 @@ from napari_beerlanet.core.images.pyramid import (
 from napari_beerlanet.core.images.rgb import ImageError
 from napari_beerlanet.core.stains import palette, slide
 from napari_beerlanet.core.stains.decompose import decompose
-from napari_beerlanet.core.stains.lazy_densities import DensityTable
+from napari_beerlanet.core.stains.lazy_densities import BlockCache, DensityTable
 from napari_beerlanet.core.stains.palette import ColourCounter, count_colours, palette_of
 from napari_beerlanet.core.stains.slide import decompose_slide
 from napari_beerlanet.samples import he_field
@@ -191,6 +192,30 @@ def test_threads_that_meet_the_same_new_colours_at_once(image, in_memory):
         found = list(pool.map(look, range(4)))
     for planes in found:
         np.testing.assert_array_equal(planes, in_memory.densities[in_memory.active])
+
+
+def test_a_block_that_several_layers_want_at_once_is_computed_once():
+    cache, meet, computed = BlockCache(), threading.Barrier(4), []
+
+    def compute():
+        computed.append(threading.get_ident())
+        time.sleep(0.1)  # the others come meanwhile
+        if len(computed) == 1:
+            raise ValueError("cannot be read")
+        return np.ones((1, 2, 3), np.float32)
+
+    def look(_):
+        meet.wait()
+        try:
+            return cache.get("block", compute)
+        except ValueError:
+            return None
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(look, range(4))) == [None] * 4
+        found = list(pool.map(look, range(4)))  # an error is not kept
+    assert len(computed) == 2
+    assert all(planes is found[0] for planes in found)
 
 
 def test_only_what_is_looked_at_is_read(image):

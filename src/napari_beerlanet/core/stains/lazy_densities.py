@@ -11,6 +11,7 @@ import threading
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -104,21 +105,33 @@ class BlockCache:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._blocks: OrderedDict[Any, Planes] = OrderedDict()
+        self._under_way: dict[Any, Future[Planes]] = {}
         self._bytes = 0
 
     def get(self, key: Any, compute: Callable[[], Planes]) -> Planes:
-        """The block of a key; computed where it is not there, or no longer."""
+        """The block of a key; computed, by one thread, where it is not there, or no longer."""
         with self._lock:
             if key in self._blocks:
                 self._blocks.move_to_end(key)
                 return self._blocks[key]
-        planes = compute()
-        with self._lock:
-            if key not in self._blocks:
-                self._blocks[key] = planes
-                self._bytes += planes.nbytes
-            while self._bytes > _MAX_CACHE_BYTES:
-                self._bytes -= self._blocks.popitem(last=False)[1].nbytes
+            others = self._under_way.get(key)
+            if others is None:
+                mine = self._under_way[key] = Future[Planes]()
+        if others is not None:
+            return others.result()
+        try:
+            mine.set_result(planes := compute())
+        except BaseException as error:
+            mine.set_exception(error)
+            raise
+        finally:
+            with self._lock:
+                del self._under_way[key]
+                if not mine.exception():
+                    self._blocks[key] = planes
+                    self._bytes += planes.nbytes
+                while self._bytes > _MAX_CACHE_BYTES:
+                    self._bytes -= self._blocks.popitem(last=False)[1].nbytes
         return planes
 
 
