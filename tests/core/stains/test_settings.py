@@ -44,7 +44,9 @@ def test_settings_of_numpy_are_plain_and_can_be_compared():
         ({"components": "auto", "lam": 0.1}, False, True),
         ({"components": "auto", "gamma": 0.1}, False, True),
         ({"components": 3, "lam": 0.1}, False, False),
-        ({"components": "auto", "lam": 0.1, "iterations": 5}, False, False),
+        ({"components": "auto", "iterations": 5}, False, True),
+        ({"components": "auto", "lam": 0.1, "iterations": 5}, False, True),
+        ({"iterations": 5}, False, False),
         ({"components": "auto", "lam": 0.1, "spectra": np.eye(3)}, False, False),
         ({"spectra": np.eye(3)}, False, False),
     ],
@@ -54,12 +56,21 @@ def test_when_stains_are_counted(changes, counts, refits):
     assert (settings.counts_stains, settings.refits) == (counts, refits)
 
 
-@pytest.mark.parametrize("penalty", [{"lam": 0.5}, {"gamma": 0.2}, {"lam": 0.5, "gamma": 0.2}])
-def test_counted_stains_are_fitted_again_with_the_given_penalties(penalty):
+@pytest.mark.parametrize(
+    ("iterations", "penalty"),
+    [
+        ("converge", {"lam": 0.5}),
+        ("converge", {"gamma": 0.2}),
+        ("converge", {"lam": 0.5, "gamma": 0.2}),
+        (10, {}),
+        (10, {"lam": 0.5}),
+    ],
+)
+def test_counted_stains_are_fitted_again_as_was_asked_for(iterations, penalty):
     image = section()
     counted = decompose(image, iterations="converge")
-    by_hand = decompose(image, iterations="converge", spectra=counted.spectra, **penalty)
-    found = decompose(image, "auto", "converge", **penalty)
+    by_hand = decompose(image, iterations=iterations, spectra=counted.spectra, **penalty)
+    found = decompose(image, "auto", iterations, **penalty)
     np.testing.assert_array_equal(found.spectra, by_hand.spectra)
     np.testing.assert_array_equal(found.densities, by_hand.densities)
     assert found.active.sum() <= counted.active.sum()

@@ -228,6 +228,16 @@ def test_planes_of_a_stack_are_read_one_by_one(stack):
     assert image.pixels.shape[-1] == 3
 
 
+def test_colours_of_16_bit_planes_are_counted_only_where_that_pays():
+    """Of noise every pixel has its own, and a row of a palette costs more than a pixel."""
+    rng = np.random.default_rng(0)
+    noise = rng.integers(0, 65536, (3, 40, 50, 3), dtype=np.uint16)
+    few = noise % 7 * 9000
+    assert sample_stack(few, 3)[1] is not None
+    assert sample_stack(noise, 3)[1] is None
+    assert sample_stack([few[0], noise[1], few[2]], 3)[1] is None
+
+
 def test_blocks_that_the_fit_never_saw_may_hold_anything(smear, small_slides):
     image = (smear / 255).astype(np.float32)
     odd = np.tile(image, (3, 3, 1))

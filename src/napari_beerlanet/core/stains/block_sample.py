@@ -21,7 +21,7 @@ from napari_beerlanet.core.common.threads import map_threads
 from napari_beerlanet.core.images.pyramid import copy_subsampled, read_region
 from napari_beerlanet.core.images.rgb import ImageError, RGBImage, check_rgb
 from napari_beerlanet.core.images.tissue import TissueMask
-from napari_beerlanet.core.stains.palette import Palette, encode, palette_of
+from napari_beerlanet.core.stains.palette import Palette, encode, palette_of, palette_pays
 from napari_beerlanet.core.stains.solver.model_selection import BLOCK_COUNT, BLOCK_SIDE
 
 Corners = npt.NDArray[np.int64]
@@ -171,10 +171,11 @@ def sample_stack(
 ) -> tuple[RGBImage, Palette | None]:
     """An image and a palette for `decompose` that stand for all `count` planes (H, W, 3 or 4).
 
-    The palette has every colour of every plane (None for floats); the image is a band of rows of
-    each. Planes are taken one by one.
+    The palette has every colour of every plane, or is None where that does not pay; the image is a
+    band of rows of each. Planes are taken one by one.
     """
     palette: Palette | None = None
+    counting = True
     bands: list[npt.NDArray[Any]] = []
     for k, plane in enumerate(planes):
         report_progress(report, k, count, f"plane {k + 1} of {count}")
@@ -182,12 +183,14 @@ def sample_stack(
         if pixels is None:
             continue
         bands.append(_row_band(pixels, k, count))
-        if pixels.dtype.kind == "u":
-            colours = palette_of(pixels.reshape(-1, pixels.shape[-1]))
+        flat = pixels.reshape(-1, pixels.shape[-1])
+        counting = counting and palette_pays(flat)
+        if counting:
+            colours = palette_of(flat)
             palette = colours if palette is None else palette + colours
     if not bands:
         raise ImageError("Every pixel of the stack is fully transparent.")
-    return check_rgb(np.concatenate(bands)), palette
+    return check_rgb(np.concatenate(bands)), palette if counting else None
 
 
 def _fill_transparent(pixels: npt.NDArray[Any]) -> npt.NDArray[Any] | None:

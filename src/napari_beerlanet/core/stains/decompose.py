@@ -81,8 +81,8 @@ def decompose(
     rgb
         (H, W, 3 or 4) uint8, uint16 or float in [0, 1]. Fully transparent pixels weigh zero.
     components
-        r, the number of components; `spectra`, if given, decides it. "auto" with "converge" and
-        given λ or γ: the stains are counted with both on "auto", then fitted again from there.
+        r, the number of components; `spectra`, if given, decides it. "auto" with K steps, or with
+        given λ or γ: the stains are counted by "converge" and "auto", then fitted again from there.
     iterations
         K steps of Algorithm 1, or "converge" for the objective's minimum, with parallel
         components merged: what to use for looking at stains.
@@ -161,13 +161,13 @@ def _solve(problem: Problem, settings: DecomposeSettings, device: str | torch.de
     gamma = None if settings.gamma == "auto" else settings.gamma
     if settings.fixed_spectra:
         return solve_fixed(problem, lam, gamma, settings.unit_spectra)
-    if settings.iterations != "converge":
-        steps, unit_spectra = settings.iterations, settings.unit_spectra
-        return solve_unrolled(problem, lam, gamma, steps, unit_spectra, device)
     if settings.refits:
         counting, refitting = (subprogress(problem.report, *span) for span in ((0, 0.5), (0.5, 1)))
         counted = solve_converged(replace(problem, report=counting), None, None, find_rank=True)
         problem = replace(problem, start=counted.spectra, report=refitting)
+    if settings.iterations != "converge":
+        steps, unit_spectra = settings.iterations, settings.unit_spectra
+        return solve_unrolled(problem, lam, gamma, steps, unit_spectra, device)
     return solve_converged(problem, lam, gamma, find_rank=settings.counts_stains)
 
 
@@ -210,7 +210,7 @@ class Problem:
         return float(_pixel_weights(self.pixels).sum())
 
     def cells(self) -> ColourCells:
-        """Weighted colours in levels for `converge`: the palette's, or 8-bit bins of pixels."""
+        """Weighted colours in levels for `converge`: the palette's, or their 8-bit bins."""
         if self.palette is not None and self.palette.dtype == np.uint8:
             codes, w = self.palette.codes, self.palette.counts.astype(np.float64)
             X = to_columns(self.palette.colours, self.domain)
@@ -221,17 +221,21 @@ class Problem:
         return build_cells(codes, X, w)
 
     def _bins(self) -> tuple[npt.NDArray[Any], Array, Array]:
-        """Pixels joined where they agree to 8 bits: codes (u,), mean X (3, u), weights (u,)."""
-        bins = palette_of(to_uint8(self.pixels))
-        total = np.zeros((3, len(bins)))
-        for part in chunk_slices(len(self.pixels), PIXELS_PER_BLOCK):
-            rows = bins.rows(to_uint8(self.pixels[part]))
-            X = to_columns(self.pixels[part], self.domain) * _pixel_weights(self.pixels[part])
+        """Colours joined where they agree to 8 bits: codes (u,), mean X (3, u), weights (u,)."""
+        pixels, weights = self.pixels, None
+        if self.palette is not None:
+            pixels, weights = self.palette.colours, self.palette.counts
+        bins = palette_of(to_uint8(pixels))
+        total, w = np.zeros((3, len(bins))), np.zeros(len(bins))
+        for part in chunk_slices(len(pixels), PIXELS_PER_BLOCK):
+            rows = bins.rows(to_uint8(pixels[part]))
+            weight = _pixel_weights(pixels[part]) if weights is None else weights[part]
+            X = to_columns(pixels[part], self.domain) * weight
+            w += np.bincount(rows, weight, len(bins))
             for k in range(3):
                 total[k] += np.bincount(rows, X[k], len(bins))
-        seen = bins.counts > 0
-        w = bins.counts[seen].astype(np.float64)
-        return bins.codes[seen], total[:, seen] / w, w
+        seen = w > 0
+        return bins.codes[seen], total[:, seen] / w[seen], w[seen]
 
 
 @dataclass(frozen=True)

@@ -115,6 +115,5 @@ class DecomposeSettings(Settings):
 
     @property
     def refits(self) -> bool:
-        """Whether stains are counted first, and then fitted again with the given λ and γ."""
-        counted = self.components == "auto" and self.iterations == "converge"
-        return counted and self.spectra is None and not self.counts_stains
+        """Whether stains are counted first, and then fitted again: by K steps, or given λ or γ."""
+        return self.components == "auto" and self.spectra is None and not self.counts_stains
