@@ -235,6 +235,15 @@ def test_palettes_pickle(dtype):
     assert len(pickle.dumps(p)) < 100 * len(p) + 2000  # no look-up table travels with it
 
 
+@DTYPES
+def test_palettes_can_be_compared_and_kept_in_sets(dtype):
+    """One is equal to itself alone, as arrays have no one answer."""
+    a, b = (palette_of(smear()[:9].reshape(-1, 3).astype(dtype)) for _ in range(2))
+    assert a == a
+    assert a != b
+    assert len({a, b, a}) == 2
+
+
 def test_palettes_of_other_types_do_not_add_up():
     narrow, wide = (palette_of(np.zeros((2, 3), dtype)) for dtype in (np.uint8, np.uint16))
     with pytest.raises(ValueError, match="uint16 palette does not add to a uint8 one"):

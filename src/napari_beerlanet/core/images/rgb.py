@@ -28,7 +28,7 @@ class ImageError(ValueError):
     """An array that is no image we can decompose; the message says why and what is accepted."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RGBImage:
     """A checked image.
 

@@ -29,7 +29,7 @@ _MIN_STROKE_FRACTION = 1e-4  # of the slide: pen strokes are larger
 _TRANSPARENT = 0  # alpha of what is not there
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TissueMask:
     """`kind` (h, w) uint8: what each cell of a grid over an image of `shape` (H, W) is."""
 

@@ -124,7 +124,7 @@ class ColourMap:
         return out
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class NormalizedImage:
     """The result of `Normalizer.apply`.
 

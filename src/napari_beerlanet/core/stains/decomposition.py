@@ -29,7 +29,7 @@ DensityArray = npt.NDArray[np.float32]
 _DISPLAY_OD = 1.2  # OD in the strongest channel at which a component's colour is shown
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Decomposition:
     """An image as background and r components, in the order of the start spectra.
 

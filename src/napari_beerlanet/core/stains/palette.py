@@ -48,7 +48,7 @@ _spare_tables: deque[tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8]]] = deq
 _spare_index: deque[npt.NDArray[np.int32]] = deque(maxlen=_MAX_TABLES)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Palette:
     """u distinct colours.
 

@@ -46,7 +46,7 @@ _THUMBNAIL_SIDE = 1024
 _BACKGROUND_TILE_EVERY = 6  # of the sampled tiles: it shows the illumination
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SlideDecomposition:
     """A slide's stains.
 
@@ -149,7 +149,7 @@ def fit_slide(
     return SlideDecomposition(fit, colours.levels, colours.counted, colours.tissue, colours.palette)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SlideColours:
     """The colours of a slide and what else a fit needs of it: gathered once, fitted repeatedly.
 
