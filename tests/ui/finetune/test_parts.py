@@ -34,7 +34,7 @@ from napari_beerlanet.ui.finetune.run_view import (
     predict_validation_images,
 )
 from napari_beerlanet.ui.finetune.start import create_run, describe_estimate, set_run_device
-from tinydata import MODEL, NAMES, write_smears
+from tinydata import MODEL, NAMES, write_smear, write_smears
 
 
 @pytest.fixture(scope="module")
@@ -244,6 +244,20 @@ def test_comparison_is_cached_and_saved_with_the_model(project, tiny):
     assert info["name"] == "Unser-Labor"
     assert info["training"]["compared"]["new data"]
     assert save_best_model(path, "Ünser Labor").name == "Unser-Labor-2.safetensors"
+
+
+def test_scores_are_measured_again_when_the_data_have_changed(project, tiny):
+    path = create_run(project, tiny, {})
+    save_checkpoint(tiny, path / "best.safetensors")
+
+    def boxes_of_new_data():
+        rows = compare_models(path, fields=1).class_rows()
+        return sum(row.count for row in rows if row.what.startswith("New data"))
+
+    before = boxes_of_new_data()
+    write_smear(project, "val", 150, side=64)
+    boxes = len((project / "labels" / "val" / "smear-150.txt").read_text().splitlines())
+    assert boxes_of_new_data() == before + boxes
 
 
 def test_a_kept_model_is_ready_before_panels_ask_what_it_runs_on(monkeypatch, tmp_path):

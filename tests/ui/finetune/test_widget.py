@@ -21,6 +21,7 @@ from napari_beerlanet.core.training.settings import TrainSettings
 from napari_beerlanet.ui.common.recent import add_recent_project, recent_projects
 from napari_beerlanet.ui.common.session import get_session
 from napari_beerlanet.ui.detections.comparison_layer import comparison_layer
+from napari_beerlanet.ui.finetune import model_comparison
 from napari_beerlanet.ui.finetune.form import SCOPES
 from napari_beerlanet.ui.finetune.start import create_run, rounded_duration
 from napari_beerlanet.ui.finetune.widget import FineTuneWidget
@@ -195,6 +196,37 @@ def test_keep_does_not_wait_for_the_comparison(panel, project, tiny, until, monk
     assert shown.isVisibleTo(panel)
     shown.close_button.click()
     assert not shown.isVisibleTo(panel)
+
+
+def test_the_result_of_another_run_stays_open_when_keep_ends(
+    panel, project, tiny, until, monkeypatch
+):
+    paths = [create_run(project, tiny, {}) for _ in range(2)]
+    for path in paths:
+        save_checkpoint(tiny, path / "best.safetensors")
+        RunFolder(path, locked=False).write_run(state="finished", epoch=1)
+    gate, keep = threading.Event(), model_comparison.keep_and_load_model
+
+    def later(*args):
+        gate.wait(600)
+        return keep(*args)
+
+    monkeypatch.setattr(model_comparison, "keep_and_load_model", later)
+    shown = panel.comparison
+    shown.evaluate_run(paths[0], reference_images=1)
+    until(lambda: shown.comparison is not None)
+    shown.name.setText("first")
+    shown.keep_button.click()
+    shown.evaluate_run(paths[1], reference_images=1)
+    gate.set()
+    session = get_session(panel.viewer)
+    until(lambda: session.model_key == str(project / "models" / "first.safetensors"))
+    assert shown.folder == paths[1]
+    assert shown.isVisibleTo(panel)
+    assert panel.settings.isHidden()
+    assert panel.start_bar.text == "Saved as first and loaded for detection."
+    assert shown.keep_button.isEnabled()
+    until(lambda: shown.comparison is not None)
 
 
 def test_discarding_ends_the_comparison(panel, project, tiny, until, monkeypatch):

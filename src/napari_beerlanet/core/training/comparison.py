@@ -37,7 +37,12 @@ from napari_beerlanet.core.detection.detector import Detector
 from napari_beerlanet.core.evaluation.classification import classification_metrics, classify_items
 from napari_beerlanet.core.evaluation.dataset import REFERENCE_COUNT, compare_on_reference, evaluate
 from napari_beerlanet.core.formats.class_folders import CropDataset, read_crop_dataset
-from napari_beerlanet.core.formats.dataset import Dataset, read_dataset
+from napari_beerlanet.core.formats.dataset import (
+    Dataset,
+    check_dataset,
+    dataset_hash,
+    read_dataset,
+)
 from napari_beerlanet.core.images.rgb import ImageError
 from napari_beerlanet.core.training.runs import read_run, unused_model_path
 from napari_beerlanet.core.training.train_classifier import (
@@ -183,7 +188,7 @@ def compare_models(
 ) -> ModelComparison:
     """Evaluate the model that a run started from and its best one, on the same images.
 
-    Cached metrics are read from the run's folder, as long as both models are the same.
+    Cached metrics are read from the run's folder, as long as both models and the data are the same.
     """
     folder = Path(run)
     settings = read_run(folder / "run.json")["settings"]
@@ -197,10 +202,16 @@ def compare_models(
     report_progress(report, 0, 20, "loading both models")
     before = load_detector(settings["model"], device="cpu")
     after = load_detector(best, device="cpu")
-    key = {"before": checkpoint_hash(settings["model"]), "after": checkpoint_hash(best)}
+    dataset = read_dataset(settings["data"])
+    check_dataset(dataset, ["val"], subprogress(report, 0.0, 0.05))
+    key = {
+        "before": checkpoint_hash(settings["model"]),
+        "after": checkpoint_hash(best),
+        "data": dataset_hash(dataset, ["val"]),
+    }
     metrics = _read_cache(folder, key, fields)
     if metrics is None:
-        metrics = _evaluate_both(before, after, str(settings["data"]), report, fields)
+        metrics = _evaluate_both(before, after, dataset, report, fields)
         _write_cache(folder, key, fields, metrics)
     report_progress(report, 1, 1, "done")
     new, reference = metrics["new data"], metrics["reference"]
@@ -215,9 +226,8 @@ def compare_models(
 
 
 def _evaluate_both(
-    before: Detector, after: Detector, data: str, report: Report | None, fields: int
+    before: Detector, after: Detector, dataset: Dataset, report: Report | None, fields: int
 ) -> dict[str, Any]:
-    dataset = read_dataset(data)
     known = {name.casefold() for name in before.classes}
     shared = [name for name in dataset.names if name.casefold() in known]
     new = [name for name in dataset.names if name not in shared]
@@ -458,13 +468,13 @@ def _read_cache(folder: Path, key: dict[str, str], fields: int) -> dict[str, Any
     try:
         content = json.loads(regular_file(folder / _CACHE_FILE).read_text(encoding="utf-8"))
         metrics: dict[str, Any] = content["result"]
-        return metrics if content["models"] == key and content["fields"] == fields else None
+        return metrics if content["of"] == key and content["fields"] == fields else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def _write_cache(folder: Path, key: dict[str, str], fields: int, metrics: dict[str, Any]) -> None:
     """So that it need not be done again; where it cannot be written, it will be."""
-    content = {"models": key, "fields": fields, "result": metrics}
+    content = {"of": key, "fields": fields, "result": metrics}
     with suppress(OSError), atomic_path(folder / _CACHE_FILE) as unfinished:
         unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -280,14 +280,15 @@ class ModelComparisonPanel(QWidget):
             return
         self.keep_task.start(
             lambda report: keep_and_load_model(folder, name, comparison),
-            lambda saved: self._use_saved_model(saved[0], saved[1], comparison is not None),
+            lambda saved: self._use_saved_model(folder, saved, comparison is not None),
             lambda error: self._update_controls(),
         )
         self._update_controls()
 
     def _use_saved_model(
-        self, path: Path, model: Detector | Classifier, with_comparison: bool
+        self, folder: Path, saved: tuple[Path, Detector | Classifier], with_comparison: bool
     ) -> None:
+        path, model = saved
         session, self.kept_kind = get_session(self._viewer), model_kind(model.info)
         kept: Any = model
         if self.kept_kind == CLASSIFIER:
@@ -295,7 +296,9 @@ class ModelComparisonPanel(QWidget):
             session.set_classifier(kept, str(path))
         else:
             session.set_model(kept, str(path))
-        if with_comparison or not (self.comparison or self.evaluate_task.running):
+        if self.folder != folder:  # another run's result was opened meanwhile, and stays
+            self._update_controls()
+        elif with_comparison or not (self.comparison or self.evaluate_task.running):
             self.clear()
         else:
             self.kept_path = path

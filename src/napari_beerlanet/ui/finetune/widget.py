@@ -356,7 +356,7 @@ class FineTuneWidget(Panel):
 
     def _on_model_kept(self, path: Path) -> None:
         self._show_settings()
-        later = " The comparison continues." if self.comparison.evaluate_task.running else ""
+        later = " The comparison continues." if self.comparison.kept_path == path else ""
         use = "classification" if self.comparison.kept_kind == CLASSIFIER else "detection"
         self.start_bar.set_message(f"Saved as {path.stem} and loaded for {use}.{later}")
         self._update_models()
