@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,10 +18,14 @@ from napari_beerlanet.core.checkpoints.checkpoint import load_checkpoint, save_c
 from napari_beerlanet.core.checkpoints.serialize import describe_network
 from napari_beerlanet.core.common import storage
 from napari_beerlanet.core.common.events import RunState
+from napari_beerlanet.core.common.progress import Cancelled
 from napari_beerlanet.core.detection.detector import Detector
 from napari_beerlanet.core.detection.network import StainDetectionModel
 from napari_beerlanet.core.normalization.methods import fitted_normalizer, save_normalizer
+from napari_beerlanet.core.training.fine_tune import TrainingRun
 from napari_beerlanet.core.training.runs import inspect_run
+from napari_beerlanet.core.training.settings import TrainSettings
+from napari_beerlanet.core.training.train_classifier import ClassifierTrainSettings
 from tinydata import MODEL, NAMES, write_smears
 
 
@@ -94,13 +99,66 @@ def test_front_end_normalizer_and_jitter(data, model, tmp_path, capfd):
     made = load_checkpoint(tmp_path / "run" / "best.safetensors", "cpu")
     assert (made.network.front_end, made.network.normalizer.method) == ("grey", "reinhard")
     command = made.info["training"]["command"]
-    assert "--front-end grey --normalizer reinhard.safetensors --jitter hed" in command
+    assert "--front-end=grey --normalizer=reinhard.safetensors --jitter=hed" in command
     capfd.readouterr()
     trained = [f"--model={model}", "--front-end=none", f"--out={tmp_path / 'other'}"]
     assert run(*shared, *trained) == 1
     said = capfd.readouterr().err
     assert "front_end is 'beerlanet' in the model that training starts from" in said
     assert said.count("\n") == 1
+
+
+SHARED = {"seed": 7, "device": "cpu", "normalizer": "reinhard.safetensors", "epochs": 30}
+SHARED |= {"learning_rate": 1e-05, "attention_pool": 4, "keep_statistics": False, "share": 0.3}
+SHARED |= {"jitter": [False, "hed", {"dyes": 0.1, "kind": "stain"}]}
+DETECTOR = SHARED | {"model": "my model.safetensors", "data": "a set/data.yaml", "scope": "head"}
+DETECTOR |= {"image_size": 320, "batch": [4, "auto"], "front_end": "none", "pixel_size": 0.1}
+DETECTOR |= {"advanced": {"mosaic": 0.5, "cos_lr": True, "optimizer": "AdamW"}, "length": "quick"}
+DETECTOR |= {"validate_every": 3, "repeats": 2, "average": 20}
+CLASSIFIER = SHARED | {"data": "a set/crops", "model": "my model.safetensors"}
+CLASSIFIER |= {"front_end": "grey", "input_size": 96, "fill": 0.5, "fit": "image", "views": 4}
+CLASSIFIER |= {"normalize": True, "denoise": True, "beside_rgb": True, "standardize": False}
+CLASSIFIER |= {"components": 3, "iterations": 5, "domain": "intensity", "unit_spectra": False}
+CLASSIFIER |= {"backbone": "resnet34", "weights": "w.pt", "detector": "blood-cells"}
+CLASSIFIER |= {"object_class": "1", "reference": "known", "batch": 16, "balanced": False}
+CLASSIFIER |= {"prior": {"a b": 2.0}, "validation": 0.3, "scale_jitter": 0.1, "shift_jitter": 0.1}
+CLASSIFIER |= {"blur_jitter": 0.1, "border_jitter": 0.5, "turn_jitter": False, "light": False}
+CLASSIFIER |= {"label_smoothing": 0.2, "weight_decay": 0.1, "head_factor": 2.0, "averaging": 0.9}
+CLASSIFIER |= {"warm_up": 3, "cosine": True}
+
+
+def one_by_one(kind, values):
+    """All at once, each field of the settings alone, and the default."""
+    assert kind.model_fields.keys() - {"task"} == values.keys()
+    lists = {name: v if isinstance(v, list) else [v] for name, v in values.items()}
+    yield kind, {name: each[0] for name, each in lists.items()}
+    yield from ((kind, {name: value}) for name, each in lists.items() for value in each)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [*one_by_one(TrainSettings, DETECTOR), *one_by_one(ClassifierTrainSettings, CLASSIFIER)],
+)
+def test_a_recorded_command_asks_for_the_same_settings(kind, values, tmp_path, monkeypatch):
+    values = {"data": "a set/data.yaml", "model": "my model.safetensors"} | values
+    for name in {"data", "model", "normalizer", "weights", "reference"} & values.keys():
+        values[name] = str(tmp_path / values[name])  # of paths the last names are recorded
+    for name in ("my model.safetensors", "known"):
+        (tmp_path / name).touch()
+    settings = kind(**values)
+    asked = []
+
+    def remember(_, requested, *more):
+        asked.append(requested)
+        raise Cancelled
+
+    monkeypatch.setattr(TrainingRun, "run", remember)
+    monkeypatch.chdir(tmp_path)
+    program, *words = shlex.split(settings.command())
+    assert program == "napari-beerlanet"
+    assert str(tmp_path) not in shlex.join(words)
+    assert run(*words[1:]) == 130
+    assert asked == [settings]
 
 
 def test_quiet(quick, capfd):

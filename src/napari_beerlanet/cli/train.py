@@ -124,8 +124,7 @@ def _train_detector(options: argparse.Namespace, output: Callable[[Event], None]
         resume=options.resume,
         report=lambda _: raise_if_interrupted(),
         progress=output,
-        **given,
-        **dict(options.set),
+        **(given | dict(options.set)),
     )
 
 
@@ -148,8 +147,7 @@ def _train_classifier(options: argparse.Namespace, output: Callable[[Event], Non
         resume=options.resume,
         report=lambda _: raise_if_interrupted(),
         progress=output,
-        **given,
-        **dict(options.set),
+        **(given | dict(options.set)),
     )
 
 

@@ -218,7 +218,7 @@ def test_a_classifier_is_trained_on_normalised_crops(template, tmp_path):
     assert model.network.front_end == "lstainnorm"
     record = model.info["training"]
     assert record["settings"]["normalizer"] == "reinhard.safetensors"
-    assert "--normalizer reinhard.safetensors --jitter hed" in record["command"]
+    assert "--normalizer=reinhard.safetensors --jitter=hed" in record["command"]
     assert model.info["stain_seen"]
     further = train_classifier(data, tmp_path / "further", model=model, **settings)
     assert further.network.normalizer.method == "reinhard"

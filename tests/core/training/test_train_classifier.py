@@ -122,7 +122,7 @@ def test_the_checkpoint_tells_where_it_comes_from(whole):
     assert record["crops"]["train"] == {"dark": 6, "pale": 6}
     assert record["settings"]["learning_rate"] == 1e-2
     assert record["parent"] is None
-    assert "--task classify" in record["command"]
+    assert "--task=classify" in record["command"]
     assert str(folder.parent.parent) not in json.dumps(record)
     assert info["stain_seen"]["spectra"]
     assert 0.05 <= info["temperature"] <= 20

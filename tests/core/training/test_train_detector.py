@@ -54,8 +54,8 @@ def test_lstainnorm_learns_from_a_layout(learned, data, layout):
     record = model.info["training"]
     assert record["parent"] is None
     assert (record["settings"]["model"], record["settings"]["jitter"]) == ("tiny.yaml", "hed")
-    assert "--front-end lstainnorm" in record["command"]
-    assert "--jitter hed" in record["command"]
+    assert "--front-end=lstainnorm" in record["command"]
+    assert "--jitter=hed" in record["command"]
     norm = model.network.lstainnorm
     assert norm.mean.any()
     assert norm.sd.any()

@@ -264,8 +264,6 @@ def checkpoint_info(
 def _training_record(dataset: CropDataset, settings: Any) -> dict[str, Any]:
     """The training record; of paths it keeps the last two names, which say enough."""
     data = "/".join(dataset.path.resolve().parts[-2:])
-    paths = ("model", "weights", "normalizer")
-    files = {key: Path(getattr(settings, key) or "").name or None for key in paths}
     return {
         "data_hash": crop_dataset_hash(dataset),
         "data": data,
@@ -273,11 +271,11 @@ def _training_record(dataset: CropDataset, settings: Any) -> dict[str, Any]:
         "crops": {split: dataset.counts(split) for split in ("train", "val")},
         "sources": {split: dataset.sources(split) for split in ("train", "val")},
         "crop_side": _typical_side(dataset, settings.network_settings.fill),
-        "settings": {**settings.model_dump(), "data": data, **files},
+        "settings": settings.portable().model_dump(),
         "seed": settings.seed,
         "versions": package_versions(),
         "parent": None if settings.model is None else checkpoint_hash(settings.model),
-        "command": settings.command(data),
+        "command": settings.command(),
     }
 
 

@@ -10,7 +10,7 @@ import json
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, field_validator
 
@@ -39,7 +39,16 @@ _RESERVED_ARGS = {
     *("distill_model", "augmentations", "single_cls", "classes", "fraction", "split", "verbose"),
     *("save_period", "save_json", "save_txt", "profile", "compile", "quantize", "time", "freeze"),
 }
-_SMALL_DATASET_SETTINGS = ("validate_every", "repeats", "keep_statistics", "average", "share")
+# As the command line has options for them; it takes all other settings with --set.
+_OPTIONS = {
+    name: f"--{name.replace('_', '-')}"
+    for name in (
+        *("data", "model", "scope", "backbone", "weights", "epochs", "batch", "seed", "device"),
+        *("front_end", "normalizer", "jitter"),
+    )
+}
+_OPTIONS |= {"image_size": "--imgsz", "learning_rate": "--lr"}
+_FILES = ("data", "model", "normalizer", "weights", "detector", "reference")
 _EPOCH_ARGS = ("patience", "warmup_epochs", "close_mosaic")  # Ultralytics' that count epochs
 _MIN_VALIDATIONS = 8  # of a run whose epochs are given, if it has as many
 
@@ -85,6 +94,23 @@ class RunSettings(Settings):
             for name, here in self
             if here != (there := getattr(resumed, name)) and here != self.default(name)
         ]
+
+    def portable(self) -> Self:
+        """With the last two names of the data's path and the last of others, which say enough."""
+        kept = {name: 2 if name == "data" else 1 for name in _FILES if getattr(self, name, None)}
+        parts = {name: Path(getattr(self, name)).parts[-count:] for name, count in kept.items()}
+        return self.replace(**{name: Path(*part).as_posix() for name, part in parts.items()})
+
+    def command(self) -> str:
+        """The same training on the command line: all that differs from the defaults."""
+        given = {name: value for name, value in self.portable() if value != self.default(name)}
+        given |= given.pop("advanced", {})
+        words = ["napari-beerlanet", "train"]
+        words += ["--task=classify"] if hasattr(self, "task") else []
+        for name in [name for name in _OPTIONS if type(given.get(name)) in (str, int, float)]:
+            words.append(f"{_OPTIONS[name]}={given.pop(name)}")
+        words += [f"--set={name}={json.dumps(value)}" for name, value in given.items()]
+        return shlex.join([*words, "--out=run"])
 
     @property
     def devices(self) -> list[str]:
@@ -254,21 +280,6 @@ class TrainSettings(RunSettings):
     def rounds(self) -> int:
         """Validations of a run."""
         return -(-(self.epochs or 1) // (self.validate_every or 1))
-
-    def command(self, data: str, model: str) -> str:
-        """The same training on the command line, for the training record."""
-        words = ["napari-beerlanet", "train", "--data", data, "--model", model]
-        words += ["--scope", self.scope, "--epochs", str(self.epochs), "--batch", str(self.batch)]
-        words += ["--seed", str(self.seed)]
-        words += ["--imgsz", str(self.image_size)] if self.image_size else []
-        words += ["--lr", str(self.learning_rate)] if self.learning_rate else []
-        words += ["--front-end", self.front_end] if self.front_end else []
-        words += ["--normalizer", Path(self.normalizer).name] if self.normalizer else []
-        words += ["--jitter", self.jitter_kind] if self.jitter_kind != "stain" else []
-        ours = {key: getattr(self, key) for key in _SMALL_DATASET_SETTINGS}
-        further = {key: value for key, value in ours.items() if value is not None} | self.advanced
-        words += [f"--set={key}={json.dumps(value)}" for key, value in further.items()]
-        return shlex.join(words)
 
     def overrides(self, image_size: int, folder: str) -> dict[str, Any]:
         """Ultralytics' training arguments."""

@@ -429,20 +429,18 @@ def _pooled_object_sizes(parent: Detector, dataset: Dataset, image_size: int) ->
 def _training_record(dataset: Dataset, settings: TrainSettings) -> dict[str, Any]:
     """The training record; of paths it keeps the last two names, which say enough."""
     data = "/".join(dataset.path.resolve().parts[-2:])
-    start = Path(str(settings.model))
-    random_start = start.suffix.lower() in (".yaml", ".yml")
-    of_normalizer = {"normalizer": Path(settings.normalizer or "").name or None}
+    random_start = Path(str(settings.model)).suffix.lower() in (".yaml", ".yml")
     return {
         "data_hash": dataset_hash(dataset),
         "data": data,
         "images": {split: len(dataset.splits[split]) for split in ("train", "val")},
         "boxes": {split: class_counts(dataset, split) for split in ("train", "val")},
-        "settings": {**settings.model_dump(), "data": data, "model": start.name, **of_normalizer},
+        "settings": settings.portable().model_dump(),
         "seed": settings.seed,
         "scope": settings.scope,
         "versions": package_versions(),
         "parent": None if random_start else checkpoint_hash(str(settings.model)),
-        "command": settings.command(data, start.name),
+        "command": settings.command(),
     }
 
 

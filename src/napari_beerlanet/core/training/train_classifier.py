@@ -8,10 +8,8 @@ Run folder, events and ways to stop are those of `fine_tune`.
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
@@ -197,18 +195,6 @@ class ClassifierTrainSettings(ClassifierSettings, RunSettings):
         assert self.batch is not None
         return self.batch
 
-    def command(self, data: str) -> str:
-        """The same training on the command line, for the training record."""
-        words = ["napari-beerlanet", "train", "--task", "classify", "--data", data]
-        words += ["--model", Path(self.model).name] if self.model else []
-        words += ["--backbone", self.backbone, "--front-end", self.front_end]
-        words += ["--weights", Path(self.weights).name] if self.weights else []
-        words += ["--epochs", str(self.epochs), "--batch", str(self.batch)]
-        words += ["--lr", str(self.learning_rate), "--seed", str(self.seed)]
-        words += ["--normalizer", Path(self.normalizer).name] if self.normalizer else []
-        words += ["--jitter", self.jitter_kind] if self.jitter_kind != "stain" else []
-        return shlex.join(words)
-
 
 _DEFAULTS = ClassifierTrainSettings()
 
@@ -274,8 +260,8 @@ def train_classifier(
         Further `ClassifierTrainSettings`, for instance input_size=96 or normalize=True.
     """
     start = model if is_model(model) else None
-    if settings.get("detector") is not None:
-        settings["detector"] = name_or_path(settings["detector"])
+    for name in {"detector", "reference"} & {key for key in settings if settings[key] is not None}:
+        settings[name] = name_or_path(settings[name])
     own = None if isinstance(backbone, str) else backbone
     own_normalizer, saved = normalizer_or_path(normalizer)
     chosen = ClassifierTrainSettings(
