@@ -110,6 +110,19 @@ def test_transparent_pixels_are_white():
     assert (shown[middle + 5 :] < 255).any()
 
 
+def test_what_is_transparent_has_no_density():
+    image, alpha = field(40, 40), np.full((40, 40, 1), 255, np.uint8)
+    image[:, :20], alpha[:, :20] = 0, 0
+    d = unrolled(np.concatenate([image, alpha], axis=2), components=2)
+    grid = module._PanelGrid.of((40, 40), 3)
+    x, y = grid.corner(1)
+    picture = np.asarray(draw_preview(d))[y + module._CAPTION :, x:]
+    panel = picture[5 : grid.panel[1] - 5, 5 : grid.panel[0] - 5]
+    middle = panel.shape[1] // 2
+    assert (panel[:, : middle - 20] == 255).all()
+    assert (panel[:, middle + 20 :].min(0) < 128).any(), "the scale is that of what is shown"
+
+
 def test_a_slide_costs_no_more_than_what_is_shown(monkeypatch):
     """Only every n-th pixel of a large image is looked at."""
     sizes = []

@@ -14,9 +14,12 @@ from napari_beerlanet.core.common.storage import FileError, file_stamp
 from napari_beerlanet.core.images import pyramid, tiff
 from napari_beerlanet.core.images.files import read_image
 from napari_beerlanet.core.images.pyramid import read_region
+from napari_beerlanet.core.images.rgb import PADDING_GREY
 from napari_beerlanet.core.images.slide import is_slide, open_slide
+from napari_beerlanet.core.images.tissue import BORDER, TISSUE, find_tissue
 from napari_beerlanet.core.stains.decompose import decompose
 from napari_beerlanet.core.stains.slide import decompose_slide
+from napari_beerlanet.core.stains.slide_pixels import SlidePixels
 from napari_beerlanet.samples import he_field
 from napari_beerlanet.ui.io.slide_reader import get_reader
 
@@ -186,7 +189,7 @@ def test_a_header_that_claims_more_than_the_file_has(image, tmp_path):
 
 
 class FakeSlide:
-    """As openslide gives them."""
+    """As openslide gives them: what the scanner left out is transparent black."""
 
     level_count, level_downsamples = 2, (1.0, 2.0)
     properties = {"openslide.mpp-x": "0.25", "openslide.mpp-y": "0.3"}  # noqa: RUF012
@@ -194,32 +197,62 @@ class FakeSlide:
     def __init__(self, path):
         if not path.endswith(".mrxs"):
             raise OSError("unknown")
-        self.image = Image.fromarray(he_field((300, 400), seed=1).image)
+        self.image = Image.fromarray(he_field((300, 400), seed=1).image).convert("RGBA")
+        if "partly" in path:
+            hole = Image.new("RGBA", (400, 300))
+            hole.paste(self.image.crop((160, 100, 320, 260)), (160, 100))
+            self.image = hole
         self.level_dimensions = ((400, 300), (200, 150))
 
     def read_region(self, corner, level, size):
         step = 2**level
         whole = self.image.resize(self.level_dimensions[level], Image.Resampling.NEAREST)
         x, y = corner[0] // step, corner[1] // step
-        return whole.crop((x, y, x + size[0], y + size[1])).convert("RGBA")
+        return whole.crop((x, y, x + size[0], y + size[1]))
 
     def close(self):
         pass
 
 
-def test_openslide_reads_what_tifffile_cannot(tmp_path, monkeypatch):
+@pytest.fixture
+def openslide(monkeypatch):
     fake = types.ModuleType("openslide")
     fake.OpenSlide = FakeSlide
     monkeypatch.setitem(sys.modules, "openslide", fake)
+
+
+def test_openslide_reads_what_tifffile_cannot(openslide, tmp_path):
     (tmp_path / "a.mrxs").write_text("odd")
     with open_slide(tmp_path / "a.mrxs") as slide:
         assert slide.pixel_size == (0.3, 0.25)
         right = he_field((300, 400), seed=1).image
-        np.testing.assert_array_equal(slide.levels[0][30:90, 7:99], right[30:90, 7:99])
-        assert slide.dask()[1].compute().shape == (150, 200, 3)
+        shown = slide.levels[0][30:90, 7:99]
+        np.testing.assert_array_equal(shown[..., :3], right[30:90, 7:99])
+        assert (shown[..., 3] == 255).all()
+        assert slide.dask()[1].compute().shape == (150, 200, 4)
     (tmp_path / "b.tif").write_bytes(b"II*\0")
     with pytest.raises(FileError, match=r"b\.tif"):
         open_slide(tmp_path / "b.tif")
+
+
+def test_what_the_scanner_left_out_is_not_black(openslide, tmp_path):
+    """It weighs nothing, is no tissue, and is padding to a network."""
+    (tmp_path / "partly.mrxs").write_text("odd")
+    scanned = he_field((300, 400), seed=1).image[100:260, 160:320]
+    with open_slide(tmp_path / "partly.mrxs") as slide:
+        found = decompose_slide(slide.levels, iterations="converge")
+        tissue = find_tissue(slide.levels)
+        pixels = SlidePixels(slide.levels)[:, :]
+    assert found.counted == scanned[..., 0].size
+    right = decompose(scanned, iterations="converge")
+    np.testing.assert_allclose(found.fit.light, right.light, atol=0.005)
+    assert found.fit.active.sum() == right.active.sum() == 2
+    outside = np.ones(tissue.kind.shape, bool)
+    outside[98:262, 158:322] = False
+    assert (tissue.kind[outside] == BORDER).all()
+    assert (tissue.kind[~outside] == TISSUE).any()
+    np.testing.assert_array_equal(pixels[100:260, 160:320], scanned)
+    assert (pixels[:100] == PADDING_GREY).all()
 
 
 # --- napari --------------------------------------------------------------------------------------

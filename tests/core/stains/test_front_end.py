@@ -7,6 +7,7 @@ import torch
 from napari_beerlanet.core.detection.detector import Detector
 from napari_beerlanet.core.detection.network import PADDING, StainDetectionModel
 from napari_beerlanet.core.images.rgb import PADDING_GREY, fill_transparent
+from napari_beerlanet.core.stains.domain_shift import summarize_stain
 from napari_beerlanet.core.stains.front_end import fit_stain
 from napari_beerlanet.samples import blood_smear
 from tinydata import MODEL
@@ -99,6 +100,10 @@ def test_hidden_pixels_are_padding(network, smear):
     np.testing.assert_allclose(fit.spectra, visible.spectra, atol=1e-12)
     seen = fit.mix_tiles(network, fill_transparent(image)[None])[0]
     assert torch.equal(seen[:, :30], torch.full_like(seen[:, :30], PADDING))
+    told, right = (
+        summarize_stain(visible, pixels) for pixels in (fill_transparent(image), smear[30:])
+    )
+    assert told == right
 
 
 @pytest.mark.parametrize("colour", [0, PADDING_GREY, 255])

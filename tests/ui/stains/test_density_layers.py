@@ -26,6 +26,14 @@ def fitted(image, **settings):
     )
 
 
+def test_what_is_transparent_does_not_set_the_contrast(smear):
+    """Black that a scanner left out would be denser than any stain."""
+    rgba = np.dstack([smear, np.full(smear.shape[:2], 255, np.uint8)])
+    rgba[:, 40:] = 0
+    d, bare = (decompose(image, iterations="converge") for image in (rgba, smear[:, :40]))
+    assert shared_contrast_limit(d) == pytest.approx(shared_contrast_limit(bare), rel=0.1)
+
+
 @pytest.fixture
 def viewer(qapp, smear):
     made = ViewerModel()

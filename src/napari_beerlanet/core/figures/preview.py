@@ -51,6 +51,9 @@ def draw_preview(
     sheet = Image.new("RGB", grid.size, (255, 255, 255))
     draw = ImageDraw.Draw(sheet)
     maps = [thumbnail(d.densities[i], grid.fitted) for i in components]
+    if d.image.pixels.shape[2] == 4:
+        visible = thumbnail(d.image.pixels[..., 3], grid.fitted) / d.image.white
+        maps = [density * visible for density in maps]
     full_scale = _full_colour_density(maps)
 
     _write_title(draw, d, grid, name, pixel_size)

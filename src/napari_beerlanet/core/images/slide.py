@@ -222,13 +222,16 @@ def _open_with_openslide(path: Path) -> Slide | None:
 
 
 class _OpenSlideLevel:
-    """A level of an openslide-like object, (H, W, 3) uint8."""
+    """A level of an openslide-like object, (H, W, 4) uint8: transparent where nothing was scanned.
 
-    dtype, ndim, chunks = np.dtype(np.uint8), 3, (_OPENSLIDE_CHUNK, _OPENSLIDE_CHUNK, 3)
+    Without alpha that would be black, and more densely stained than any tissue.
+    """
+
+    dtype, ndim, chunks = np.dtype(np.uint8), 3, (_OPENSLIDE_CHUNK, _OPENSLIDE_CHUNK, 4)
 
     def __init__(self, slide: Any, number: int) -> None:
         width, height = slide.level_dimensions[number]
-        self.shape = (int(height), int(width), 3)
+        self.shape = (int(height), int(width), 4)
         self._slide, self._number = slide, number
 
     def __getitem__(self, index: Any) -> npt.NDArray[np.uint8]:
@@ -239,4 +242,4 @@ class _OpenSlideLevel:
         corner = (round(left * scale), round(top * scale))
         size = (max(right - left, 0), max(bottom - top, 0))
         part = self._slide.read_region(corner, self._number, size)
-        return np.asarray(part.convert("RGB"))[::down, ::across][(..., *index[2:])]
+        return np.asarray(part.convert("RGBA"))[::down, ::across][(..., *index[2:])]

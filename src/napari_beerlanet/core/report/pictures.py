@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw
 from napari_beerlanet.core.boxes.classes import parse_colour
 from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.common.arrays import load_array
-from napari_beerlanet.core.images.rgb import to_uint8
+from napari_beerlanet.core.images.rgb import fill_transparent, to_uint8
 
 Pixels = npt.NDArray[Any]
 Indices = npt.NDArray[np.int64]
@@ -75,7 +75,7 @@ def crop_with_box(pixels: Pixels, box: npt.NDArray[Any], colour: str) -> Image.I
     scale = 2 * _CROP_SIZE / side
     square = Image.new("RGB", (2 * _CROP_SIZE, 2 * _CROP_SIZE), (255, 255, 255))
     if part.size:
-        eight = np.ascontiguousarray(to_uint8(load_array(part))[..., :3])
+        eight = np.ascontiguousarray(fill_transparent(to_uint8(load_array(part))))
         size = (max(round(part.shape[1] * scale), 1), max(round(part.shape[0] * scale), 1))
         at = (round((columns.start - left) * scale), round((rows.start - top) * scale))
         square.paste(Image.fromarray(eight).resize(size, Image.Resampling.BICUBIC), at)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from napari_beerlanet.core.images.rgb import PADDING_GREY
 from napari_beerlanet.core.stains.front_end import StainFit
 
 _SAMPLE_PIXELS = 1 << 17  # that stand for an image
@@ -37,10 +38,10 @@ def subsample_pixels(pixels: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def summarize_stain(fit: StainFit, pixels: npt.NDArray[np.uint8]) -> dict[str, Any]:
     """Plain numbers on an image's stain: background (3,), spectra (3, r), share of each (r,).
 
-    `pixels` (h, w, 3) are the image or a sample of it.
+    `pixels` (h, w, 3) are the image or a sample of it; those of the padding's grey do not count.
     """
     rows, table = fit.look_up(pixels)
-    counts = np.bincount(rows.ravel(), minlength=len(table))
+    counts = np.bincount(rows[(pixels != PADDING_GREY).any(-1)], minlength=len(table))
     density = counts @ table.astype(np.float64) * np.linalg.norm(fit.spectra, axis=0)
     total = density.sum()
     share = density / total if total > 0 else np.zeros_like(density)

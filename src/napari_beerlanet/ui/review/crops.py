@@ -19,7 +19,7 @@ from superqt.utils import qthrottled
 
 from napari_beerlanet.core.boxes.detections import CHANNEL_MEAN_COLUMN, Detections
 from napari_beerlanet.core.common.progress import Report, report_progress
-from napari_beerlanet.core.images.rgb import check_rgb, to_uint8
+from napari_beerlanet.core.images.rgb import check_rgb, fill_transparent, to_uint8
 from napari_beerlanet.core.stains.decompose import decompose
 from napari_beerlanet.core.stains.decomposition import Decomposition
 from napari_beerlanet.ui.common.controls import rgb_pixmap
@@ -207,7 +207,7 @@ def crop_window(box: npt.NDArray[Any], shape: tuple[int, int]) -> SliceWindow:
 
 
 def _paint_rgb(pixels: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    return to_uint8(check_rgb(pixels).pixels)[..., :3]
+    return fill_transparent(to_uint8(check_rgb(pixels).pixels))
 
 
 def _decompose_converged(pixels: npt.NDArray[Any]) -> Decomposition:

@@ -290,8 +290,10 @@ def shared_contrast_limit(d: Decomposition) -> float:
     """A density that nearly all pixels of every component lie below, rounded to two digits."""
     pixels = d.densities.shape[1] * d.densities.shape[2]
     step = max(1, pixels // _MAX_LIMIT_SAMPLES)
-    sample = [d.densities[i].reshape(-1)[::step] for i in np.flatnonzero(d.active)]
-    if not sample:
+    colours = d.image.flat[::step]
+    visible = slice(None) if colours.shape[1] == 3 else colours[:, 3] > 0
+    sample = [d.densities[i].reshape(-1)[::step][visible] for i in np.flatnonzero(d.active)]
+    if not sample or not sample[0].size:
         return 1.0
     high = max(float(np.percentile(values, _LIMIT_PERCENTILE)) for values in sample)
     return float(f"{high or max(float(values.max()) for values in sample) or 1.0:.1e}")
