@@ -1,0 +1,226 @@
+"""Is the size of cells found by itself, also by a model that one has just taught?
+
+    python benchmarks/cell_size.py --out cell-size
+
+"blood-cells" is fine-tuned with default settings on 1, 4 + 1 and 8 + 2 fields of another laboratory
+and of BCCD, enlarged by 1, 1.6 and 2.4, with all cells annotated or red cells alone. Parent and
+child are measured on 100 other fields of the same enlargement, with automatic size and with the
+best of five fixed ones around the true one. AP is the mean of red and white cells, or that of red
+cells where they alone are annotated.
+A finished run is a line of OUT/cell_size.jsonl and is not done again.
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import torch
+from finetune import PARENT, SHARED, Results, line
+from PIL import Image
+from smears import NAMES, read_voc
+
+import napari_beerlanet as nb
+from napari_beerlanet.core.formats.dataset import Dataset, read_dataset
+
+LABS = ("other-lab", "bccd")
+ENLARGED = (1.0, 1.6, 2.4)
+FIELDS = {1: (1, 1), 5: (4, 1), 10: (8, 2)}  # for training and validation; an only one does both
+KINDS = {"all": (0, 1, 2), "red": (0,)}  # labels that are annotated
+FIXED = (0.8, 0.89, 1.0, 1.12, 1.25)  # of the median of the true sizes of red cells
+HELD_OUT = 100
+
+
+def main():
+    options = parse()
+    out = options.out.resolve()
+    done = Results(out / "cell_size.jsonl")
+    labs = {name: Laboratory(name, options.shared) for name in options.labs}
+    for lab in labs.values():
+        for factor in options.enlarged:
+            held_out = lab.held_out(out, factor)
+            key = {"lab": lab.name, "factor": factor, "fields": 0}
+            done.once(key, lambda key, data=held_out: measured(PARENT, data))
+    for draw in options.draws:
+        for fields in options.fields:
+            for kind in options.kinds:
+                for factor in options.enlarged:
+                    for name in labs:
+                        key = {"lab": name, "factor": factor, "fields": fields}
+                        key |= {"kind": kind, "draw": draw}
+                        done.once(key, lambda key: one_run(key, labs[key["lab"]], out))
+                        (out / "cell_size.md").write_text(table(done.rows))
+    print(table(done.rows))
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--labs", nargs="+", choices=LABS, default=LABS)
+    parser.add_argument("--enlarged", nargs="+", type=float, default=ENLARGED)
+    parser.add_argument("--fields", nargs="+", type=int, choices=FIELDS, default=(5, 1, 10))
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=tuple(KINDS))
+    parser.add_argument("--draws", nargs="+", type=int, default=(0, 1, 2))
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--shared", type=Path, default=SHARED)
+    parser.add_argument("--out", type=Path, default=Path("cell-size"))
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(options.threads)
+    return options
+
+
+class Laboratory:
+    """Its fields, in an order that is always the same: to measure on first, then to draw from."""
+
+    def __init__(self, name, shared):
+        source = shared / "data" / name
+        self.name = name
+        if name == "bccd":
+            splits = {
+                split: (source / "ImageSets" / "Main" / f"{split}.txt").read_text().split()
+                for split in ("train", "val", "test")
+            }
+            measure = splits["test"] + shuffled(splits["val"], 0)
+            stems = measure[:HELD_OUT] + shuffled(splits["train"], 0)
+            self.fields = [(source / "JPEGImages" / f"{stem}.jpg", None) for stem in stems]
+        else:
+            images = shuffled(sorted((source / "images").iterdir()), 0)
+            self.fields = [(p, source / "labels" / f"{p.stem}.txt") for p in images]
+
+    def held_out(self, out, factor):
+        folder = out / f"{self.name}-{factor:g}"
+        for field in self.fields[:HELD_OUT]:
+            self.write(field, folder, factor, KINDS["all"])
+        return write_yaml(folder, dict.fromkeys(("train", "val", "test"), "images"))
+
+    def draw(self, folder, factor, fields, kind, draw):
+        """The data.yaml of fields that were drawn, with `kind` of their cells annotated."""
+        train, validation = FIELDS[fields]
+        pool = self.fields[HELD_OUT:]
+        order = np.random.default_rng([draw, 1]).permutation(len(pool))
+        chosen = [self.write(pool[k], folder, factor, KINDS[kind]) for k in order[:fields]]
+        splits = {"train": chosen[:train], "val": chosen[-validation:]}
+        return write_yaml(folder, splits)
+
+    def write(self, field, folder, factor, kept):
+        """An enlarged image with its labels of `kept` classes; returns its path in the folder."""
+        path, labels_path = field
+        image, labels = folder / "images" / path.name, folder / "labels" / f"{path.stem}.txt"
+        if not labels.exists():
+            for parent in (image.parent, labels.parent):
+                parent.mkdir(parents=True, exist_ok=True)
+            picture = Image.open(path).convert("RGB")
+            size = [round(side * factor) for side in picture.size]
+            if factor == 1:
+                image.write_bytes(path.read_bytes())
+            else:
+                picture.resize(size, Image.Resampling.BICUBIC).save(image, quality=95)
+            rows = read_boxes(path, labels_path, picture.size)
+            labels.write_text("".join(row(*r) for r in rows if int(r[0]) in kept))
+        return f"images/{path.name}"
+
+
+def row(label, *cxcywh):
+    return " ".join([f"{label:.0f}", *(f"{v:.6f}" for v in cxcywh)]) + "\n"
+
+
+def read_boxes(path, labels_path, size):
+    """(n, 5): label and centre, width, height as shares of the image."""
+    if labels_path is not None:
+        return np.loadtxt(labels_path, ndmin=2)
+    voc = path.parents[1] / "Annotations" / f"{path.stem}.xml"
+    labels, boxes = read_voc(voc, size[::-1])
+    centre, sides = (boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]
+    return np.column_stack([labels, centre / size, sides / size])
+
+
+def shuffled(items, seed):
+    return [items[k] for k in np.random.default_rng(seed).permutation(len(items))]
+
+
+def write_yaml(folder, splits):
+    """A data.yaml of folders, or of lists of images."""
+    lines = [f"names: [{', '.join(NAMES)}]"]
+    for split, images in splits.items():
+        if isinstance(images, list):
+            (folder / f"{split}.txt").write_text("\n".join(images) + "\n")
+            images = f"{split}.txt"
+        lines.append(f"{split}: {images}")
+    data = folder / "data.yaml"
+    data.write_text("\n".join(lines) + "\n")
+    return data
+
+
+def one_run(key, lab, out):
+    folder = out / "runs" / "-".join(f"{value}" for value in key.values())
+    data = lab.draw(folder / "data", key["factor"], key["fields"], key["kind"], key["draw"])
+    model = nb.fine_tune(PARENT, data, output=folder / "run", device="cpu", resume=True)
+    return measured(model, lab.held_out(out, key["factor"]))
+
+
+def measured(model, data):
+    """AP50 and AP50-95 of each class, with automatic size ("auto") and with each fixed one."""
+    if isinstance(model, str):
+        model = nb.load_checkpoint(model, device="cpu")
+    dataset = read_dataset(data)
+    true = median_size(dataset, label=0)
+    sizes = {"auto": "auto"} | {f"{f:g}": f * true for f in FIXED}
+    results = {k: nb.evaluate(model, dataset, "test", object_size=v) for k, v in sizes.items()}
+    return {
+        "true": round(true, 1),
+        "object_sizes": {k: v["median"] for k, v in model.info["object_sizes"].items()},
+        "measured": {
+            k: {c: (m["AP50"], m["AP50-95"]) for c, m in r["per_class"].items()}
+            for k, r in results.items()
+        },
+    }
+
+
+def median_size(dataset: Dataset, label):
+    """√(width · height) in pixels of the images."""
+    sides = [
+        item.cxcywh[item.labels == label, 2:] * Image.open(item.image).size
+        for item in dataset.splits["test"]
+    ]
+    return float(np.median(np.sqrt(np.concatenate(sides).prod(1))))
+
+
+# --- the table -----------------------------------------------------------------------------------
+
+
+def table(rows):
+    """A line for each draw: AP50 and AP50-95 in percent."""
+    head = ["laboratory", "enlarged", "fields", "annotated", "draw", "parent, automatic"]
+    head += ["automatic", "best fixed", "at", "to best fixed", "to parent", "missed"]
+    lines = [line(head), "|---" * len(head) + "|"]
+    parents = {(r["lab"], r["factor"]): r for r in rows if not r["fields"]}
+    for r in sorted(rows, key=lambda r: [str(v) for v in r.values()][:5]):
+        classes = NAMES[:1] if r.get("kind") == "red" else NAMES[:2]
+        parent = score(parents[r["lab"], r["factor"]], "auto", classes)
+        auto = score(r, "auto", classes)
+        best = max((k for k in r["measured"] if k != "auto"), key=lambda k: score(r, k, classes)[1])
+        fixed = score(r, best, classes)
+        to_fixed, to_parent = auto[1] - fixed[1], auto[1] - parent[1]
+        texts = [
+            r["lab"],
+            f"{r['factor']:g}",
+            str(r["fields"]),
+            r.get("kind", ""),
+            r.get("draw", ""),
+        ]
+        texts += [shown(parent), shown(auto), shown(fixed), best]
+        texts += [f"{to_fixed:+.1f}", f"{to_parent:+.1f}"]
+        lines.append(line([*map(str, texts), "**x**" if to_fixed < -0.5 or to_parent < -1 else ""]))
+    return "\n".join(lines) + "\n"
+
+
+def score(run, size, classes):
+    """AP50 and AP50-95 in percent, the mean of classes."""
+    return 100 * np.mean([run["measured"][size][name] for name in classes], axis=0)
+
+
+def shown(ap):
+    return f"{ap[0]:.1f} / {ap[1]:.1f}"
+
+
+if __name__ == "__main__":
+    main()
