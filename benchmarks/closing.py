@@ -544,37 +544,6 @@ def run_on_folder(case: Case) -> Running:
     return lambda: panel.progress.running
 
 
-def fill_benchmark(case: Case) -> Any:
-    """The panel *Run benchmark* with the smallest benchmark there is."""
-    panel = case.panel("Run benchmark")
-    form = panel.form
-    form.task.kind.setCurrentIndex(1)
-    form.task.train.setText(str(case.data / "laboratories" / "one"))
-    form.task.add_laboratory(str(case.data / "laboratories" / "two"))
-    for name, box in form.methods.items():
-        box.setChecked(name == "none")
-    form.task.image_size.setValue(32)
-    form.out.setText(str(case.folder / "results"))
-    return panel
-
-
-@task("estimate a benchmark")
-def estimate_benchmark(case: Case) -> Running:
-    """Steps of trainings are timed in a process."""
-    panel = fill_benchmark(case)
-    case.press(panel.estimate_button)
-    return lambda: panel.estimate_task.running
-
-
-@task("benchmark")
-def benchmark(case: Case) -> Running:
-    """Trainings in a process and its workers."""
-    panel = fill_benchmark(case)
-    case.press(panel.start_button)
-    case.wait(lambda: panel.view.running, "the benchmark")
-    return lambda: panel.view.running
-
-
 # --- in a process that goes on --------------------------------------------------------------------
 
 

@@ -1,8 +1,8 @@
 """The pictures of README and docs: real images in a real window, with the code as it is.
 
     xvfb-run -a -s "-screen 0 1920x1200x24" python benchmarks/pictures.py [--out docs]
-        [--shared ../shared] [--results paper-table/results]
-        [--only loop types normalize training review slide batch benchmark overlay]
+        [--shared ../shared]
+        [--only loop types normalize training review slide batch overlay]
 
 The others: `million.py --pictures docs` makes million-*.jpg, `contact_sheet.py` contact_sheet.jpg.
 Every click is a real one, and every number on a picture is computed; a training run of a minute and
@@ -34,9 +34,7 @@ _PARASITES = "malaria/images/1701151546-0011-R_T.jpg"
 
 
 class Pictures(Walk):
-    """A walk that saves what README and docs show; `results` are those of `paper_table.py`."""
-
-    results = Path("paper-table/results")
+    """A walk that saves what README and docs show."""
 
     def save(self, name: str, fit: bool = True) -> None:
         """The window as docs/NAME.jpg; `fit`: with the whole image in view."""
@@ -253,18 +251,6 @@ def batch(window: Pictures, shared: Path) -> None:
     window.save("window-batch")
 
 
-def benchmark(window: Pictures, shared: Path) -> None:
-    """The table of `paper_table.py`, as far as there is one, in the panel that it runs in."""
-    from napari_beerlanet.ui.workspace.workspace import BENCHMARK
-
-    window.viewer.open(sorted((shared / "data" / "other-lab" / "images").glob("*.jpg"))[0])
-    panel = window.open_tab(BENCHMARK)
-    panel.open_settings(window.results.absolute())
-    window.wait(lambda: panel.view.table_shown is not None, "the table")
-    window.pause(1)
-    window.save("window-benchmark")
-
-
 def overlay(window: Pictures, shared: Path) -> None:
     """The picture that the command line saves of its detections."""
     from PIL import Image
@@ -280,7 +266,7 @@ def overlay(window: Pictures, shared: Path) -> None:
 
 SCENES: dict[str, Callable[[Pictures, Path], None]] = {
     scene.__name__: scene
-    for scene in (loop, types, normalize, training, review, slide, batch, benchmark, overlay)
+    for scene in (loop, types, normalize, training, review, slide, batch, overlay)
 }
 
 
@@ -288,7 +274,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("docs"))
     parser.add_argument("--shared", type=Path, default=Path("../shared"))
-    parser.add_argument("--results", type=Path, default=Pictures.results)
     parser.add_argument("--only", nargs="*", choices=list(SCENES), default=list(SCENES))
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -301,7 +286,6 @@ def main() -> None:
             "YOLO_OFFLINE": "true",
         }
         window = Pictures(options.out, _SIZE, "dark")
-        window.results = options.results
         window.pause(1)
         SCENES[name](window, options.shared.absolute())
         window.viewer.close()

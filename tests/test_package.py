@@ -30,8 +30,7 @@ HEAVY = {"torch", "numba"}
 # are for patches of slides: core/classification/slide_classifier.py, ui/classify/patches.py.
 # Normalization has seven: what all normalizers share, torchstain's, Vahadane, BeerLaNet, slides,
 # the list of methods with its files, and the command.
-# Seven are the panels Compare normalizations (widget, form, job, layers, table) and Run benchmark
-# (widget, run view).
+# Five are the panel Compare normalizations (widget, form, job, layers, table).
 # Four make normalizers a part of networks: LStainNorm, StainGAN's networks and its training, batch
 # statistics of other images.
 MAX_MODULES, MAX_IN_A_FOLDER = 270, 13

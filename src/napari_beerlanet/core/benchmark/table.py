@@ -21,7 +21,6 @@ from typing import Literal, NamedTuple, get_args
 from napari_beerlanet.core.benchmark.settings import (
     METHODS,
     METRIC_TITLES,
-    SETTINGS_FILE,
     BenchmarkSettings,
     TaskKind,
 )
@@ -295,18 +294,6 @@ def table_of(settings: BenchmarkSettings, records: Iterable[Mapping[str, object]
                     cell = values.setdefault((str(record["method"]), column), {})
                     cell[int(str(record["seed"]))] = 100 * float(value)
     return ResultTable(columns, settings.methods, values, settings.seeds)
-
-
-def read_table(out: Path) -> ResultTable | None:
-    """The table of a results folder as things stand, None while there is none.
-
-    It is made from the values that the run itself has written, so both are the same.
-    """
-    if not (out / SETTINGS_FILE).is_file():
-        return None
-    settings = BenchmarkSettings.read(out / SETTINGS_FILE)
-    values = read_values(out / VALUES_FILE) if (out / VALUES_FILE).is_file() else {}
-    return ResultTable(columns_of(settings), settings.methods, values, settings.seeds)
 
 
 def read_values(path: Path) -> dict[tuple[str, Column], dict[int, float]]:

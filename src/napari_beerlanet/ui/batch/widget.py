@@ -30,7 +30,6 @@ from napari_beerlanet.ui.common.controls import (
     SettingsPanel,
     button,
     copy_text,
-    panel_button,
     row,
     separator,
     wrapping_label,
@@ -150,12 +149,7 @@ class BatchWidget(Panel):
             self.run_button,
         )
         below = (self.problem_text, self.start_bar, self.progress, self.results)
-        self.benchmark_button = panel_button(
-            self.viewer,
-            "Run benchmark",
-            "Train and measure every normalization method on your data, and compare them.",
-        )
-        for part in (*parts, *below, self.command_group, row(self.benchmark_button)):
+        for part in (*parts, *below, self.command_group):
             self.body.addWidget(part)
         self.body.addStretch(1)
 

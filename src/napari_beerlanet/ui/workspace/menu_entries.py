@@ -17,7 +17,6 @@ from napari_beerlanet.ui.common.panel import DockedWidget, unwrap_viewer
 from napari_beerlanet.ui.workspace.workspace import (
     ANNOTATE,
     BATCH,
-    BENCHMARK,
     CELLS,
     CLASSIFY,
     COMPARE,
@@ -146,9 +145,3 @@ class CompareEntry(MenuEntry):
     """Opens “Compare normalizations”."""
 
     tab = COMPARE
-
-
-class RunBenchmarkEntry(MenuEntry):
-    """Opens “Run benchmark”."""
-
-    tab = BENCHMARK

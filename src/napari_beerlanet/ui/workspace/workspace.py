@@ -176,19 +176,12 @@ COMPARE = Tab(
     "normalize.widget:CompareWidget",
     own_dock=True,
 )
-BENCHMARK = Tab(
-    "Benchmark",
-    "Run benchmark",
-    "Train and measure every method on your data, and compare them in one table.",
-    "benchmark.widget:BenchmarkWidget",
-    own_dock=True,
-)
 
 TABS = (STAINS, CELLS, CLASSIFY, ANNOTATE, TRAIN, REVIEW, BATCH)
 """From left to right."""
 
-ALL_TABS = (*TABS, COMPARE, BENCHMARK)
-"""Also those in docks of their own."""
+ALL_TABS = (*TABS, COMPARE)
+"""Also the one in a dock of its own."""
 
 
 class Workspace(DockedWidget):
