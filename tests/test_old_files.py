@@ -13,7 +13,6 @@ from PIL import Image
 from napari_beerlanet.cli.main import main
 from napari_beerlanet.core.batch.outputs import current_row
 from napari_beerlanet.core.batch.settings import StudySettings
-from napari_beerlanet.core.batch.study import run_study
 from napari_beerlanet.core.boxes.classes import class_colours
 from napari_beerlanet.core.checkpoints.checkpoint import (
     checkpoint_hash,
@@ -22,9 +21,6 @@ from napari_beerlanet.core.checkpoints.checkpoint import (
     read_info,
 )
 from napari_beerlanet.core.common.events import EventTail, RunState
-from napari_beerlanet.core.common.storage import file_stamp
-from napari_beerlanet.core.common.tile_store import read_summary, tile_store_path
-from napari_beerlanet.core.detection.slide_detector import SlideDetection
 from napari_beerlanet.core.evaluation.dataset import evaluate
 from napari_beerlanet.core.formats import read_detections
 from napari_beerlanet.core.formats.dataset import check_dataset, dataset_hash, read_dataset
@@ -159,48 +155,6 @@ def test_a_killed_run_is_resumed(home):
     assert events[-1] == "end"
 
 
-# --- slides --------------------------------------------------------------------------------------
-
-
-def search(home, name):
-    """As the Find cells panel goes on with the image's search."""
-    path = home / "slides" / f"{name}.png"
-    model = load_checkpoint(home / "checkpoints" / "tiny.safetensors", "cpu")
-    facts = {k: v for k, v in file_stamp(path).items() if k != "path"}
-    source = {"name": path.name, **facts, "index": []}
-    pixels = np.asarray(Image.open(path).convert("RGB"))
-    settings = {"object_size": 20, "tile": 160, "skip_glass": False}
-    return SlideDetection(model, pixels, results=tile_store_path(path), source=source, **settings)
-
-
-@pytest.mark.parametrize("name", ["whole", "half", "torn"])
-def test_tile_results(home, name):
-    """Finished, killed, and killed while a tile was being written; no tile is computed again."""
-    restored(home, "slides", "checkpoints")
-    right = expected(home, "slides")
-    header, done = read_summary(home / "slides" / f"{name}.png.tiles")
-    assert done == right[name]["tiles"]
-    assert header["wanted"] == right[name]["wanted"]
-    assert header["name"] == right[name]["model"]
-    with search(home, name) as run:
-        assert run.changed == []
-        assert run.resumed == right[name]["tiles"]
-        assert len(run.tiles) == right[name]["total"]
-        steps = list(run.detect_tiles())
-        assert len(steps) == right[name]["total"] - right[name]["tiles"]
-        assert run.finished
-        found, facts = run.detections(0.25, densities=True), right["whole"]
-    assert len(found) == facts["count"]
-    assert found.counts() == facts["counts"]
-    assert found.names == facts["names"]
-    assert sorted(found.columns) == [c.replace("OD", "Model channel") for c in facts["columns"]]
-    np.testing.assert_allclose(found.xyxy[:5], facts["first"], atol=0.05)
-    np.testing.assert_allclose(found.scores[:5], facts["scores"], atol=1e-3)
-    np.testing.assert_allclose(found.xyxy.astype(float).sum(0), facts["sum"], rtol=1e-4)
-    with search(home, name) as run:
-        assert run.finished
-
-
 # --- studies -------------------------------------------------------------------------------------
 
 
@@ -244,26 +198,6 @@ def test_studies(home, name, counts):
     assert (out / "summary.csv").is_file()
     assert (out / "failures.csv").is_file() == bool(counts["failed"])
     assert not (out / ".work").exists()
-
-
-def test_the_tiles_of_a_killed_study_are_not_computed_again(home, monkeypatch):
-    out = restored(home, "study") / "study" / "killed"
-    right = expected(home, "study")["killed"]
-    (work,) = right["work"]
-    header, done = read_summary(out / ".work" / work)
-    assert done == right["work"][work] > 0
-    assert header["identity"]["source"] == file_stamp(home / "study" / "images" / "field1.png")
-    resumed, steps = [], SlideDetection.detect_tiles
-
-    def noted(self, *given, **more):
-        resumed.append(self.resumed)
-        return steps(self, *given, **more)
-
-    monkeypatch.setattr(SlideDetection, "detect_tiles", noted)
-    settings = StudySettings(**right["settings"])
-    study = run_study(home / "study" / "images", out, settings, workers=0)
-    assert sorted(resumed) == [0, done]
-    assert study.count("done") == 2
 
 
 # --- commands ------------------------------------------------------------------------------------

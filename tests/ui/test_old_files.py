@@ -15,7 +15,6 @@ from napari_beerlanet.ui.common.session import get_session, last_open_project
 from napari_beerlanet.ui.detections.detection_layer import DetectionLayer
 from napari_beerlanet.ui.finetune.widget import FineTuneWidget
 from napari_beerlanet.ui.review.widget import ReviewWidget
-from napari_beerlanet.ui.viewer.planes import SlideCache, current_plane, read_previous_search
 from old_files import expected, restored
 
 pytestmark = pytest.mark.window
@@ -122,16 +121,3 @@ def test_runs_in_the_fine_tune_panel(home, shared_viewer, until):
             assert states[name] is RunState(facts["state"])
     finally:
         panel.shut_down()
-
-
-@pytest.mark.parametrize("name", ["whole", "half", "torn"])
-def test_a_slide_s_search_is_offered(home, shared_viewer, name):
-    restored(home, "slides")
-    right = expected(home, "slides")[name]
-    viewer = shared_viewer()
-    path = home / "slides" / f"{name}.png"
-    layer = viewer.add_image(pixels(path), name=name, metadata={"path": str(path)})
-    entry = SlideCache().entry(layer, current_plane(layer, viewer))
-    found = read_previous_search(entry)
-    assert (found.done, found.total, found.model) == (right["tiles"], right["wanted"], "tiny")
-    assert found.finished == (name == "whole")

@@ -17,6 +17,7 @@ from napari_beerlanet.core.batch.study import run_study
 from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.common.progress import Cancelled
 from napari_beerlanet.core.common.storage import FileError, file_hash
+from napari_beerlanet.core.detection.slide_detector import SlideDetection
 from napari_beerlanet.core.images.files import read_image
 from napari_beerlanet.core.stains.decompose import decompose
 from napari_beerlanet.samples import blood_smear, he_field
@@ -237,6 +238,28 @@ def test_cancelling_keeps_what_is_done(images, tmp_path):
     content = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert content["counts"]["done"] == 2
     assert run_study(images, tmp_path / "out", QUICK, workers=0).count("skipped") == 2
+
+
+def test_the_tiles_of_an_image_that_was_stopped_are_not_searched_again(tmp_path, monkeypatch):
+    Image.fromarray(blood_smear((300, 400), seed=1).image).save(tmp_path / "smear.png")
+    settings = {"model": "blood-cells", "decompose": False, "previews": False, "tile": 128}
+    given = (tmp_path / "smear.png", tmp_path / "out", settings | {"object_size": 40})
+    told, resumed, steps = [], [], SlideDetection.detect_tiles
+
+    def stop(progress):
+        told.append("finding cells" in progress.message)
+        if sum(told) == 5:
+            raise Cancelled
+
+    def noted(self, *words, **more):
+        resumed.append(self.resumed)
+        return steps(self, *words, **more)
+
+    monkeypatch.setattr(SlideDetection, "detect_tiles", noted)
+    with pytest.raises(Cancelled):
+        run_study(*given, workers=0, report=stop)
+    assert run_study(*given, workers=0).count("done") == 1
+    assert resumed == [0, 4]
 
 
 def test_what_a_killed_worker_was_writing_is_gone_when_the_study_ends(images, tmp_path):

@@ -1,15 +1,17 @@
-"""Files of a slide's tiles: nothing is lost by a kill or a full disk, and old files are read."""
+"""Files of a slide's tiles: nothing is lost by a kill, a full disk or a lock."""
 
 import errno
 import io
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
 import zipfile
 import zlib
-from contextlib import closing
+from contextlib import closing, contextmanager
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -22,7 +24,6 @@ from napari_beerlanet.core.common.tile_store import (
     read_summary,
     tile_store_path,
 )
-from tile_files import write_version_1
 
 HEADER = {"identity": {"a": 1, "iou": 0.7}, "name": "tiny", "wanted": 9}
 TWO = RawDetections(
@@ -160,20 +161,95 @@ for k in range(1, 10**6):
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
 
-@pytest.mark.parametrize("lost", [0, 1, 30])
-def test_files_of_version_1_are_converted(tmp_path, lost):
+@contextmanager
+def locked(path):
+    """As by a program that copies or repairs databases."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        yield
+
+
+@contextmanager
+def unreadable(path):
+    """As on a drive that fails just now."""
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorname = "SQLITE_IOERR_READ"
+    with patch.object(tile_store, "_connect", side_effect=error):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("hindered", "words"),
+    [(locked, "another program .* close that program"), (unreadable, "disk I/O error")],
+)
+@pytest.mark.parametrize("kept", [HEADER["identity"], {"a": 2}])
+def test_a_file_that_cannot_be_read_just_now_is_left_as_it_is(
+    tmp_path, monkeypatch, hindered, words, kept
+):
+    monkeypatch.setattr(tile_store, "_BUSY_TIMEOUT_S", 0.01, raising=False)
     path = tmp_path / "a.tiles"
-    made(path, (3, 0, 5)).close()
-    write_version_1(path)
-    content = path.read_bytes()
-    path.write_bytes(content[: len(content) - lost])
-    tiles = [0, 3] if lost else [0, 3, 5]
-    assert read_summary(path)[1] == len(tiles)
-    assert read_summary(path)[0]["identity"] == HEADER["identity"]
-    for _ in range(2):
-        with closing(DetectionTiles.resume(path, HEADER["identity"])) as store:
-            check(store, tiles)
-        assert path.read_bytes().startswith(b"SQLite format 3")
+    made(path).close()
+    with hindered(path):
+        for attempt in (
+            lambda: read_summary(path),
+            lambda: DetectionTiles.resume_or_explain(path, kept),
+            lambda: made(path),
+        ):
+            with pytest.raises(FileError, match=rf"a\.tiles: .*{words}"):
+                attempt()
+    with closing(DetectionTiles.resume(path, HEADER["identity"])) as store:
+        check(store, [0, 3])
+
+
+def test_a_lock_that_comes_while_a_file_is_resumed(tmp_path, monkeypatch):
+    monkeypatch.setattr(tile_store, "_BUSY_TIMEOUT_S", 0.01, raising=False)
+    path, load = tmp_path / "a.tiles", DetectionTiles._load
+    made(path).close()
+
+    def late(self):
+        with locked(path):
+            load(self)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DetectionTiles, "_load", late)
+        with pytest.raises(FileError, match="another program"):
+            DetectionTiles.resume(path, HEADER["identity"])
+    with closing(DetectionTiles.resume(path, HEADER["identity"])) as store:
+        check(store, [0, 3])
+
+
+def test_a_damaged_file_is_kept_under_another_name(tmp_path):
+    path = tmp_path / "a.tiles"
+    for k in range(2):
+        path.unlink(missing_ok=True)
+        made(path).close()
+        damaged = path.read_bytes()[:-3000] + bytes([k])
+        path.write_bytes(damaged)
+        assert DetectionTiles.resume(path, HEADER["identity"]) is None
+        with closing(made(path, [k])) as store:
+            check(store, [k])
+            (note,) = store.notes
+        (kept,) = (p for p in tmp_path.iterdir() if p.read_bytes() == damaged)
+        assert kept.name in note
+        assert "damaged" in note
+    with closing(DetectionTiles.create(path, {"identity": {"a": 2}}, {})) as store:
+        assert not store.notes
+    names = sorted(p.name for p in tmp_path.iterdir())
+    assert names == ["a.tiles", "a.tiles.damaged", "a.tiles.damaged2"], "another run's is replaced"
+
+
+def test_what_a_kill_left_half_written_is_undone(tmp_path):
+    """Where a network drive has no write-ahead log, there is a journal to roll back."""
+    path, killed = tmp_path / "a.tiles", tmp_path / "b.tiles"
+    made(path).close()
+    with closing(sqlite3.connect(path, isolation_level=None)) as writer:
+        writer.executescript("PRAGMA cache_size = 1; BEGIN")
+        writer.execute("UPDATE run SET header = 'x'")
+        writer.executemany("INSERT INTO tile VALUES (?, ?, 0)", [(k, b"2" * 9999) for k in (4, 5)])
+        for ending in ("", "-journal"):
+            shutil.copy(f"{path}{ending}", f"{killed}{ending}")
+    with closing(DetectionTiles.resume(killed, HEADER["identity"])) as store:
+        check(store, [0, 3])
 
 
 def test_where_tiles_are_kept(tmp_path, monkeypatch):

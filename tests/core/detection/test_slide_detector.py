@@ -8,12 +8,12 @@ from discs import boxes_of, disc_detector, draw, scattered
 from napari_beerlanet.core.boxes.matching import match_boxes
 from napari_beerlanet.core.common.progress import Cancelled
 from napari_beerlanet.core.common.storage import FileError
+from napari_beerlanet.core.detection import pipeline
 from napari_beerlanet.core.detection.slide_detector import SlideDetection, detect_slide
 from napari_beerlanet.core.images.tissue import BACKGROUND, TISSUE, TissueMask
 from napari_beerlanet.core.stains import slide_pixels
 from napari_beerlanet.core.stains.palette import palette_of
 from napari_beerlanet.core.stains.slide_pixels import SlidePixels
-from tile_files import write_version_1
 
 SHAPE = (700, 1000)
 SETTINGS = {"object_size": 40, "tile": 256, "skip_glass": False}
@@ -238,19 +238,26 @@ class CountsNetwork:
         return self.network.looks - self.before
 
 
-@pytest.mark.parametrize("lost", [1, 7, 100, 3000])
-def test_the_torn_end_of_an_old_file_is_cut_off(model, image, whole, tmp_path, lost):
-    results = tmp_path / "a.tiles"
-    detect_slide(model, lazy(image), results=results, **SETTINGS)
-    write_version_1(results)
-    content = results.read_bytes()
-    results.write_bytes(content[:-lost] + b"\0" * 5)
-    with SlideDetection(model, lazy(image), results=results, **SETTINGS) as run:
-        assert run.resumed > 0
-        assert not run.finished
+@pytest.mark.parametrize("device_tile", [256, 512])
+def test_a_run_goes_on_with_the_tiles_of_its_file(model, discs, tmp_path, monkeypatch, device_tile):
+    """Whatever tiles a GPU, or what memory is left now, would have."""
+    results, lazily = tmp_path / "a.tiles", lazy(draw((900, 1400), discs))
+    settings = {"object_size": 40, "skip_glass": False, "results": results}
+    monkeypatch.setitem(pipeline._DEFAULT_TILE, "cpu", 352)
+    right = detect_slide(model, lazily, **settings | {"results": None})
+    with SlideDetection(model, lazily, **settings) as run:
+        before = run.grid
+        for step in run.detect_tiles():
+            if step.done == 5:
+                break
+    monkeypatch.setitem(pipeline._DEFAULT_TILE, "cpu", device_tile)
+    with SlideDetection(model, lazily, **settings) as run:
+        assert run.resumed == 5
+        assert run.grid == before
+        assert not run.changed
         for _ in run.detect_tiles():
             pass
-        same(run.detections(densities=True), whole)
+        same(run.detections(densities=True), right)
 
 
 @pytest.mark.parametrize("lost", [1, 7, 100, 3000, 20_000])

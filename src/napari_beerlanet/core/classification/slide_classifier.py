@@ -307,8 +307,8 @@ class SlideClassification(TileRun[Scores]):
         self._palette: dict[str, npt.NDArray[Any]] = {}
         self._prepare_stains(earlier, palette, report)
         self._store = earlier or self._create_store(results, identity, report)
-        # On memory that did not suffice, and on a file that cannot be written.
-        self._notes = [self._store.unsaved] if self._store.unsaved else []
+        # On memory that did not suffice, and on the file of results.
+        self._notes = list(self._store.notes)
         self.map = self._empty_map(pixel_size)
         """What is known so far; its scores are written to as tiles are done."""
         for number, flat in self._store.tiles.items():

@@ -9,10 +9,10 @@ from __future__ import annotations
 import errno
 import hashlib
 import io
+import itertools
 import json
 import os
 import sqlite3
-import struct
 import zlib
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,11 +23,11 @@ from typing import IO, Any, Generic, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from napari_beerlanet.core.common.locking import is_locked, try_lock
+from napari_beerlanet.core.common.locking import try_lock
 from napari_beerlanet.core.common.messages import error_detail, system_reason
 from napari_beerlanet.core.common.progress import Report, report_progress
 from napari_beerlanet.core.common.rectangle import Focus, pop_nearest
-from napari_beerlanet.core.common.storage import FileError, atomic_path, regular_file
+from napari_beerlanet.core.common.storage import FileError, regular_file
 
 SUFFIX = ".tiles"
 """What the name of such a file ends in."""
@@ -35,7 +35,7 @@ SUFFIX = ".tiles"
 T = TypeVar("T")
 Arrays = dict[str, npt.NDArray[Any]]
 
-_APPLICATION_ID, _VERSION = 0x424C4E54, 2  # "BLNT"; version 1 was no database, see `_read_log`
+_APPLICATION_ID, _VERSION = 0x424C4E54, 3  # "BLNT"
 _TABLES = {
     "run": "CREATE TABLE run (header TEXT, arrays BLOB, checksum INTEGER)",
     "tile": "CREATE TABLE tile (number INTEGER PRIMARY KEY, boxes BLOB, checksum INTEGER)",
@@ -45,6 +45,8 @@ _SCHEMA = f"""
     PRAGMA user_version = {_VERSION};
     {";".join(_TABLES.values())};
 """
+_FILES = ("", "-wal", "-shm", "-journal")  # endings of those that make up a database
+_BUSY_TIMEOUT_S = 5.0
 _NOT_WRITABLE = {errno.EROFS, errno.EACCES, errno.EPERM}
 _IDENTITY_WORDS = {
     "model": "the model",
@@ -83,22 +85,18 @@ def tile_store_path(source: Path, suffix: str = SUFFIX) -> Path:
 
 
 def read_summary(path: Path) -> tuple[dict[str, Any], int] | None:
-    """The header of a file and how many tiles are in it, None where there is no such file.
+    """Return the header of a file and how many tiles are in it, None where there is no such file.
 
-    May be called while another process, or another thread of this one, adds tiles.
+    A file that cannot be read just now, as another program has locked it or its drive fails, is a
+    `FileError`. May be called while another process, or another thread of this one, adds tiles.
     """
     if not path.is_file():
         return None
-    try:
-        with closing(_connect(path, read_only=True)) as connection:
-            header = _read_header(connection)
-            (count,) = connection.execute("SELECT count(*) FROM tile").fetchone()
-            return header, count
-    except (sqlite3.OperationalError, ValueError, RecursionError):
-        return None
-    except sqlite3.DatabaseError:
-        log = _read_log(path)
-        return None if log is None else (log[0], len(log[2]))
+    with suppress(_DamagedError), _sqlite_errors(path), closing(_connect(path)) as connection:
+        header = _read_header(connection)
+        (count,) = connection.execute("SELECT count(*) FROM tile").fetchone()
+        return header, count
+    return None
 
 
 def describe_changes(path: Path, identity: Mapping[str, Any]) -> list[str]:
@@ -116,14 +114,14 @@ class TileStore(Generic[T]):
 
     `header` (plain JSON values, with the `identity` of the run) and `arrays` are written once. A
     subclass says how the result of a tile is stored. Where the file cannot be written to, results
-    are in memory alone, and `unsaved` is a sentence on it.
+    are in memory alone. `notes` are sentences on that, and on a damaged file that was in the way.
     """
 
     def __init__(self, path: Path, header: dict[str, Any], arrays: Arrays) -> None:
         """In memory alone; see `create` and `resume`."""
         self.path, self.header, self.arrays = path, header, arrays
         self.tiles: dict[int, T] = {}
-        self.unsaved = ""
+        self.notes: list[str] = []
         self._connection: sqlite3.Connection | None = None
         self._lock: IO[bytes] | None = None
 
@@ -158,21 +156,23 @@ class TileStore(Generic[T]):
         except OSError as error:
             if error.errno not in _NOT_WRITABLE:
                 raise
-            held.unsaved = _unsaved_message(path, error)
+            held.notes.append(_unsaved_message(path, error))
             return held
 
     @classmethod
     def create(cls, path: Path, header: Mapping[str, Any], arrays: Arrays) -> Self:
-        """Start a file; one that is there is replaced, unless another search writes to it."""
+        """Start a file; another run's that is there is replaced, unless a search writes to it.
+
+        A damaged one is renamed.
+        """
         store = cls(path, _as_json(header), arrays)
         store._lock = _acquire(path)
         try:
-            with _disk_errors(path):
-                for ending in ("", "-wal", "-shm", "-journal"):
-                    Path(f"{path}{ending}").unlink(missing_ok=True)
-                with closing(_connect(path)) as connection:
+            store.notes += _make_way(path, store.header.get("identity"))
+            with _sqlite_errors(path):
+                with closing(_connect(path, create=True)) as connection:
                     _initialise(connection, store.header, arrays)
-            store._open()
+                store._open()
         except BaseException:
             store.close()
             raise
@@ -180,7 +180,10 @@ class TileStore(Generic[T]):
 
     @classmethod
     def resume(cls, path: Path, identity: Mapping[str, Any]) -> Self | None:
-        """Resume a file of this identity; None where there is none, or it is damaged."""
+        """Resume a file of this identity; None where there is none, or it is damaged.
+
+        One that cannot be read just now is a `FileError`.
+        """
         summary = read_summary(path)
         if summary is None or summary[0].get("identity") != _as_json(identity):
             return None
@@ -190,14 +193,13 @@ class TileStore(Generic[T]):
         except OSError as error:
             if error.errno not in _NOT_WRITABLE:
                 raise
-            store.unsaved = _unsaved_message(path, error)
+            store.notes.append(_unsaved_message(path, error))
         try:
-            if not store.unsaved and not _is_database(path):
-                _convert_log(path)
-            store._load()
-            if not store.unsaved:
-                store._open()
-        except sqlite3.DatabaseError:
+            with _sqlite_errors(path):
+                store._load()
+                if store._lock is not None:
+                    store._open()
+        except _DamagedError:
             store.close()
             return None
         except BaseException:
@@ -208,7 +210,7 @@ class TileStore(Generic[T]):
     def add(self, tile: int, result: T) -> None:
         """Write the result of a tile; when this returns, a kill does not lose it."""
         if self._connection is not None:
-            with _disk_errors(self.path), self._connection:
+            with _sqlite_errors(self.path), self._connection:
                 _insert(self._connection, tile, self.pack(result))
         self.tiles[tile] = result
 
@@ -225,7 +227,7 @@ class TileStore(Generic[T]):
 
     def _load(self) -> None:
         """Read the file; a `sqlite3.DatabaseError` where it is damaged."""
-        with closing(_connect(self.path, read_only=True)) as connection:
+        with closing(_connect(self.path)) as connection:
             self.header = _read_header(connection)
             (state,) = connection.execute("PRAGMA quick_check(1)").fetchone()
             if state != "ok":
@@ -243,13 +245,12 @@ class TileStore(Generic[T]):
 
     def _open(self) -> None:
         """Open the file for adding."""
-        with _disk_errors(self.path):
-            self._connection = _connect(self.path)
-            # Readers and the writer do not wait for each other; where a network drive cannot do
-            # that, SQLite keeps to its other journal.
-            with suppress(sqlite3.OperationalError):
-                self._connection.execute("PRAGMA journal_mode = WAL")
-            self._connection.execute("PRAGMA synchronous = NORMAL")
+        self._connection = _connect(self.path)
+        # Readers and the writer do not wait for each other; where a network drive cannot do
+        # that, SQLite keeps to its other journal.
+        with suppress(sqlite3.OperationalError):
+            self._connection.execute("PRAGMA journal_mode = WAL")
+        self._connection.execute("PRAGMA synchronous = NORMAL")
 
 
 class TileRun(Generic[T]):
@@ -337,26 +338,14 @@ class TileRun(Generic[T]):
         self.close()
 
 
-def _connect(path: Path, read_only: bool = False) -> sqlite3.Connection:
-    mode = "ro" if read_only else "rwc"
-    uri = f"{path.absolute().as_uri()}?mode={mode}"
-    return sqlite3.connect(uri, uri=True, timeout=5.0, check_same_thread=False)
-
-
-def _is_database(path: Path) -> bool:
-    # Not by its first bytes: closing a file ends all locks of this process on it, SQLite's too.
-    try:
-        with closing(_connect(path, read_only=True)) as connection:
-            connection.execute("PRAGMA application_id").fetchone()
-    except sqlite3.OperationalError:
-        return True
-    except sqlite3.DatabaseError:
-        return False
-    return True
+def _connect(path: Path, create: bool = False) -> sqlite3.Connection:
+    # Not read-only, also for reading: what a kill has left half-written is to be undone.
+    uri = f"{path.absolute().as_uri()}?mode={'rwc' if create else 'rw'}"
+    return sqlite3.connect(uri, uri=True, timeout=_BUSY_TIMEOUT_S, check_same_thread=False)
 
 
 def _read_header(connection: sqlite3.Connection) -> dict[str, Any]:
-    """The header, or a `ValueError` where it is another database, or none of this version."""
+    """The header; `sqlite3.DatabaseError` where it is another database, or not of this version."""
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     row = None
@@ -365,10 +354,28 @@ def _read_header(connection: sqlite3.Connection) -> dict[str, Any]:
     ours = sorted(found) == [("table", name, sql) for name, sql in _TABLES.items()]
     if ours and (application, version) == (_APPLICATION_ID, _VERSION):
         row = connection.execute("SELECT header FROM run").fetchone()
-    header = json.loads(row[0]) if row and isinstance(row[0], str) else None
+    header = None
+    with suppress(ValueError, RecursionError):
+        header = json.loads(row[0]) if row and isinstance(row[0], str) else None
     if not isinstance(header, dict):
-        raise ValueError("not a file of tiles")
+        raise sqlite3.DatabaseError("not a file of tiles")
     return header
+
+
+def _make_way(path: Path, identity: Any) -> list[str]:
+    """Remove another run's file, rename one that is damaged; what is to be said of it."""
+    summary = read_summary(path)
+    if not os.path.lexists(path) or (summary and summary[0].get("identity") != identity):
+        for ending in _FILES:
+            Path(f"{path}{ending}").unlink(missing_ok=True)
+        return []
+    numbers = itertools.chain([""], itertools.count(2))
+    names = (path.with_name(f"{path.name}.damaged{number}") for number in numbers)
+    aside = next(name for name in names if not os.path.lexists(name))
+    for ending in _FILES:
+        with suppress(FileNotFoundError):
+            os.replace(f"{path}{ending}", f"{aside}{ending}")
+    return [f"{path}: damaged, so it was renamed to {aside.name}, and the search started anew."]
 
 
 def _initialise(connection: sqlite3.Connection, header: dict[str, Any], arrays: Arrays) -> None:
@@ -402,15 +409,30 @@ def _unpack_arrays(stored: bytes) -> Arrays:
         raise sqlite3.DatabaseError(f"its arrays are damaged ({error_detail(error)})") from error
 
 
+class _DamagedError(FileError):
+    """A file is no database, or not one of ours."""
+
+
 @contextmanager
-def _disk_errors(path: Path) -> Iterator[None]:
-    """SQLite's errors as those of a file."""
+def _sqlite_errors(path: Path) -> Iterator[None]:
+    """SQLite's errors as those of a file, a `_DamagedError` where it can never be read."""
     try:
         yield
     except sqlite3.Error as error:
-        if getattr(error, "sqlite_errorname", "") == "SQLITE_FULL":
+        name = getattr(error, "sqlite_errorname", "")
+        if name == "SQLITE_FULL":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
-        raise FileError(f"{path}: {str(error).rstrip('.')}.") from error
+        if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+            raise FileError(
+                f"{path}: another program has it locked; close that program, or wait until it is "
+                "done."
+            ) from error
+        damaged = not isinstance(error, sqlite3.OperationalError) or name == "SQLITE_ERROR"
+        kind = _DamagedError if damaged else FileError
+        reason = str(error).rstrip(".")
+        raise kind(
+            f"{path}: {reason}; look after the drive, or move the file away to search anew."
+        ) from error
 
 
 def _lock_path(path: Path) -> Path:
@@ -447,75 +469,3 @@ def _as_json(value: Mapping[str, Any]) -> dict[str, Any]:
     """As it comes back from JSON: tuples are lists."""
     plain: dict[str, Any] = json.loads(json.dumps(value))
     return plain
-
-
-# --- version 1: a line of JSON, then records, each with its length and a checksum ----------------
-
-_LOG_KIND, _LOG_VERSION = "napari-beerlanet tiles", 1
-_TILE_RECORD, _ARRAYS_RECORD = b"TILE", b"FITS"
-_RECORD_HEADER = struct.Struct("<4sIQI")  # kind, tile, bytes, checksum
-
-
-def _read_log(path: Path) -> tuple[dict[str, Any], Arrays, dict[int, bytes]] | None:
-    """Header, arrays and tiles of a file of version 1, up to its last whole record.
-
-    None where it is none.
-    """
-    try:
-        content = path.read_bytes()
-    except OSError:
-        return None
-    first, line_end, _ = content.partition(b"\n")
-    try:
-        header = json.loads(first) if line_end else None
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(header, dict):
-        return None
-    if (header.get("kind"), header.get("version")) != (_LOG_KIND, _LOG_VERSION):
-        return None
-    arrays: Arrays = {}
-    tiles: dict[int, bytes] = {}
-    for kind, tile, payload in _log_records(content, len(first) + 1):
-        if kind == _ARRAYS_RECORD:
-            try:
-                arrays = _unpack_arrays(payload)
-            except sqlite3.DatabaseError:
-                return None
-        else:
-            tiles[tile] = payload
-    return header, arrays, tiles
-
-
-def _log_records(content: bytes, begin: int) -> Iterator[tuple[bytes, int, bytes]]:
-    """Kind, tile and payload of each record that is whole."""
-    while begin + _RECORD_HEADER.size <= len(content):
-        kind, tile, length, checksum = _RECORD_HEADER.unpack_from(content, begin)
-        end = begin + _RECORD_HEADER.size + length
-        payload = content[begin + _RECORD_HEADER.size : end]
-        whole = end <= len(content) and zlib.crc32(payload) == checksum
-        if kind not in (_TILE_RECORD, _ARRAYS_RECORD) or not whole:
-            return
-        yield kind, tile, payload
-        begin = end
-
-
-def _convert_log(path: Path) -> None:
-    """Replace a file of version 1 by a database with the same content, whole or not at all."""
-    log = _read_log(path)
-    if log is None:
-        return
-    if is_locked(path):  # by a search of the earlier version
-        raise FileError(f"{path}: another search writes to it.")
-    header, arrays, tiles = log
-    if not arrays:
-        raise sqlite3.DatabaseError("cut off within its header")
-    with (
-        _disk_errors(path),
-        atomic_path(path) as unfinished,
-        closing(_connect(unfinished)) as connection,
-    ):
-        _initialise(connection, header, arrays)
-        with connection:
-            for tile, stored in tiles.items():
-                _insert(connection, tile, stored)

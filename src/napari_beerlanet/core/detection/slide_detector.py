@@ -124,18 +124,15 @@ class SlideDetection(TileRun[RawDetections]):
         self._palette: dict[str, npt.NDArray[Any]] = {}
         earlier, self.changed = DetectionTiles.resume_or_explain(results, self._identity)
         self._pipeline = self._prepare(earlier, palette, size_hint)
+        choice = self._pipeline.scale_choice
+        self.grid: TileGrid = self._pipeline.plan_grid(self._pipeline.shape, choice.scale)
+        """All tiles, also those of background; fixed from here on, and for runs that resume."""
+        self._pipeline.grid = self.grid
         self._store = earlier or self._create_store(results)
-        if self._store.unsaved:
-            self._pipeline.notes.append(self._store.unsaved)
+        self._pipeline.notes += self._store.notes
         self._front_end = TileMixer(self._pipeline.whole_fit)
         # What is no duplicate so far, of each tile; exact only at the end.
         self._alive = {number: np.ones(len(f), bool) for number, f in self._store.tiles.items()}
-
-    @property
-    def grid(self) -> TileGrid:
-        """All tiles, also those of background."""
-        assert self._pipeline.grid is not None
-        return self._pipeline.grid
 
     @cached_property
     def tiles(self) -> list[int]:
@@ -202,9 +199,11 @@ class SlideDetection(TileRun[RawDetections]):
         else:
             assert palette is not None
             cached.fits["whole"] = fit_palette(runner.network, palette)
-        rest = subprogress(self._report, 0.8, 1.0)
+        rest, settings = subprogress(self._report, 0.8, 1.0), self.settings
+        if earlier is not None:  # its tiles may be those of another device, or of less memory
+            settings = settings.replace(tile=earlier.header["tile"])
         pipeline = DetectionPipeline(
-            runner, info, self.pixels, self.settings, rest, cached, size_hint, wait=True
+            runner, info, self.pixels, settings, rest, cached, size_hint, wait=True
         )
         if earlier is not None:
             pipeline.scale_choice = ScaleChoice(*earlier.header["choice"])
@@ -212,7 +211,6 @@ class SlideDetection(TileRun[RawDetections]):
         else:
             pipeline.notes += notes
             pipeline.scale_choice = pipeline.choose_scale()
-        pipeline.grid = pipeline.plan_grid(pipeline.shape, pipeline.scale_choice.scale)
         return pipeline
 
     def _create_store(self, results: Path | None) -> DetectionTiles:
@@ -220,6 +218,7 @@ class SlideDetection(TileRun[RawDetections]):
         header = {
             "identity": self._identity,
             "choice": [choice.scale, choice.how],
+            "tile": self._pipeline.tile,
             "name": self.model.info.get("name", ""),
             "wanted": len(self.tiles),
             "notes": self._pipeline.notes,

@@ -13,6 +13,7 @@ import tempfile
 import uuid
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +24,7 @@ import numpy.typing as npt
 from napari.layers import Image, Labels, Layer
 
 from napari_beerlanet.core.common.arrays import load_array
-from napari_beerlanet.core.common.storage import file_stamp
+from napari_beerlanet.core.common.storage import FileError, file_stamp
 from napari_beerlanet.core.common.tile_store import SUFFIX, read_summary, tile_store_path
 from napari_beerlanet.core.images.pyramid import with_overviews
 from napari_beerlanet.core.images.rgb import ImageError
@@ -293,7 +294,9 @@ class SlideCache:
 
 def read_previous_search(entry: SlideCacheEntry) -> PreviousSearch | None:
     """The earlier search, None if there is none. Reads a file: not for the GUI thread."""
-    summary = read_summary(entry.results)
+    summary = None
+    with suppress(FileError):  # locked just now: whoever searches is told
+        summary = read_summary(entry.results)
     if summary is None:
         return None
     header, done = summary
