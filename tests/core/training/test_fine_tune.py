@@ -34,6 +34,7 @@ from napari_beerlanet.core.formats.dataset import check_dataset, dataset_hash, r
 from napari_beerlanet.core.project.project import Project
 from napari_beerlanet.core.stains.front_end import fit_stain
 from napari_beerlanet.core.training import distributed
+from napari_beerlanet.core.training.comparison import compare_models
 from napari_beerlanet.core.training.fine_tune import fine_tune
 from napari_beerlanet.core.training.monitor import describe_training_domain, explain_divergence
 from napari_beerlanet.core.training.runs import RunFolder, TrainingDiverged, inspect_run
@@ -569,6 +570,89 @@ def test_going_on_after_the_end_changes_nothing(whole):
     told = events(folder)[-2:]
     assert "epochs 3" in told[0]["message"]
     assert told[1]["event"] == "end"
+
+
+def test_what_was_asked_for_already_is_no_difference(start, data, tmp_path):
+    """Neither what was chosen in its place nor the batch that a memory allowed; the rest is."""
+    asked = {
+        "epochs": 4,
+        "batch": 4,
+        "validate_every": 3,
+        "mosaic": 0.25,
+        "jitter": {"saturation": (0.6, 2.0)},
+    }
+    folder = tmp_path / "run"
+    with pytest.raises(Cancelled):
+        fine_tune(start, data, folder, device="cpu", progress=stop_after(1), **asked)
+    record = json.loads((folder / "run.json").read_text())
+    assert (record["settings"]["validate_every"], record["requested"]["validate_every"]) == (2, 3)
+    with RunFolder(folder) as opened:  # as `train_within_memory` writes it down
+        opened.write_run(settings={**record["settings"], "batch": 2})
+
+    def notes(**settings):
+        before = len(events(folder))
+        with pytest.raises(Cancelled):
+            fine_tune(
+                *(start, data, folder),
+                resume=True,
+                device="cpu",
+                progress=stop_after(1),
+                **settings,
+            )
+        told = [event.get("message", "") for event in events(folder)[before:]]
+        return [message for message in told if "not" in message and "resumed" in message]
+
+    assert notes(**asked) == []
+    assert notes() == []
+    assert notes(**{**asked, "batch": 2, "validate_every": 2}) == []  # as it goes on
+    assert notes(**{**asked, "batch": 16}) == ["The run is resumed with its own batch 2, not 16."]
+    assert "mosaic" in notes(mosaic=0.5)[0]
+
+
+@pytest.mark.parametrize("renamed", [False, True])
+def test_a_run_goes_on_where_its_project_is_now(start, tmp_path, renamed):
+    """Also where another project has the old name by now."""
+    project = tmp_path / "project"
+    write_smears(project, train=2, val=1, side=64)
+    model = project / "models" / "start.safetensors"
+    model.parent.mkdir()
+    model.write_bytes(start.read_bytes())
+    folder = project / "runs" / "first"
+    with pytest.raises(Cancelled):
+        fine_tune(model, project / "data.yaml", folder, progress=stop_after(2), **QUICK)
+    project.rename(tmp_path / "moved")
+    if renamed:
+        write_smears(project, train=3, val=1, side=64)
+    folder = tmp_path / "moved" / "runs" / "first"
+    assert inspect_run(folder).settings["data"] == str(tmp_path / "moved" / "data.yaml")
+    fine_tune(None, None, folder, resume=True, device="cpu")
+    assert not any("has changed" in event.get("message", "") for event in events(folder))
+    settings = json.loads((folder / "run.json").read_text())["settings"]
+    assert settings["data"] == str(tmp_path / "moved" / "data.yaml")
+    assert settings["model"] == str(tmp_path / "moved" / "models" / "start.safetensors")
+    compared = compare_models(folder, fields=1)
+    assert (compared.before.classes, compared.after.classes) == (list(NAMES), list(NAMES))
+
+
+@pytest.mark.parametrize("chosen", [None, 3])
+def test_the_batch_that_a_memory_decided_is_kept(start, data, tmp_path, monkeypatch, chosen):
+    """Ultralytics measures that of a GPU; where there is none, it is the usual number."""
+    if chosen:
+        overrides = TrainSettings.overrides
+        monkeypatch.setattr(
+            TrainSettings, "overrides", lambda self, *more: overrides(self, *more) | {"batch": -1}
+        )
+        monkeypatch.setattr(DeterministicTrainer, "auto_batch", lambda self: chosen)
+    folder, options = tmp_path / "run", {**QUICK, "batch": "auto"}
+    with pytest.raises(Cancelled):
+        fine_tune(*(start, data, folder), progress=stop_after(3 if chosen else 2), **options)
+    run = json.loads((folder / "run.json").read_text())
+    size = chosen or TrainSettings.default("batch")
+    assert (run["requested"]["batch"], run["settings"]["batch"]) == ("auto", size)
+    record = load_checkpoint(folder / "best.safetensors", "cpu").info["training"]
+    assert record["settings"]["batch"] == size
+    assert f"--batch={size}" in record["command"] or size == TrainSettings.default("batch")
+    assert "auto" not in record["command"]
 
 
 def test_nothing_to_go_on_with(tmp_path):

@@ -37,6 +37,7 @@ from napari_beerlanet.core.training.settings import (
     RunSettings,
     Scope,
     TrainSettings,
+    differences,
 )
 
 # Loaded where needed: wrong settings are refused before torch and Ultralytics have loaded.
@@ -234,7 +235,8 @@ class TrainingRun:
         """Train, and end with one event whatever happens."""
         settings = self._start(requested, start, resume)
         try:
-            for note in requested.differences(settings) if resume else ():
+            before = (self.folder.read_run() or {})["requested"]
+            for note in differences(requested, before, settings) if resume else ():
                 self.emit({"event": "warning", "message": note})
             model = self.train(settings)
         except TrainingDiverged as error:
@@ -262,9 +264,10 @@ class TrainingRun:
 
     def _start(self, requested: Any, start: Any, resume: bool) -> Any:
         """The settings that hold: as requested or, for a resumed run, as it was started with."""
-        earlier = self.folder.read_run()
+        earlier, before = self.folder.read_run(), requested.model_dump(mode="json")
         if resume and earlier is not None:
             self._check_resumable(earlier)
+            before = earlier.get("requested", earlier["settings"])
             self.folder.trim_events()
             settings = self.settings_type(**earlier["settings"]).replace(device=requested.device)
             settings = settings.replace(**self._moved_files(settings, requested))
@@ -283,21 +286,18 @@ class TrainingRun:
 
                 save_normalizer(self.normalizer, self.folder.normalizer)
                 settings = settings.replace(normalizer=str(self.folder.normalizer))
-        self.folder.write_run(
-            settings=settings.model_dump(), state="running", message="", process=os.getpid()
-        )
+        record = {"settings": settings.model_dump(), "requested": before}
+        self.folder.write_run(**record, state="running", message="", process=os.getpid())
         return settings
 
     def _moved_files(self, settings: Any, requested: Any) -> dict[str, str]:
-        """Where files now are that are not where the run had them: as requested, or beside it."""
-        found = {}
-        for name, value in settings.model_dump().items():
-            if isinstance(value, str) and os.path.isabs(value) and not os.path.exists(value):
-                places = (getattr(requested, name), str(self.folder.path / Path(value).name))
-                there = [place for place in places if place and os.path.exists(place)]
-                if there:
-                    found[name] = os.path.abspath(there[0])
-        return found
+        """Where files are that are not where the run had them: as requested now."""
+        gone = {n: v for n, v in settings if isinstance(v, str) and os.path.isabs(v)}
+        return {
+            name: now
+            for name, before in gone.items()
+            if not os.path.exists(before) and os.path.exists(now := getattr(requested, name) or "")
+        }
 
     def _check_resumable(self, earlier: dict[str, Any]) -> None:
         if earlier["settings"].get("task", "detect") != self.task:
@@ -339,6 +339,7 @@ class TrainingRun:
                     raise
             # Not in the handler: there the error still holds what is in memory.
             free_memory(device)
+            settings = settings.replace(batch=(self.folder.read_run() or {})["settings"]["batch"])
             size = settings.batch_size
             if size > self.smallest_batch:
                 settings = settings.replace(batch=max(size // 2, self.smallest_batch))

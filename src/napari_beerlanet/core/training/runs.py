@@ -153,7 +153,7 @@ class RunFolder:
 
         With another state the run becomes the newest of its project.
         """
-        before = self.read_run() or {"format": FORMAT_VERSION}
+        before = self.read_run() or {"format": FORMAT_VERSION, "folder": str(self.path)}
         updated = max(_now(), str(before.get("updated") or ""))  # the clock may have been set back
         if "state" in changes:
             updated = max(updated, _second_after(max(_times_beside(self.path), default="")))
@@ -231,13 +231,31 @@ class RunFolder:
 
 
 def read_run(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """A run.json, or a `FileError`."""
+    """A run.json, or a `FileError`.
+
+    Files of the settings are where they are now, if they were moved together with the run.
+    """
     content = read_json(path)
     if not isinstance(content.get("settings"), dict):
         raise FileError(f"{path}: holds no settings of a run.")
     if content.get("format", FORMAT_VERSION) != FORMAT_VERSION:
         raise FileError(f"{path}: of another version of this program; update napari-beerlanet.")
+    here = str(Path(path).resolve().parent)
+    before, content["folder"] = content.get("folder", here), here
+    if isinstance(before, str) and before != here:
+        settings = content["settings"]
+        content["settings"] = {name: _moved(settings[name], before, here) for name in settings}
     return content
+
+
+def _moved(value: Any, before: str, here: str) -> Any:
+    """The path that leads from `here` to where the one of a setting led from the folder before."""
+    if not isinstance(value, str) or not os.path.isabs(value):
+        return value
+    with suppress(ValueError):  # on another drive
+        moved = os.path.normpath(os.path.join(here, os.path.relpath(value, before)))
+        return moved if os.path.exists(moved) else value
+    return value
 
 
 @dataclass(frozen=True)

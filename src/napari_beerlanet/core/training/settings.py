@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args
@@ -86,15 +87,6 @@ class RunSettings(Settings):
             _make_jitter(dict(jitter))
         return jitter
 
-    def differences(self, resumed: Settings) -> list[str]:
-        """Sentences on what is asked for here and does not hold for the run that is resumed."""
-        return [
-            f"The run is resumed with {name} {quoted(there)}, as it was started, not "
-            f"{quoted(here)}."
-            for name, here in self
-            if here != (there := getattr(resumed, name)) and here != self.default(name)
-        ]
-
     def portable(self) -> Self:
         """With the last two names of the data's path and the last of others, which say enough."""
         kept = {name: 2 if name == "data" else 1 for name in _FILES if getattr(self, name, None)}
@@ -103,8 +95,7 @@ class RunSettings(Settings):
 
     def command(self) -> str:
         """The same training on the command line: all that differs from the defaults."""
-        given = {name: value for name, value in self.portable() if value != self.default(name)}
-        given |= given.pop("advanced", {})
+        given = _with_advanced({n: v for n, v in self.portable() if v != self.default(n)})
         words = ["napari-beerlanet", "train"]
         words += ["--task=classify"] if hasattr(self, "task") else []
         for name in [name for name in _OPTIONS if type(given.get(name)) in (str, int, float)]:
@@ -141,6 +132,27 @@ class RunSettings(Settings):
         chosen = self.jitter if isinstance(self.jitter, dict) else {}
         defaults = self.default_jitter if kind == "stain" else {}
         return _make_jitter({**defaults, **chosen, "kind": kind})
+
+
+def differences(requested: Settings, before: Mapping[str, Any], resumed: Settings) -> list[str]:
+    """Sentences on what is requested and neither holds for the run that is resumed nor was before.
+
+    `before` is what was requested when the run was started, as JSON has it.
+    """
+    usual, now, there = (
+        _with_advanced(s.model_dump(mode="json")) for s in (type(requested)(), requested, resumed)
+    )
+    before = _with_advanced(dict(before))
+    return [
+        f"The run is resumed with its own {name} {quoted(there.get(name))}, not {quoted(value)}."
+        for name, value in now.items()
+        if value not in (usual.get(name), before.get(name), there.get(name))
+    ]
+
+
+def _with_advanced(settings: dict[str, Any]) -> dict[str, Any]:
+    advanced: dict[str, Any] = settings.pop("advanced", {})
+    return settings | advanced
 
 
 class TrainSettings(RunSettings):

@@ -124,6 +124,7 @@ class TrainingSetup:
             emit({"event": "warning", "message": message})
         monitor = TrainingMonitor(self.folder, self.info, self.sample, emit, report, rows)
         trainer = self._trainer(monitor, state)
+        trainer.add_callback("on_train_epoch_end", self._record_batch)
         if rows:  # Ultralytics removes them when a trainer is made
             self.folder.write_results(rows)
         layout = image_layout(trainer.device)
@@ -143,6 +144,13 @@ class TrainingSetup:
             }
         )
         trainer.train()
+
+    def _record_batch(self, trainer: StainTrainer) -> None:
+        """Write down a batch that memory has decided: a run that goes on or is repeated has it."""
+        if trainer.batch_size != self.settings.batch:
+            self.settings = self.settings.replace(batch=int(trainer.batch_size))
+            self.folder.write_run(settings=self.settings.model_dump())
+            self.info["training"] |= _settings_record(self.settings)
 
     def _check_classes(self, before: list[str]) -> None:
         if before != self.dataset.names:
@@ -435,13 +443,16 @@ def _training_record(dataset: Dataset, settings: TrainSettings) -> dict[str, Any
         "data": data,
         "images": {split: len(dataset.splits[split]) for split in ("train", "val")},
         "boxes": {split: class_counts(dataset, split) for split in ("train", "val")},
-        "settings": settings.portable().model_dump(),
+        **_settings_record(settings),
         "seed": settings.seed,
         "scope": settings.scope,
         "versions": package_versions(),
         "parent": None if random_start else checkpoint_hash(str(settings.model)),
-        "command": settings.command(),
     }
+
+
+def _settings_record(settings: TrainSettings) -> dict[str, Any]:
+    return {"settings": settings.portable().model_dump(), "command": settings.command()}
 
 
 def _working_pixel_size(dataset: Dataset, settings: TrainSettings, image_size: int) -> float | None:
