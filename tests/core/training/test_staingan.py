@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from fuzz.corpus import HOSTILE
 from napari_beerlanet.cli.main import main
+from napari_beerlanet.core.common.events import RunState
 from napari_beerlanet.core.common.progress import Cancelled
 from napari_beerlanet.core.common.storage import DataError, FileError
 from napari_beerlanet.core.normalization.methods import (
@@ -33,6 +34,7 @@ from napari_beerlanet.core.normalization.staingan import (
     colour_network,
     load_generator,
 )
+from napari_beerlanet.core.training.runs import TrainingDiverged, inspect_run
 from napari_beerlanet.core.training.staingan import (
     StainGanSettings,
     StainGanTrainer,
@@ -158,6 +160,42 @@ def test_cancelled_and_resumed_it_is_the_same(whole, laboratories, tmp_path):
     assert (run["state"], run["epoch"]) == ("cancelled", 3)
     train_staingan(None, None, tmp_path, resume=True, device="cpu")
     assert_same_state(state(tmp_path), state(whole[0]))
+
+
+def test_a_run_that_diverges_says_so_and_is_not_resumed(laboratories, tmp_path, monkeypatch):
+    step = StainGanTrainer.train_step
+
+    def worse(self):
+        return step(self) | ({"cycle": float("nan")} if self.step == 3 else {})
+
+    monkeypatch.setattr(StainGanTrainer, "train_step", worse)
+    with pytest.raises(TrainingDiverged, match="diverged in step 3 of 6: its loss"):
+        train_staingan(*laboratories, tmp_path, **TINY)
+    monkeypatch.undo()
+    run = inspect_run(tmp_path)
+    assert (run.state, run.can_resume) == (RunState.DIVERGED, False)
+    assert run.message.startswith("StainGAN diverged in step 3 of 6: its loss")
+    with pytest.raises(ValueError, match="diverged and cannot be resumed; choose another folder"):
+        train_staingan(*laboratories, tmp_path, resume=True, **TINY)
+    assert inspect_run(tmp_path).state is RunState.DIVERGED
+
+
+def test_a_run_that_fails_says_why(laboratories, tmp_path):
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "image.png").write_bytes(b"no image")
+    with pytest.raises(FileError):
+        train_staingan(tmp_path / "odd", laboratories[1], tmp_path / "run", **TINY)
+    run = inspect_run(tmp_path / "run")
+    assert run.state is RunState.FAILED
+    assert "image.png" in run.message
+
+
+def test_a_run_is_not_resumed_with_other_settings(laboratories, whole):
+    folder, _, _ = whole
+    again = train_staingan(*laboratories, folder, resume=True, **TINY)
+    assert isinstance(again, StainGanNormalizer)
+    with pytest.raises(ValueError, match=r"started with steps 6, not 7; .*choose another folder"):
+        train_staingan(*laboratories, folder, resume=True, **TINY | {"steps": 7})
 
 
 def test_more_steps_make_the_looks_of_the_other_laboratory(laboratories):

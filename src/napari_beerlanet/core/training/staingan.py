@@ -28,7 +28,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from napari_beerlanet.core.common.device import pick_device
-from napari_beerlanet.core.common.messages import count_of, format_duration
+from napari_beerlanet.core.common.messages import (
+    count_of,
+    error_message,
+    format_duration,
+    quoted,
+)
 from napari_beerlanet.core.common.progress import (
     Cancelled,
     Report,
@@ -47,7 +52,7 @@ from napari_beerlanet.core.normalization.staingan import (
     StainGenerator,
     colour_network,
 )
-from napari_beerlanet.core.training.runs import RunFolder, TrainingDiverged
+from napari_beerlanet.core.training.runs import MEMORY_ADVICE, RunFolder, TrainingDiverged
 from napari_beerlanet.core.training.settings import StainGanSettings as StainGanSettings
 
 Pixels = npt.NDArray[np.uint8]
@@ -93,6 +98,7 @@ def train_staingan(
             if earlier["settings"].get("task") != "staingan":
                 raise FileError(f"{folder.path}: the run in this folder trains no StainGAN.")
             chosen = StainGanSettings(**earlier["settings"]).replace(device=chosen.device)
+            _check_resumable(folder, earlier, chosen, settings)
             files = earlier["files"]
         else:
             if folder.normalizer.exists():
@@ -103,26 +109,57 @@ def train_staingan(
             files = {"source": _image_files(source), "target": _image_files(target)}
             chosen = chosen.replace(source=_folder_name(source), target=_folder_name(target))
         folder.write_run(
-            settings=chosen.model_dump(), files=files, state="running", process=os.getpid()
+            settings=chosen.model_dump(),
+            files=files,
+            state="running",
+            message="",
+            process=os.getpid(),
         )
-        run = StainGanTrainer(chosen, _Crops(files["source"]), _Crops(files["target"]))
-        state = folder.read_state()
-        if state is not None:
-            run.load_state(state)
         try:
-            _train(run, folder, subprogress(report, 0.0, _GAN_FRACTION))
+            return _run(folder, chosen, files, report)
         except BaseException as error:
-            stopped = isinstance(error, (Cancelled, KeyboardInterrupt))
-            folder.write_run(state="cancelled" if stopped else "failed")
+            stopped = isinstance(error, Cancelled) or not isinstance(error, Exception)
+            diverged = isinstance(error, TrainingDiverged)
+            folder.write_run(
+                state="cancelled" if stopped else "diverged" if diverged else "failed",
+                message="" if stopped else error_message(error, memory_advice=MEMORY_ADVICE),
+            )
             raise
-        normalizer, losses = distill(run, subprogress(report, _GAN_FRACTION, 1.0))
-        save_normalizer(GeneratorNormalizer(copy.deepcopy(run.a_to_b)), folder.path / _GENERATOR)
-        save_normalizer(normalizer, folder.normalizer)
-        folder.write_run(
-            state="finished", epoch=run.step, distillation=[round(x, 5) for x in losses]
+
+
+def _check_resumable(
+    folder: RunFolder, earlier: dict[str, Any], own: StainGanSettings, requested: dict[str, Any]
+) -> None:
+    if earlier.get("state") == "diverged":  # the same numbers lead to the same end
+        raise ValueError(
+            f"{folder.path}: this run diverged and cannot be resumed; choose another folder, and a "
+            "lower learning rate or another seed."
         )
-        report_progress(report, 1, 1, "done")
-        return normalizer
+    for name in [name for name, value in requested.items() if value != getattr(own, name)]:
+        raise ValueError(
+            f"{folder.path}: the run in this folder was started with {name} "
+            f"{quoted(getattr(own, name))}, not {quoted(requested[name])}; ask for the same, or "
+            "choose another folder."
+        )
+
+
+def _run(
+    folder: RunFolder,
+    settings: StainGanSettings,
+    files: dict[str, list[str]],
+    report: Report | None,
+) -> StainGanNormalizer:
+    run = StainGanTrainer(settings, _Crops(files["source"]), _Crops(files["target"]))
+    state = folder.read_state()
+    if state is not None:
+        run.load_state(state)
+    _train(run, folder, subprogress(report, 0.0, _GAN_FRACTION))
+    normalizer, losses = distill(run, subprogress(report, _GAN_FRACTION, 1.0))
+    save_normalizer(GeneratorNormalizer(copy.deepcopy(run.a_to_b)), folder.path / _GENERATOR)
+    save_normalizer(normalizer, folder.normalizer)
+    folder.write_run(state="finished", epoch=run.step, distillation=[round(x, 5) for x in losses])
+    report_progress(report, 1, 1, "done")
+    return normalizer
 
 
 _GENERATOR = "generator.safetensors"
