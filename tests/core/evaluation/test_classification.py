@@ -1,6 +1,8 @@
 """Metrics of classifiers against scikit-learn, and a classifier on folders of crops."""
 
 import shutil
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,6 +27,7 @@ from napari_beerlanet.core.evaluation.classification import (
 )
 from napari_beerlanet.core.formats import read_detections, write_detections
 from napari_beerlanet.core.formats.class_folders import (
+    CropDataset,
     LabelledCrop,
     check_crop_dataset,
     read_crop_dataset,
@@ -226,16 +229,85 @@ def test_folders_that_are_no_dataset(clf, tmp_path):
         nb.evaluate(clf, tmp_path / "file.txt")
 
 
+def crops_of(names, boxes=0):
+    """A dataset of two classes in turn: a crop per file, or so many boxes in each image."""
+    root = Path("smears")
+    if not boxes:
+        items = [
+            LabelledCrop(root / TYPES[k % 2] / f"{name}.png", k % 2) for k, name in enumerate(names)
+        ]
+    else:
+        items = [
+            LabelledCrop(root / f"{name}.png", k % 2, (0.1 + k / 10, 0.5, 0.1, 0.1))
+            for name in names
+            for k in range(boxes)
+        ]
+    return CropDataset(root, list(TYPES), {"all": items})
+
+
+crop_names = st.lists(st.integers(0, 10**6), min_size=8, max_size=40, unique=True)
+
+
+@given(crop_names, st.integers(1, 20), st.sampled_from([0, 4]), st.integers(0, 5))
+def test_nothing_that_was_trained_on_validates_after_more_is_added(names, first, boxes, seed):
+    before, after = (
+        with_validation(crops_of(part, boxes), 0.2, seed).splits
+        for part in (names[: max(first, 4)], names)
+    )
+    assert not set(before["train"]) & set(after["val"])
+    assert len(after["train"]) + len(after["val"]) == len(names) * (boxes or 1)
+    assert {item.label for item in after["val"]} == {0, 1}, "small classes validate, too"
+    images = [{item.image for item in after[split]} for split in ("train", "val")]
+    assert not images[0] & images[1]
+
+
+def test_about_the_asked_part_validates_wherever_the_folder_lies_and_whatever_its_class():
+    dataset = crops_of(range(1000))
+    halves = with_validation(dataset, 0.2, 3)
+    assert 160 < len(halves.splits["val"]) < 240
+    moved = [
+        replace(item, image=Path("/elsewhere") / TYPES[1 - item.label] / item.image.name)
+        for item in dataset.splits["all"]
+    ]
+    moved = [replace(item, label=1 - item.label) for item in moved]
+    again = with_validation(CropDataset(Path("/elsewhere"), list(TYPES), {"all": moved}), 0.2, 3)
+    held = [{item.image.name for item in one.splits["val"]} for one in (halves, again)]
+    assert held[0] == held[1]
+
+
 def test_a_part_of_each_class_is_held_out(folder):
     whole = read_crop_dataset(folder)
     halves = with_validation(whole, 0.34, seed=0)
-    assert halves.counts("train") == {"dark": 2, "pale": 2}
-    assert halves.counts("val") == {"dark": 1, "pale": 1}
-    again = with_validation(whole, 0.34, seed=0)
-    assert again.splits == halves.splits
     everything = {item.image for split in halves.splits.values() for item in split}
     assert everything == {item.image for item in whole.splits["all"]}
-    assert any("held out" in note for note in check_crop_dataset(halves, ("train", "val")))
+    assert all(halves.counts("val").values())
+    assert any(
+        "a part of each class was held out" in note
+        for note in check_crop_dataset(halves, ("train", "val"))
+    )
+
+
+def test_cells_of_one_image_are_in_one_split_where_there_are_more_images(annotated):
+    (annotated / "field0.detections.csv").unlink()
+    Image.fromarray(draw((70, 100), [(30, 30, 20)])).save(annotated / "field0.png")
+    drawn = Annotations([[4, 4, 25, 25]], [0], ["other"], image_shape=(70, 100))
+    write_detections(annotated / "field0.detections.csv", drawn.to_detections())
+    halves = with_validation(read_crop_dataset(annotated), 0.2, seed=0)
+    notes = check_crop_dataset(halves, ("train", "val"), least=0)
+    assert any("a part of the images was held out" in note for note in notes)
+    sides = [{item.image.name for item in halves.splits[s]} for s in ("train", "val")]
+    assert sorted(map(len, sides)) == [1, 1]
+    assert sides[0] != sides[1]
+
+
+def test_cells_of_an_only_image_train_and_validate_and_it_is_told(annotated):
+    (annotated / "field1.png").unlink()
+    (annotated / "field1.geojson").unlink()
+    halves = with_validation(read_crop_dataset(annotated), 0.34, seed=0)
+    notes = check_crop_dataset(halves, ("train", "val"), least=0)
+    assert len(halves.splits["train"]) + len(halves.splits["val"]) == 5
+    assert all(halves.splits.values())
+    assert "train and val share 1 image, so metrics will be optimistic." in notes
 
 
 def test_test_stands_in_for_val(tmp_path):

@@ -3,11 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from napari_beerlanet.core.common.storage import seeded_fraction
 from napari_beerlanet.core.project.split import (
     TRAIN,
     VAL,
     describe_split,
-    seeded_fraction,
     split_images,
     split_single_image,
 )

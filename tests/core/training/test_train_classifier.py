@@ -20,7 +20,7 @@ from napari_beerlanet.core.classification.network import ClassificationNetwork
 from napari_beerlanet.core.classification.settings import ClassifierSettings
 from napari_beerlanet.core.common.events import RunState
 from napari_beerlanet.core.common.progress import Cancelled
-from napari_beerlanet.core.common.storage import DataError, FileError
+from napari_beerlanet.core.common.storage import DataError, FileError, seeded_fraction
 from napari_beerlanet.core.formats.class_folders import (
     LabelledCrop,
     check_crop_dataset,
@@ -59,7 +59,8 @@ FILES |= {"best.safetensors", "last.safetensors", ".lock"}
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    return write_classes(tmp_path_factory.mktemp("types"), 8)
+    """Six crops of each type that train, and two that are held out."""
+    return write_classes(tmp_path_factory.mktemp("types"), 8, first=19)
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +131,7 @@ def test_the_checkpoint_tells_where_it_comes_from(whole):
 
 
 def test_it_learns(data, tmp_path):
-    clf = train_classifier(data, tmp_path / "run", tiny_backbone(), **{**QUICK, "epochs": 12})
+    clf = train_classifier(data, tmp_path / "run", tiny_backbone(), **{**QUICK, "epochs": 16})
     fresh = write_classes(tmp_path / "fresh", 6, first=100)
     found = nb.evaluate(clf, fresh)
     assert found["balanced_accuracy"] >= 0.9, found["confusion"]
@@ -378,6 +379,21 @@ def test_an_own_backbone_is_resumed_with_it(data, tmp_path):
     whole = tmp_path.with_name("whole")
     expected = train_classifier(data, whole, tiny_backbone(), **QUICK)
     assert_same(clf.network.state_dict(), expected.network.state_dict())
+
+
+def test_a_class_whose_few_crops_all_validate_is_left_out_and_told(tmp_path):
+    """No crop that was held out ever trains, so that none that trains is held out later."""
+    data = write_classes(tmp_path / "data", 8, first=19)
+    held = [k for k in range(99) if seeded_fraction(0, f"band-{k}.png") < 0.2]
+    (data / "band").mkdir()
+    for k in held[:2]:
+        Image.fromarray(cell("dark", k)).save(data / "band" / f"band-{k}.png")
+    clf = train_classifier(data, tmp_path / "run", SMALL, **{**QUICK, "epochs": 1})
+    assert clf.classes == TYPES
+    assert any("All crops of band validate" in str(event) for event in events(tmp_path / "run"))
+    shutil.rmtree(data / "pale")
+    with pytest.raises(DataError, match="fewer than two classes would train"):
+        train_classifier(data, tmp_path / "other", SMALL, **QUICK)
 
 
 def test_the_data_may_have_changed(tmp_path):

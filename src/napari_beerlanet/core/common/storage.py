@@ -296,6 +296,12 @@ def settings_hash(settings: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def seeded_fraction(seed: int, name: str) -> float:
+    """Return a number from 0 to 1 that depends on nothing but these two."""
+    digest = hashlib.sha256(f"{seed}\0{name}".encode("utf-8", "surrogatepass")).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64
+
+
 def write_json(path: Path, content: Mapping[str, Any], *, durable: bool = True) -> None:
     """Whole or not at all; `durable` as in `atomic_path`."""
     with atomic_path(path, durable=durable) as unfinished:

@@ -28,7 +28,13 @@ from napari_beerlanet.core.boxes.detections import TYPE_COLUMN
 from napari_beerlanet.core.boxes.geometry import area, clip, cxcywh_to_xyxy, xyxy_to_cxcywh
 from napari_beerlanet.core.common.messages import count_of, name_list
 from napari_beerlanet.core.common.progress import Report
-from napari_beerlanet.core.common.storage import DataError, FileError, csv_text, regular_file
+from napari_beerlanet.core.common.storage import (
+    DataError,
+    FileError,
+    csv_text,
+    regular_file,
+    seeded_fraction,
+)
 from napari_beerlanet.core.formats.dataset import (
     SPLITS,
     Dataset,
@@ -263,7 +269,7 @@ def _cell_of_line(line: dict[str, str], folder: Path) -> LabelledCrop:
 
 
 def with_classes(dataset: CropDataset, known: Sequence[str]) -> CropDataset:
-    """Annotated crops with all classes that a model knows, in its order, and then the new ones.
+    """Return the crops with all classes that a model knows, in its order, and then the new ones.
 
     A class without training crops that the model does not know cannot be learned: its crops are
     left out, with a note.
@@ -286,13 +292,21 @@ def with_classes(dataset: CropDataset, known: Sequence[str]) -> CropDataset:
     notes = [
         f"All cells of type {name} are in images that validate, so it is left out; add an image "
         "with some that trains."
+        if dataset.annotated
+        else f"All crops of {name} validate, so it is left out; add some from other images."
         for name in left_out
     ]
     return replace(dataset, names=names, splits=splits, notes=[*dataset.notes, *notes])
 
 
 def with_validation(dataset: CropDataset, fraction: float, seed: int) -> CropDataset:
-    """The dataset with splits `train` and `val`; where one is missing, a part of each class.
+    """Return the dataset with splits `train` and `val`; a missing one is held out.
+
+    All cells of an image are in one split, unless there is only one image. A seeded hash of the
+    image's name decides, wherever the folder lies and whatever else is in it, so that nothing that
+    was trained on validates after more is added. Where it holds out nothing, the lowest one
+    validates: of each class where every crop is a file of its own, otherwise of all images. It may
+    hold out all of a small class; see `with_classes`.
 
     Ultralytics' layout may have `test` in place of `val`.
     """
@@ -301,20 +315,43 @@ def with_validation(dataset: CropDataset, fraction: float, seed: int) -> CropDat
         return replace(
             dataset, splits={**splits, "val": splits["val"] if "val" in splits else splits["test"]}
         )
-    source = splits.get("train", splits.get(WHOLE))
-    if source is None:
+    items = splits.get("train", splits.get(WHOLE))
+    if items is None:
         raise DataError(f"{dataset.path}: there is no split `train` in it.")
-    random = np.random.default_rng(seed)
-    train: list[LabelledCrop] = []
-    val: list[LabelledCrop] = []
-    for label in range(len(dataset.names)):
-        mine = [item for item in source if item.label == label]
-        order = random.permutation(len(mine))
-        held = max(round(fraction * len(mine)), 1) if len(mine) > 1 else 0
-        val += [mine[k] for k in sorted(order[:held])]
-        train += [mine[k] for k in sorted(order[held:])]
-    note = "There is no validation set: a part of each class was held out at random."
-    return replace(dataset, splits={"train": train, "val": val}, notes=[*dataset.notes, note])
+    sources = [_source(dataset, item) for item in items]
+    by_image = len(set(sources)) > 1 and any(item.cxcywh for item in items)
+    if len(set(sources)) == 1:
+        sources = [f"{sources[0]}\0{item.cxcywh}" for item in items]
+    # (class, fraction) of each crop, or (0, fraction) where an image's classes stay together.
+    places = [
+        (0 if by_image else item.label, seeded_fraction(seed, source))
+        for item, source in zip(items, sources, strict=True)
+    ]
+    groups: dict[int, set[float]] = {}
+    for group, place in places:
+        groups.setdefault(group, set()).add(place)
+    lowest = {(group, min(found)) for group, found in groups.items() if len(found) > 1}
+    held = [place in lowest or place[1] < fraction for place in places]
+    parts = {
+        split: [item for item, val in zip(items, held, strict=True) if val == (split == "val")]
+        for split in ("train", "val")
+    }
+    what = "the images" if by_image else "each class"
+    note = f"There is no validation set: a part of {what} was held out at random."
+    return replace(dataset, splits=parts, notes=[*dataset.notes, note])
+
+
+def _source(dataset: CropDataset, item: LabelledCrop) -> str:
+    """Return what an item's image is called in a dataset, wherever it lies; not by its class."""
+    if item.source:
+        return item.source
+    image = Path(os.path.abspath(item.image))
+    file = dataset.path.suffix.lower() in (".yaml", ".yml")
+    for folder in map(Path, (os.path.abspath(dataset.path), os.path.realpath(dataset.path))):
+        folder = folder.parent if file else folder
+        image = image.relative_to(folder) if image.is_relative_to(folder) else image
+    name = dataset.names[item.label]
+    return "/".join([*(part for part in image.parts[:-1] if part != name), image.name])
 
 
 def check_crop_dataset(
@@ -344,14 +381,22 @@ def check_crop_dataset(
     if problems:
         raise DataError(describe_problems(dataset.path, problems))
     trained = dataset.counts(splits[0])
-    absent = [
+    notes = [
         f"{split}: no crops of {name_list(missing)}."
         for split in splits[1:]
         if (
             missing := [n for n, count in dataset.counts(split).items() if trained[n] and not count]
         )
     ]
-    return [*dataset.notes, *absent]
+    both = {item.image for item in dataset.splits[splits[0]]}
+    for split in splits[1:]:
+        both &= {item.image for item in dataset.splits[split]}
+    if both and len(splits) > 1:
+        notes.append(
+            f"{' and '.join(splits)} share {count_of(len(both), 'image')}, so metrics will be "
+            "optimistic."
+        )
+    return [*dataset.notes, *notes]
 
 
 def _why_unusable(dataset: CropDataset, split: str) -> str:

@@ -7,12 +7,12 @@ decided is kept when images are added.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from napari_beerlanet.core.common.messages import count_of
+from napari_beerlanet.core.common.storage import seeded_fraction
 
 TRAIN, VAL = "train", "val"
 VALIDATION_FRACTION = 0.2
@@ -25,12 +25,6 @@ class Split:
 
     by_image: dict[str, str]
     notes: list[str] = field(default_factory=list)
-
-
-def seeded_fraction(seed: int, name: str) -> float:
-    """A number from 0 to 1 that depends on nothing but these two."""
-    digest = hashlib.sha256(f"{seed}\0{name}".encode("utf-8", "surrogatepass")).digest()
-    return int.from_bytes(digest[:8], "big") / 2**64
 
 
 def split_images(

@@ -376,17 +376,15 @@ class _ClassifierRun(TrainingRun):
 def training_crops(settings: ClassifierTrainSettings) -> CropDataset:
     """The crops that a run trains on and validates with, as `train` and `val`."""
     assert settings.data is not None
-    whole = _with_parents_classes(read_crop_dataset(settings.data), settings)
+    whole, known = read_crop_dataset(settings.data), ()
+    if whole.annotated:  # types of the model that training starts from stay
+        known = () if settings.model is None else _parents_info(settings.model)["classes"]
+        whole = with_classes(whole, known)
     _check_classes(whole)
-    return with_validation(whole, settings.validation, settings.seed)
-
-
-def _with_parents_classes(dataset: CropDataset, settings: ClassifierTrainSettings) -> CropDataset:
-    """A project's crops with the types of the model that training starts from, which stay."""
-    if not dataset.annotated:
-        return dataset
-    known = () if settings.model is None else _parents_info(settings.model)["classes"]
-    return with_classes(dataset, known)
+    dataset = with_classes(with_validation(whole, settings.validation, settings.seed), known)
+    if len(dataset.names) < 2:
+        raise DataError(f"{dataset.path}: fewer than two classes would train. {dataset.notes[-1]}")
+    return dataset
 
 
 def _parents_info(model: str) -> dict[str, Any]:
