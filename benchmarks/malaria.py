@@ -523,7 +523,7 @@ def package(options: argparse.Namespace) -> None:
     crops = TrainingCrops(data.splits["train"], model.network.settings)
     places = np.linspace(0, len(crops) - 1, SAMPLE_CROPS).round().astype(int)
     model.info["stain_seen"] = describe_stains(
-        [model.network.fit_crop(crops.plain(int(k))) for k in places]
+        [model.network.fit_crop(crop) for crop in crops.plain(map(int, places))]
     )
     training = model.info["training"]
     training["command"] = "python benchmarks/malaria.py"

@@ -215,7 +215,10 @@ def test_crops_are_cut_as_classify_cuts_them(tmp_path, dtype, monkeypatch):
             strict=True,
         )
     }
-    found = {(dataset.names[item.label], crops.plain(k).tobytes()) for k, item in enumerate(items)}
+    plain = crops.plain(range(len(items)))
+    found = {
+        (dataset.names[item.label], crop.tobytes()) for item, crop in zip(items, plain, strict=True)
+    }
     assert found == expected
 
 

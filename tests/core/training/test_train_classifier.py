@@ -22,12 +22,14 @@ from napari_beerlanet.core.common.events import RunState
 from napari_beerlanet.core.common.progress import Cancelled
 from napari_beerlanet.core.common.storage import DataError, FileError, seeded_fraction
 from napari_beerlanet.core.formats.class_folders import (
+    CropDataset,
     LabelledCrop,
     check_crop_dataset,
     read_crop_dataset,
     with_validation,
 )
 from napari_beerlanet.core.formats.dataset import read_dataset
+from napari_beerlanet.core.images.files import read_image
 from napari_beerlanet.core.images.rgb import PADDING_GREY
 from napari_beerlanet.core.project.project import Project
 from napari_beerlanet.core.training.runs import inspect_run
@@ -35,6 +37,7 @@ from napari_beerlanet.core.training.train_classifier import (
     ClassifierTrainSettings,
     train_classifier,
 )
+from napari_beerlanet.core.training.trainer import classification
 from napari_beerlanet.core.training.trainer.classification import (
     Augmentation,
     ClassifierTrainer,
@@ -521,7 +524,7 @@ def test_augmented_crops_depend_on_their_numbers_alone(data):
 def test_a_crop_without_augmentation_is_what_classify_sees(tmp_path):
     Image.fromarray(cell("dark", 3, 24)).save(tmp_path / "a.png")
     crops = TrainingCrops([LabelledCrop(tmp_path / "a.png", 0)], ClassifierSettings(input_size=24))
-    plain = crops.plain(0)
+    (plain,) = crops.plain([0])
     np.testing.assert_array_equal(plain, cell("dark", 3, 24))
     still = Augmentation()
     found = [crops.augmented(0, still, (seed,)) for seed in range(40)]
@@ -543,6 +546,31 @@ def test_boxes_bring_a_sample_of_their_image_for_its_stains(tmp_path):
     assert 0.7 < background < 1  # the image's, where the crop shows none
     alone = TrainingCrops([item], settings.replace(fit="crop"))
     assert alone.augmented(0, Augmentation(), (1,)).shape == (16, 16, 3)
+
+
+@pytest.mark.parametrize("room", [1 << 20, 0])
+def test_an_image_is_read_once_for_all_its_boxes(tmp_path, monkeypatch, room):
+    """For a batch where there is no room to keep what was cut, and never again where there is."""
+    read = []
+    monkeypatch.setattr(classification, "_MAX_KEPT_BYTES", room)
+    monkeypatch.setattr(
+        classification, "read_image", lambda path: read.append(path) or read_image(path)
+    )
+    items = []
+    for name in ("a", "b"):
+        Image.fromarray(cell("dark", 1, 60)).save(tmp_path / f"{name}.png")
+        items += [
+            LabelledCrop(tmp_path / f"{name}.png", k % 2, (0.1 + k / 50, 0.5, 0.2, 0.2))
+            for k in range(40)
+        ]
+    dataset = CropDataset(tmp_path, list(TYPES), {"train": items, "val": items[:40]})
+    settings = ClassifierTrainSettings(**{**QUICK, "epochs": 2, "batch": 40}).resolved(80)
+    network = ClassificationNetwork(tiny_backbone(), 2, settings.network_settings)
+    trainer = ClassifierTrainer(
+        network, dataset, settings, Augmentation(), torch.device("cpu"), Recorder()
+    )
+    trainer.train()
+    assert len(read) == (2 + 1 if room else 2 * 2 * 2 + 1), "train, and val's image"
 
 
 def test_jitter_leaves_padding_alone(tmp_path):

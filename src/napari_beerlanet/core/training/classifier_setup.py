@@ -128,7 +128,7 @@ def training_sample(dataset: CropDataset, settings: Any, normalizer: Any = None)
     crops = TrainingCrops(dataset.splits["train"], settings.network_settings, normalizer=normalizer)
     count = min(len(crops), _SAMPLE_CROPS)
     chosen = np.unique(np.linspace(0, len(crops) - 1, count).round().astype(int))
-    plain = [crops.plain(int(k)) for k in chosen]
+    plain = crops.plain(chosen.tolist())
     return [denoise_crop(crop) for crop in plain] if settings.denoise else plain
 
 

@@ -418,11 +418,15 @@ def _changed_crops(
     """Validation crops whose type is another one now: lost ones first, then gained ones."""
     items = dataset.splits["val"]
     crops = TrainingCrops(items, after.network.settings)
-    changes = []
-    for k, item in enumerate(items):
-        types = earlier.names[earlier.labels[k]], later.names[later.labels[k]]
-        if types[0] != types[1]:
-            changes.append(CropChange(crops.plain(k), dataset.names[item.label], *types))
+    types = [
+        (earlier.names[a], later.names[b])
+        for a, b in zip(earlier.labels, later.labels, strict=True)
+    ]
+    changed = [k for k, (before, now) in enumerate(types) if before != now]
+    changes = [
+        CropChange(crop, dataset.names[items[k].label], *types[k])
+        for k, crop in zip(changed, crops.plain(changed), strict=True)
+    ]
     return tuple(sorted(changes, key=lambda change: (not change.lost, not change.gained)))
 
 

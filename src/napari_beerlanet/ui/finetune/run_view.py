@@ -415,5 +415,5 @@ def predict_validation_crops(
         annotated, predicted = dataset.names[item.label], result.names[result.labels[k]]
         captions.append((predicted, "" if predicted == annotated else f"is {annotated}"))
         colours.append(OUTCOME_COLOURS["true" if predicted == annotated else "false"])
-    sheet = draw_crop_sheet([crops.plain(k) for k in range(len(items))], captions, colours)
+    sheet = draw_crop_sheet(crops.plain(range(len(items))), captions, colours)
     return int(model.info["training"]["epochs"]), [(CROP_SHEET, sheet)]

@@ -9,8 +9,9 @@ from __future__ import annotations
 import copy
 import math
 import random
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -75,6 +76,9 @@ class _Patch(NamedTuple):
     boxed: bool
 
 
+_Cut = TypeVar("_Cut")
+
+
 class TrainingCrops:
     """The crops of a split as a network gets them, augmented or as they are."""
 
@@ -89,16 +93,33 @@ class TrainingCrops:
         self.normalizer = normalizer
         self.labels = np.array([item.label for item in items], np.int64)
         self._patches: dict[int, _Patch] = {}
+        self._loaded: dict[int, _Patch] = {}
         self._kept_bytes = 0
 
     def __len__(self) -> int:
         return len(self.items)
 
-    def plain(self, k: int) -> Pixels:
-        """Crop k (size, size, 3) as `classify` cuts it, normalised, before any denoising."""
-        pixels = self._read(self.items[k])
-        x, y, side = self._square(pixels, self.items[k])
-        return cut_square(pixels, x, y, side, self.settings.input_size)
+    def plain(self, places: Iterable[int]) -> list[Pixels]:
+        """Return crops (size, size, 3) as `classify` cuts them: normalised, not yet denoised."""
+
+        def cut(pixels: Pixels, k: int) -> Pixels:
+            x, y, side = self._square(pixels, self.items[k])
+            return cut_square(pixels, x, y, side, self.settings.input_size)
+
+        places = list(places)
+        crops = self._cut_by_image(places, cut)
+        return [crops[k] for k in places]
+
+    def load(self, places: Iterable[int]) -> None:
+        """Read what `augmented` needs of crops, each image once, with all its other crops.
+
+        Where memory for all is used up, that of the last call alone is kept.
+        """
+        missing = {k for k in places if k not in self._patches}
+        if self._kept_bytes < _MAX_KEPT_BYTES:
+            images = {self.items[k].image for k in missing}
+            missing.update(k for k, item in enumerate(self.items) if item.image in images)
+        self._loaded = self._cut_by_image(sorted(missing - self._patches.keys()), self._cut_patch)
 
     def augmented(self, k: int, augmentation: Augmentation, numbers: Sequence[int]) -> Pixels:
         """Crop k, varied: (size, size, 3) and below it the rows that stains are fitted to.
@@ -127,9 +148,25 @@ class TrainingCrops:
             image = np.concatenate([denoise_crop(np.ascontiguousarray(image[:size])), image[size:]])
         return np.ascontiguousarray(image)
 
-    def _read(self, item: LabelledCrop) -> Pixels:
-        """An item's image (H, W, 3), normalised."""
-        pixels = read_image(item.image).pixels
+    def _cut_by_image(
+        self, places: Iterable[int], cut: Callable[[Pixels, int], _Cut]
+    ) -> dict[int, _Cut]:
+        """Return what `cut` makes of the normalised image of each crop and its place."""
+        groups: dict[Path, list[int]] = {}
+        for k in places:
+            groups.setdefault(self.items[k].image, []).append(k)
+
+        def cut_all(image: Path, mine: list[int]) -> list[_Cut]:
+            pixels = self._read(image)
+            return [cut(pixels, k) for k in mine]
+
+        tasks = [lambda group=group: cut_all(*group) for group in groups.items()]
+        parts = zip(groups.values(), run_parallel(tasks), strict=True)
+        return {k: done for mine, part in parts for k, done in zip(mine, part, strict=True)}
+
+    def _read(self, image: Path) -> Pixels:
+        """Return an image (H, W, 3), normalised."""
+        pixels = read_image(image).pixels
         return to_rgb8(pixels if self.normalizer is None else self.normalizer.apply(pixels).rgb)
 
     def _square(self, pixels: Pixels, item: LabelledCrop) -> tuple[float, float, float]:
@@ -142,10 +179,13 @@ class TrainingCrops:
         return (x1 + x2) / 2, (y1 + y2) / 2, max(x2 - x1, y2 - y1) / self.settings.fill
 
     def _patch(self, k: int) -> _Patch:
-        if k in self._patches:
-            return self._patches[k]
+        if k not in self._patches and k not in self._loaded:
+            self.load([k])
+        return self._patches[k] if k in self._patches else self._loaded[k]
+
+    def _cut_patch(self, pixels: Pixels, k: int) -> _Patch:
+        """Return what is kept of a crop, and keep it if there is room."""
         item = self.items[k]
-        pixels = self._read(item)
         x, y, side = self._square(pixels, item)
         context = 1.0 if item.cxcywh is None else _CONTEXT
         wanted = math.ceil(_OVERSAMPLING * context * self.settings.input_size)
@@ -430,6 +470,7 @@ class ClassifierTrainer:
     def _batch(self, part: npt.NDArray[np.int64], number: int) -> tuple[Tensor, Tensor | None]:
         """Images (n, 3, h, w) in [0, 1], and weights (n, h, w) where stains are those of images."""
         seed = self.settings.seed
+        self.data.load(part.tolist())
         tasks = [
             lambda k=int(k), place=place: self.data.augmented(
                 k, self.augmentation, (seed, self.epoch, number, place)
@@ -464,9 +505,7 @@ class ClassifierTrainer:
             scores = classify_items(model, self.validation.items).scores
         else:
             if not self._plain_validation:
-                self._plain_validation = run_parallel(
-                    [lambda k=k: self.validation.plain(k) for k in range(len(self.validation))]  # type: ignore[misc]
-                )
+                self._plain_validation = self.validation.plain(range(len(self.validation)))
             scores = model.score_crops(model.prepare_crops(self._plain_validation))
         true = self.validation.labels
         self.temperature = fit_temperature(scores, true)
