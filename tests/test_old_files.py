@@ -203,20 +203,6 @@ def test_studies(home, name, counts):
 # --- commands ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["decompose", "zarr", "detect"])
-def test_what_a_command_has_done_is_skipped(home, name, capsys):
-    restored(home, "commands", "checkpoints")
-    right = expected(home, "commands")[name]
-    out = home / "commands" / name
-    there = {p: p.stat().st_mtime_ns for p in out.rglob("*") if p.is_file()}
-    assert sorted(str(p.relative_to(out)) for p in there) == right["files"]
-    assert main([*right["words"]]) == 0
-    said = capsys.readouterr()
-    assert "skipped" in said.out + said.err
-    for path, time in there.items():
-        assert path.stat().st_mtime_ns == time, path
-
-
 @pytest.mark.parametrize("name", ["decompose/smear", "decompose/discs", "zarr/smear"])
 def test_spectra(home, name):
     restored(home, "commands")

@@ -12,9 +12,11 @@ import pytest
 from PIL import Image
 
 from napari_beerlanet.core.batch import image, manifest
+from napari_beerlanet.core.batch.manifest import FileRecords
 from napari_beerlanet.core.batch.settings import StudySettings
 from napari_beerlanet.core.batch.study import run_study
 from napari_beerlanet.core.boxes.detections import Detections
+from napari_beerlanet.core.checkpoints.checkpoint import checkpoint_hash
 from napari_beerlanet.core.common.progress import Cancelled
 from napari_beerlanet.core.common.storage import FileError, file_hash
 from napari_beerlanet.core.detection.slide_detector import SlideDetection
@@ -240,10 +242,36 @@ def test_cancelling_keeps_what_is_done(images, tmp_path):
     assert run_study(images, tmp_path / "out", QUICK, workers=0).count("skipped") == 2
 
 
-def test_the_tiles_of_an_image_that_was_stopped_are_not_searched_again(tmp_path, monkeypatch):
+def test_results_of_other_settings_are_not_skipped_in_a_folder_of_files(tmp_path):
+    Image.fromarray(blood_smear((150, 200), seed=1).image).save(tmp_path / "smear.png")
+    settings = {"model": "blood-cells", "components": 3, "reports": False, **QUICK}
+    done = run_study(tmp_path / "smear.png", tmp_path / "out", settings, workers=0, layout="files")
+    (job,) = (entry.job for entry in done.entries)
+    chosen = StudySettings(**settings, model_sha256=checkpoint_hash("blood-cells"))
+
+    def is_done(**other):
+        _, record = FileRecords(tmp_path / "out", chosen.replace(**other)).find(job)
+        return record is not None
+
+    assert is_done()
+    assert is_done(device="cpu", batch=4, openvino="off"), "no result depends on these"
+    assert is_done(formats=("csv",)), "the other file may stay"
+    for other in (
+        *({"components": 5}, {"gamma": 0.1}, {"unit_spectra": False}, {"decompose": False}),
+        *({"densities": False}, {"skip_glass": False}, {"confidence": 0.5}, {"tile": 640}),
+        {"formats": ("csv", "coco")},
+    ):
+        assert not is_done(**other), other
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_the_tiles_of_an_image_that_was_stopped_are_not_searched_again(
+    tmp_path, monkeypatch, batch
+):
     Image.fromarray(blood_smear((300, 400), seed=1).image).save(tmp_path / "smear.png")
     settings = {"model": "blood-cells", "decompose": False, "previews": False, "tile": 128}
-    given = (tmp_path / "smear.png", tmp_path / "out", settings | {"object_size": 40})
+    settings |= {"object_size": 40, "batch": batch}
+    given = (tmp_path / "smear.png", tmp_path / "out", settings)
     told, resumed, steps = [], [], SlideDetection.detect_tiles
 
     def stop(progress):
@@ -259,7 +287,7 @@ def test_the_tiles_of_an_image_that_was_stopped_are_not_searched_again(tmp_path,
     with pytest.raises(Cancelled):
         run_study(*given, workers=0, report=stop)
     assert run_study(*given, workers=0).count("done") == 1
-    assert resumed == [0, 4]
+    assert resumed == [0, 4 * batch]
 
 
 def test_what_a_killed_worker_was_writing_is_gone_when_the_study_ends(images, tmp_path):

@@ -132,6 +132,11 @@ def test_a_classified_study_resumes_and_another_classifier_starts_anew(study, tm
         assert StudySettings(**{**usual, **other}).hash() != StudySettings(**usual).hash()
 
 
+@pytest.mark.parametrize("other", [{"batch": 4}, {"device": "cpu"}, {"openvino": "off"}])
+def test_what_changes_no_result_is_not_hashed(other):
+    assert StudySettings(**other).hash() == StudySettings().hash()
+
+
 def test_settings_without_a_classifier_are_written_as_before():
     plain = StudySettings(model="blood-cells")
     assert not [name for name in plain.as_dict() if name.startswith("classif")]

@@ -190,6 +190,7 @@ def detect_objects(
         iou=settings.iou,
         object_size=settings.object_size,
         tile=settings.tile,
+        batch=settings.batch,
         pixel_size=slide.pixel_size,
         skip_glass=settings.skip_glass,
         openvino=settings.openvino,

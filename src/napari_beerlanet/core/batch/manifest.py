@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -50,8 +51,7 @@ NO_PARQUET_NOTE = (
     'pip install "napari-beerlanet[cluster]".'
 )
 _MANIFEST_KIND, _MANIFEST_VERSION = "napari-beerlanet study", 1
-_RECORDED_DETECT_SETTINGS = ("confidence", "iou", "object_size", "tile", "pixel_size")
-_RECORDED_DECOMPOSE_SETTINGS = ("components", "iterations", "lam", "gamma", "domain", "method")
+_SEEN_IN_FOLDER = ("formats", "previews", "reports", "density_maps", "normalized_format")
 
 Layout = Literal["study", "files", "report"]
 """How results lie in their folder: with records, a manifest and tables over all; alone, where the
@@ -167,31 +167,14 @@ class FileRecords:
         return files
 
     def _settings(self) -> Record:
-        """The settings that decide the results, as they are recorded."""
-        chosen = self.settings
-        colours: Record = {"normalizer": chosen.normalizer_sha256} if chosen.normalizer else {}
-        if self.kind == "normalization":
-            return colours
-        if chosen.has_objects:
-            values = {name: getattr(chosen, name) for name in _RECORDED_DETECT_SETTINGS}
-            given = chosen.detections_file
-            boxes = {"detections": file_hash(Path(given))} if given else {}
-            own = {**boxes, **self._classification(), **colours}
-            return {**values, "model": chosen.model_sha256, **own}
-        values = {name: getattr(chosen, name) for name in _RECORDED_DECOMPOSE_SETTINGS}
-        spectra = None if chosen.spectra is None else [list(row) for row in chosen.spectra]
-        # Only where they are given, so that records of earlier versions stay valid.
-        more: Record = colours | ({"fixed_spectra": True} if chosen.fixed_spectra else {})
-        more |= {"stain_names": list(chosen.stain_names)} if chosen.stain_names else {}
-        return {**values, "spectra": spectra, **more}
-
-    def _classification(self) -> Record:
-        """Only where there is a classifier, so that records of earlier versions stay valid."""
-        chosen = self.settings
-        if not chosen.classifier:
-            return {}
-        how = {"only": list(chosen.classify_only), "fit": chosen.classify_fit}
-        return {"classifier": chosen.classifier_sha256, "classify": how}
+        """All settings that decide what is in the files, and hashes of files that they name."""
+        values = self.settings.hashed()
+        values = {name: values[name] for name in values if name not in _SEEN_IN_FOLDER}
+        for name in ("detections_file", "annotations_file"):
+            if name in values:
+                values[name] = file_hash(Path(values[name]))
+        plain: Record = json.loads(json.dumps(values))
+        return plain
 
 
 class ReportRecords:

@@ -35,7 +35,7 @@ _TEXT_FIELDS = (
     *("normalizer", "normalizer_sha256"),
 )
 _NOT_HASHED = ("model", "device")  # where the model lies and what runs it change no result
-_NEVER_HASHED = (*_NOT_HASHED, "openvino", "classifier", "normalizer")
+_NEVER_HASHED = (*_NOT_HASHED, "openvino", "batch", "classifier", "normalizer")
 _ALWAYS_HASHED = (
     *("model_sha256", "decompose", "measure", "reports", "components", "iterations", "lam"),
     *("gamma", "spectra", "leave_out", "confidence", "iou", "object_size", "tile", "pixel_size"),
@@ -143,7 +143,7 @@ class StudySettings(DecomposeSettings, DetectSettings):
 
     def hash(self, *without: str) -> str:
         """Of all that changes results, perhaps `without` some settings."""
-        hashed = self._hashed()
+        hashed = self.hashed()
         return settings_hash({name: hashed[name] for name in hashed if name not in without})
 
     def has_hash(self, digest: object) -> bool:
@@ -153,7 +153,7 @@ class StudySettings(DecomposeSettings, DetectSettings):
         """
         from napari_beerlanet.core.checkpoints.checkpoint import EARLIER_HASHES
 
-        hashed = self._hashed()
+        hashed = self.hashed()
         whole = {name: _as_whole(value) for name, value in hashed.items()}
         models = (self.model_sha256, *EARLIER_HASHES.get(self.model_sha256, ()))
         return any(
@@ -162,7 +162,8 @@ class StudySettings(DecomposeSettings, DetectSettings):
             for model in models
         )
 
-    def _hashed(self) -> dict[str, Any]:
+    def hashed(self) -> dict[str, Any]:
+        """Return the settings that decide results, by their names in files."""
         return {name: value for name, value in self.as_dict().items() if name not in _NEVER_HASHED}
 
 

@@ -80,6 +80,7 @@ class SlideDetection(TileRun[RawDetections]):
         iou: float = _DEFAULTS.iou,
         object_size: float | Literal["auto"] = _DEFAULTS.object_size,
         tile: int | Literal["auto"] = _DEFAULTS.tile,
+        batch: int | Literal["auto"] = _DEFAULTS.batch,
         pixel_size: PixelSize | None = None,
         size_hint: float | None = None,
         skip_glass: bool = _DEFAULTS.skip_glass,
@@ -101,6 +102,7 @@ class SlideDetection(TileRun[RawDetections]):
             iou=iou,
             object_size=object_size,
             tile=tile,
+            batch=batch,
             pixel_size=pixel_size,
             skip_glass=skip_glass,
             openvino=openvino,
@@ -148,7 +150,9 @@ class SlideDetection(TileRun[RawDetections]):
 
         A `focus` that is a function is called again before each tile.
         """
-        size = BATCH_SIZES.get(self._pipeline.runner.device.type, 1)
+        size = self.settings.batch
+        if size == "auto":
+            size = BATCH_SIZES.get(self._pipeline.runner.device.type, 1)
         with closing(self._run_tiles(focus, order, size, "finding cells", report)) as steps:
             for number, _, done, total in steps:
                 added, removed = self._merge_tile(number)
