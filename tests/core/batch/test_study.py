@@ -19,6 +19,7 @@ from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.checkpoints.checkpoint import checkpoint_hash
 from napari_beerlanet.core.common.progress import Cancelled
 from napari_beerlanet.core.common.storage import FileError, file_hash
+from napari_beerlanet.core.common.workers import process_pool_runner
 from napari_beerlanet.core.detection.slide_detector import SlideDetection
 from napari_beerlanet.core.images.files import read_image
 from napari_beerlanet.core.stains.decompose import decompose
@@ -327,6 +328,21 @@ def test_a_model_that_is_not_there_or_has_changed(images, tmp_path):
 
 
 # --- processes -----------------------------------------------------------------------------------
+
+def test_a_task_that_goes_wrong_here_does_not_end_the_others(images, tmp_path):
+    """One worker alone: the rest would wait without a reason."""
+    shared = {"work": "napari_beerlanet.core.batch.image:process_image", "out": str(tmp_path)}
+    shared |= {"layout": "files", "settings": StudySettings(**QUICK).as_dict()}
+    tasks = [
+        (k, {"source": str(path), "title": path.name, "name": path.stem, **shared})
+        for k, path in enumerate(sorted(images.iterdir())[:2])
+    ]
+    tasks[0][1]["settings"] = object()  # which cannot be sent
+    outcomes = {k: done for k, done in process_pool_runner(1)(tasks) if k >= 0}
+    assert outcomes[0]["status"] == "failed"
+    assert "field0.png" in outcomes[0]["error"]
+    assert outcomes[1]["status"] == "done"
+
 
 KILLER = """
 import os, signal, sys, threading, time

@@ -142,14 +142,17 @@ class _WorkerThread:
         try:
             while not self._stopped:
                 try:
-                    task = self._waiting.popleft()
+                    number, task = self._waiting.popleft()
                 except IndexError:
                     break
-                outcome = self._process_task(*task)
+                try:
+                    outcome = self._process_task(number, task)
+                except Exception as error:  # the other tasks may do better
+                    self._close()
+                    reason = f"{task['title']}: {error_detail(error)}."
+                    outcome = {"status": "failed", "error": reason}
                 if not self._stopped:
-                    self._ready.put((task[0], outcome))
-        except BaseException as error:
-            self._ready.put((task[0], {"status": "failed", "error": f"{error}"}))
+                    self._ready.put((number, outcome))
         finally:
             self._close()
             self._ready.put(None)
