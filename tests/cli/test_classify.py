@@ -128,6 +128,10 @@ def test_slides_patch_by_patch(model, tmp_path, capsys, monkeypatch):
         assert float(row["above(dark)"]) == pytest.approx(above, abs=1e-5)
         assert float(row["classified"]) == 1
     assert (measured["Region 3"]["patches"], measured["Region 3"]["mean(dark)"]) == ("0.000000", "")
+    assert run(*command, "--overwrite") == 1, "its patches are to be classified again"
+    monkeypatch.undo()
+    assert run(*command, "--overwrite") == 0
+    assert (out / "a.patches.csv").read_bytes() == before
 
 
 def test_boxes_outside_and_without_area_have_no_type_and_are_said(model, tmp_path, capsys):

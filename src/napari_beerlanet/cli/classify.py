@@ -329,10 +329,14 @@ class _SlideTask:
             staged_folder,
             with_file_check,
         )
+        from napari_beerlanet.core.common.tile_store import remove_tiles
         from napari_beerlanet.core.images.slide import open_slide
 
         raise_if_interrupted()
         start = self.options.out / name
+        results = start.with_name(f"{name}{PATCH_SUFFIX}")
+        if self.options.overwrite:
+            remove_tiles(results)
         source = {k: v for k, v in file_stamp(path).items() if k != "path"}
         report = with_file_check(path, _check_signals)
         with open_slide(path) as slide, _progress_bar(self.options.quiet, 1, "tile") as bar:
@@ -344,7 +348,7 @@ class _SlideTask:
                 min_tissue=settings.min_tissue,
                 fit=getattr(self.options, "fit", None),
                 pixel_size=slide.pixel_size,
-                results=start.with_name(f"{name}{PATCH_SUFFIX}"),
+                results=results,
                 source=source,
                 report=report,
             ) as run:

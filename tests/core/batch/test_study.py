@@ -329,6 +329,7 @@ def test_a_model_that_is_not_there_or_has_changed(images, tmp_path):
 
 # --- processes -----------------------------------------------------------------------------------
 
+
 def test_a_task_that_goes_wrong_here_does_not_end_the_others(images, tmp_path):
     """One worker alone: the rest would wait without a reason."""
     shared = {"work": "napari_beerlanet.core.batch.image:process_image", "out": str(tmp_path)}

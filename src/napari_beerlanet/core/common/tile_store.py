@@ -99,6 +99,14 @@ def read_summary(path: Path) -> tuple[dict[str, Any], int] | None:
     return None
 
 
+def remove_tiles(path: Path) -> None:
+    """Remove a file of tiles, so that all are done again; unless a search writes to it."""
+    if path.exists():
+        lock = _acquire(path)
+        _unlink(path)
+        _release(path, lock)
+
+
 def describe_changes(path: Path, identity: Mapping[str, Any]) -> list[str]:
     """In what the run that a file is of differs from one of this identity, in words."""
     summary = read_summary(path)
@@ -366,8 +374,7 @@ def _make_way(path: Path, identity: Any) -> list[str]:
     """Remove another run's file, rename one that is damaged; what is to be said of it."""
     summary = read_summary(path)
     if not os.path.lexists(path) or (summary and summary[0].get("identity") != identity):
-        for ending in _FILES:
-            Path(f"{path}{ending}").unlink(missing_ok=True)
+        _unlink(path)
         return []
     numbers = itertools.chain([""], itertools.count(2))
     names = (path.with_name(f"{path.name}.damaged{number}") for number in numbers)
@@ -376,6 +383,11 @@ def _make_way(path: Path, identity: Any) -> list[str]:
         with suppress(FileNotFoundError):
             os.replace(f"{path}{ending}", f"{aside}{ending}")
     return [f"{path}: damaged, so it was renamed to {aside.name}, and the search started anew."]
+
+
+def _unlink(path: Path) -> None:
+    for ending in _FILES:
+        Path(f"{path}{ending}").unlink(missing_ok=True)
 
 
 def _initialise(connection: sqlite3.Connection, header: dict[str, Any], arrays: Arrays) -> None:
