@@ -16,7 +16,7 @@ def some(n=6, shape=SHAPE, names=NAMES, seed=0):
     columns = {
         "id": np.arange(n),
         "status": random.choice(["accepted", "rejected"], n),
-        "OD 1 mean": random.random(n).astype(np.float32),
+        "Model channel 1 mean": random.random(n).astype(np.float32),
     }
     boxes = np.hstack([corner, corner + random.uniform(3, 20, (n, 2))])
     labels, scores = random.integers(0, len(names), n), random.uniform(0.1, 1, n)

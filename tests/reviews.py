@@ -14,7 +14,7 @@ def some(n=40):
     """n boxes of 20 × 20 on a grid, the surest first."""
     x, y = 50.0 * (np.arange(n) % 10) + 10, 60.0 * (np.arange(n) // 10) + 10
     boxes = np.stack([x, y, x + 20, y + 20], 1)
-    columns = {"OD 1 mean": np.linspace(0, 1, n).astype(np.float32)}
+    columns = {"Model channel 1 mean": np.linspace(0, 1, n).astype(np.float32)}
     labels = np.arange(n) % 4 == 3
     scores = np.linspace(0.95, 0.05, n)
     return Detections(boxes, labels.astype(int), scores, NAMES, columns, (400, 600))
@@ -25,7 +25,7 @@ def random_review(n, seed=0):
     rng = np.random.default_rng(seed)
     low = rng.uniform(0, 4000, (n, 2))
     boxes = np.concatenate([low, low + rng.uniform(10, 60, (n, 2))], 1)
-    columns = {f"OD {k} mean": rng.gamma(2, 0.2, n).astype(np.float32) for k in (1, 2)}
+    columns = {f"Model channel {k} mean": rng.gamma(2, 0.2, n).astype(np.float32) for k in (1, 2)}
     labels, scores = rng.integers(0, 3, n), rng.uniform(0.01, 1, n)
     return Review(Detections(boxes, labels, scores, ["RBC", "WBC", "Platelets"], columns))
 

@@ -21,7 +21,7 @@ def some(n=12, names=NAMES):
     corner = random.uniform(0, 0.8, (n, 2)) * (SHAPE[1], SHAPE[0])
     columns = {
         "status": random.choice(["accepted", "rejected", "unreviewed"], n),
-        "OD 1 mean": random.random(n).astype(np.float32),
+        "Model channel 1 mean": random.random(n).astype(np.float32),
     }
     labels, scores = random.integers(0, len(names), n), random.uniform(0.3, 1, n)
     boxes = np.hstack([corner, corner + random.uniform(5, 20, (n, 2))])
@@ -200,14 +200,13 @@ def test_report_of_the_packaged_model(tmp_path, image):
         assert part in text
 
 
-def test_an_option_is_understood_by_its_former_name(tmp_path, image):
+def test_report_counts_a_match_at_the_iou_that_is_asked_for(tmp_path, image):
     found = tmp_path / "found.csv"
     found.write_text("class,confidence,x1,y1,x2,y2\nRBC,0.9,10,10,30,30\n")
     words = ["report", str(image), "--detections", str(found), "--annotations", str(found)]
-    for option in ("--match-iou", "--overlap"):
-        out = tmp_path / f"{option}.html"
-        assert main([*words, "--out", str(out), option, "0.65", "--no-stains"]) == 0
-        assert "an IoU of at least 0.65" in out.read_text()
+    out = tmp_path / "report.html"
+    assert main([*words, "--out", str(out), "--match-iou", "0.65", "--no-stains"]) == 0
+    assert "an IoU of at least 0.65" in out.read_text()
 
 
 # --- many images, signals, strange names ---------------------------------------------------------

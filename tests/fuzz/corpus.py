@@ -131,7 +131,10 @@ def _detections():
         rng.integers(0, 2, 12),
         rng.uniform(0.3, 1, 12),
         ["RBC", "WBC"],
-        {"OD 1 mean": rng.random(12).astype(np.float32), "status": np.array(["new"] * 12, object)},
+        {
+            "Model channel 1 mean": rng.random(12).astype(np.float32),
+            "status": np.array(["new"] * 12, object),
+        },
         image_shape=(480, 640),
     )
 

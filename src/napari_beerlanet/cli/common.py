@@ -6,7 +6,7 @@ import argparse
 import math
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -74,13 +74,12 @@ def add_setting(
     settings: type[Settings],
     name: str,
     *flags: str,
-    hidden: Iterable[str] = (),
     preset: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> None:
     """Add an option for a setting: its type, bounds and help are those of the settings class.
 
-    `flags` are its spellings, by default --name; `hidden` are others that are still understood.
+    `flags` are its spellings, by default --name.
     What is not given does not appear among the parsed options. A `preset` that is used then may
     have defaults of its own, which the help states.
     """
@@ -96,8 +95,6 @@ def add_setting(
     shared |= more
     default = (preset or {}).get(name, spec.default)
     options.add_argument(*flags, **{"help": _help(spec, default), **shared})
-    if hidden:
-        options.add_argument(*hidden, **{**shared, "help": argparse.SUPPRESS})
 
 
 def given_settings(options: argparse.Namespace, settings: type[Settings]) -> dict[str, Any]:

@@ -54,7 +54,6 @@ def add_options(command: argparse.ArgumentParser) -> None:
         DetectSettings,
         "iou",
         "--match-iou",
-        hidden=("--overlap",),
         dest="match_iou",
         help="minimum IoU of a detection with its annotation (default 0.5)",
     )

@@ -18,7 +18,7 @@ def random_boxes(rng, n, extent=100.0, longest=30.0):
 
 def some(n=6, seed=0, **rest):
     rng = np.random.default_rng(seed)
-    columns = {"OD 1 mean": rng.uniform(0, 1, n).astype(np.float32)}
+    columns = {"Model channel 1 mean": rng.uniform(0, 1, n).astype(np.float32)}
     return Detections(
         random_boxes(rng, n), rng.integers(0, 3, n), rng.uniform(0, 1, n), NAMES, columns, **rest
     )
@@ -34,7 +34,7 @@ def test_types_and_order():
     order = np.argsort(-scores)
     np.testing.assert_array_equal(d.xyxy, xyxy[order])
     np.testing.assert_array_equal(d.labels, labels[order])
-    np.testing.assert_array_equal(d.columns["OD 1 mean"], columns[order])
+    np.testing.assert_array_equal(d.columns["Model channel 1 mean"], columns[order])
 
 
 def test_equal_scores_keep_their_order():
@@ -49,7 +49,7 @@ def test_indexing():
         assert part.image_shape == (5, 6)
         assert part.report == {"scale": 2}
         assert part.candidates is None
-        assert part.columns["OD 1 mean"].shape == (len(part),)
+        assert part.columns["Model channel 1 mean"].shape == (len(part),)
     assert (d[d.labels == 1].labels == 1).all()
     np.testing.assert_array_equal(d[[3, 4, 9]].scores, d.scores[[3, 4, 9]])
     assert len(d[7]) == 1
@@ -92,14 +92,14 @@ def test_counts_and_empty():
 
 def test_frame():
     d = Detections(
-        [[1, 2, 4, 10]], [1], [0.5], NAMES, {"OD 1 mean": [0.25]}, pixel_size=(0.5, 0.25)
+        [[1, 2, 4, 10]], [1], [0.5], NAMES, {"Model channel 1 mean": [0.25]}, pixel_size=(0.5, 0.25)
     )
     row = d.to_frame().iloc[0].to_dict()
     assert row == {
         **{"class": "WBC", "confidence": 0.5, "x1": 1, "y1": 2, "x2": 4, "y2": 10},
         **{"width": 3, "height": 8, "centre_x": 2.5, "centre_y": 6},
         **{"x1_um": 0.25, "y1_um": 1, "x2_um": 1, "y2_um": 5, "width_um": 0.75, "height_um": 4},
-        **{"centre_x_um": 0.625, "centre_y_um": 3, "OD 1 mean": 0.25},
+        **{"centre_x_um": 0.625, "centre_y_um": 3, "Model channel 1 mean": 0.25},
     }
     assert len(some(7).to_frame()) == 7
     assert "x1_um" not in some(7).to_frame()
@@ -181,20 +181,24 @@ def test_an_object_on_the_border_that_is_found_no_more_goes_if_most_of_it_was_in
 
 def test_candidates_columns_and_classes_are_merged_too():
     before = boxes_of(
-        [(10, 10, 30, 30, 0.9), (50, 50, 60, 60, 0.1)], columns={"OD 1 mean": np.array([1.0, 2.0])}
+        [(10, 10, 30, 30, 0.9), (50, 50, 60, 60, 0.1)],
+        columns={"Model channel 1 mean": np.array([1.0, 2.0])},
     ).above(0.25)
     found = Detections(
         np.array([[150, 150, 170, 170], [110, 110, 120, 120]], np.float32),
         np.array([1, 0]),
         np.array([0.6, 0.05]),
         ["other", "cell"],
-        columns={"OD 1 mean": np.array([3.0, 4.0]), "OD 2 mean": np.array([5.0, 6.0])},
+        columns={
+            "Model channel 1 mean": np.array([3.0, 4.0]),
+            "Model channel 2 mean": np.array([5.0, 6.0]),
+        },
     ).above(0.25)
     merged = replace_in_windows(before, found, WINDOW)
     assert len(merged) == 4
     assert merged.above(0.25).counts() == {"other": 0, "cell": 2}
-    np.testing.assert_allclose(merged.columns["OD 1 mean"], [1, 3, 2, 4])
-    np.testing.assert_allclose(merged.columns["OD 2 mean"], [np.nan, 5, np.nan, 6])
+    np.testing.assert_allclose(merged.columns["Model channel 1 mean"], [1, 3, 2, 4])
+    np.testing.assert_allclose(merged.columns["Model channel 2 mean"], [np.nan, 5, np.nan, 6])
 
 
 # --- cell types -----------------------------------------------------------------------------------

@@ -34,8 +34,8 @@ def some(n=20, seed=0, shape=(3000, 4000), columns=True, names=NAMES, **rest):
     corner = rng.uniform(0, 0.9, (n, 2)) * (width, height)
     side = rng.uniform(0.001, 0.1, (n, 2)) * (width, height)
     further = {
-        "OD 1 mean": rng.uniform(0, 3, n).astype(np.float32),
-        "OD 1 sum": (rng.integers(1, 1000, n) * 1.0).astype(np.float32),
+        "Model channel 1 mean": rng.uniform(0, 3, n).astype(np.float32),
+        "Model channel 1 sum": (rng.integers(1, 1000, n) * 1.0).astype(np.float32),
         "status": rng.choice(["accepted", "rejected", "new"], n),
     }
     return Detections(
@@ -374,7 +374,7 @@ def test_geojson_is_what_qupath_reads(tmp_path):
     """QuPath wants name and colour of a class together, numbers alone among the measurements."""
     d = Detections(
         [[10, 20, 30, 60]], [1], [0.75], ["RBC", "WBC"],
-        {"OD 1 mean": np.array([0.5], np.float32), "status": ["new"], "gap": [np.nan]},
+        {"Model channel 1 mean": np.array([0.5], np.float32), "status": ["new"], "gap": [np.nan]},
     )  # fmt: skip
     write_detections(tmp_path / "a.geojson", d, colours=["#000000", "#ff8001"])
     assert json.loads((tmp_path / "a.geojson").read_text()) == {
@@ -389,7 +389,7 @@ def test_geojson_is_what_qupath_reads(tmp_path):
                 "properties": {
                     "objectType": "detection",
                     "classification": {"name": "WBC", "color": [255, 128, 1]},
-                    "measurements": {"Confidence": 0.75, "OD 1 mean": 0.5},
+                    "measurements": {"Confidence": 0.75, "Model channel 1 mean": 0.5},
                     "metadata": {"status": "new"},
                 },
             }

@@ -26,8 +26,8 @@ def some(n=30, names=NAMES, shape=(480, 640), seed=0):
         "id": np.arange(n),
         "status": random.choice(["accepted", "rejected", "unreviewed"], n),
         "source": np.array(["blood-cells"] * n),
-        "OD 1 mean": random.uniform(0, 2, n).astype(np.float32),
-        "OD 2 mean": np.where(random.random(n) < 0.1, np.nan, random.random(n)),
+        "Model channel 1 mean": random.uniform(0, 2, n).astype(np.float32),
+        "Model channel 2 mean": np.where(random.random(n) < 0.1, np.nan, random.random(n)),
     }
     labels, scores = random.integers(0, len(names), n), random.uniform(0.05, 1, n)
     return Detections(boxes, labels, scores, names, columns, image_shape=shape)
@@ -69,7 +69,12 @@ def test_geojson_has_the_structure_that_qupath_documents(tmp_path, object_type):
     content = json.loads((tmp_path / "a.geojson").read_text(encoding="utf-8"))
     check_qupath(content, object_type)
     first = content["features"][0]["properties"]
-    assert set(first["measurements"]) <= {"Confidence", "id", "OD 1 mean", "OD 2 mean"}
+    assert set(first["measurements"]) <= {
+        "Confidence",
+        "id",
+        "Model channel 1 mean",
+        "Model channel 2 mean",
+    }
     assert set(first["metadata"]) == {"status", "source"}
 
 

@@ -29,7 +29,10 @@ def some(n=30, seed=0):
     rng = np.random.default_rng(seed)
     x, y = 50.0 * (np.arange(n) % 10), 50.0 * (np.arange(n) // 10)
     boxes = np.stack([x, y, x + rng.uniform(10, 40, n), y + rng.uniform(10, 40, n)], 1)
-    columns = {"OD 1 mean": rng.normal(1, 0.1, n), "OD 2 mean": rng.normal(2, 0.1, n)}
+    columns = {
+        "Model channel 1 mean": rng.normal(1, 0.1, n),
+        "Model channel 2 mean": rng.normal(2, 0.1, n),
+    }
     return Detections(
         boxes, rng.integers(0, 3, n), rng.uniform(0.02, 1, n), NAMES, columns, (400, 600)
     )
@@ -120,13 +123,13 @@ def test_filters_combine():
     chosen = DetectionFilter(
         classes=frozenset({"RBC", "WBC"}),
         states=frozenset({UNREVIEWED}),
-        ranges={"confidence": (0.3, 0.8), "OD 1 mean": (0.95, 2)},
+        ranges={"confidence": (0.3, 0.8), "Model channel 1 mean": (0.95, 2)},
     )
     expected = [
         review.column("class")[k] in ("RBC", "WBC")
         and k > 2
         and 0.3 <= review.detections.scores[k] <= 0.8
-        and review.detections.columns["OD 1 mean"][k] >= 0.95
+        and review.detections.columns["Model channel 1 mean"][k] >= 0.95
         for k in range(30)
     ]
     assert review.mask(chosen).tolist() == expected
@@ -178,7 +181,7 @@ def test_shuffled_keeps_its_order_when_the_filter_changes():
 
 def test_the_odd_one_is_the_most_unusual():
     found = some()
-    found.columns["OD 2 mean"][12] = 5
+    found.columns["Model channel 2 mean"][12] = 5
     assert Review(found).ordered(np.ones(30, bool), "unusual")[0] == 12
 
 

@@ -197,19 +197,6 @@ def test_the_stains_of_a_spectra_file_are_a_preset(tmp_path, fit):
     np.testing.assert_array_equal(read_spectra(tmp_path / "a.spectra.json"), fit.spectra)
 
 
-def test_spectra_of_an_earlier_version_are_a_preset(shared_old_spectra):
-    preset = read_preset(shared_old_spectra)
-    assert preset.names == tuple(f"Stain {k + 1}" for k in range(len(preset.names)))
-
-
-@pytest.fixture
-def shared_old_spectra():
-    from pathlib import Path
-
-    old = Path(__file__).parents[2] / "data" / "before_part_7"
-    return next(iter(sorted(old.rglob("*.spectra.json"))))
-
-
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

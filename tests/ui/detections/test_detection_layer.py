@@ -33,7 +33,7 @@ def detections(n: int, side: int = 1000, seed: int = 0) -> Detections:
         rng.integers(0, 2, n),
         np.linspace(1, 0.02, n),
         NAMES,
-        columns={"OD 1 mean": rng.random(n), "OD 1 sum": rng.random(n)},
+        columns={"Model channel 1 mean": rng.random(n), "Model channel 1 sum": rng.random(n)},
         image_shape=(side, side),
         report={"model": "tiny"},
     ).above(0.25)
@@ -182,7 +182,7 @@ def test_layer_lies_on_its_image_and_has_its_features(viewer):
     np.testing.assert_allclose(made.layer.translate, source.translate)
     np.testing.assert_allclose(made.layer.rotate, source.rotate)
     assert made.layer.units == source.units
-    columns = ["id", "class", "confidence", "status", "source", "area", "OD 1 mean"]
+    columns = ["id", "class", "confidence", "status", "source", "area", "Model channel 1 mean"]
     assert list(made.layer.features) == columns
     assert set(made.layer.features["status"]) == {FOUND}
     assert set(made.layer.features["source"]) == {"tiny"}

@@ -75,7 +75,13 @@ def test_boxes_come_onto_the_open_image(tmp_path, viewer, kind):
     x, y = some().xyxy[0, :2] - 0.5
     np.testing.assert_allclose(layer.data[0][0], [y, x], atol=0.01)
     if kind != "yolo":
-        assert set(layer.features) == {"class", "confidence", "id", "status", "OD 1 mean"}
+        assert set(layer.features) == {
+            "class",
+            "confidence",
+            "id",
+            "status",
+            "Model channel 1 mean",
+        }
         assert layer.features["status"].tolist() == some().columns["status"].tolist()
     assert layer.metadata[METADATA_KEY]["source"] == "smear"
 

@@ -162,15 +162,6 @@ def test_several_files_at_once_and_the_users_own_choice_of_a_reader(window, smea
     assert layer.source.reader_plugin == "napari"
 
 
-def test_a_choice_of_an_earlier_version_is_forgotten(window, smear, tmp_path):
-    """napari would warn that it cannot find this plugin for .tif."""
-    get_settings().plugins.extension2reader = {"*.tif": PLUGIN, "*.svs": PLUGIN, "*.png": "napari"}
-    viewer = window(True)
-    assert get_settings().plugins.extension2reader == {"*.svs": PLUGIN, "*.png": "napari"}
-    ORDINARY["grey.tif"](tmp_path / "grey.tif", smear)
-    assert drop(viewer, tmp_path / "grey.tif")[0].source.reader_plugin == "napari"
-
-
 @pytest.mark.parametrize("panel", [False, True])
 def test_a_folder_of_images_opens_as_without_the_plugin(window, smear, tmp_path, panel):
     for name in "ab":

@@ -50,7 +50,7 @@ def drawn(viewer, **more):
         "class": ["RBC", 'a "b", <c>', "RBC"],
         "confidence": [0.25, 0.75, np.nan],
         "status": ["accepted", "rejected", None],
-        "OD 1 mean": np.array([0.5, 1.5, np.nan], np.float32),
+        "Model channel 1 mean": np.array([0.5, 1.5, np.nan], np.float32),
         "id": [7, 8, 9],
     }
     layer = Shapes(boxes, features=features, name="cells", **more)
@@ -80,7 +80,9 @@ def test_a_layer_is_saved_with_all_that_the_format_can_hold(tmp_path, viewer, ki
     if kind != "yolo":
         assert read.columns["status"].tolist() == ["", "rejected", "accepted"]
         assert read.columns["id"].tolist() == [9, 8, 7]
-        np.testing.assert_array_equal(read.columns["OD 1 mean"], np.float32([np.nan, 1.5, 0.5]))
+        np.testing.assert_array_equal(
+            read.columns["Model channel 1 mean"], np.float32([np.nan, 1.5, 0.5])
+        )
     if kind in ("csv", "coco", "voc"):
         assert image_names(path) == ["smear.png"]
     if kind == "csv":

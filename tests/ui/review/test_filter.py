@@ -23,7 +23,7 @@ def test_what_the_controls_say(controls):
     controls.classes.setCurrentText("WBC")
     controls.states.setCurrentText("rejected")
     controls.text.setText("  wb ")
-    controls.column.setCurrentText("OD 2 mean")
+    controls.column.setCurrentText("Model channel 2 mean")
     assert controls.range_slider.isVisible()
     chosen = controls.current_filter
     assert chosen.classes == {"WBC"}
@@ -31,13 +31,13 @@ def test_what_the_controls_say(controls):
     assert chosen.text == "wb"
     assert set(chosen.ranges) == {"confidence"}
     controls.range_slider.setValue((0.2, 0.5))
-    controls.column.setCurrentText("OD 1 mean")
+    controls.column.setCurrentText("Model channel 1 mean")
     controls.range_slider.setValue((0.1, 0.6))
     ranges = controls.current_filter.ranges
-    assert ranges["OD 2 mean"] == pytest.approx((0.2, 0.5), abs=0.01)
-    assert ranges["OD 1 mean"] == pytest.approx((0.1, 0.6), abs=0.01)
-    assert "OD 2 mean 0.2 to 0.5" in controls.other_ranges_line.text()
-    controls.column.setCurrentText("OD 2 mean")
+    assert ranges["Model channel 2 mean"] == pytest.approx((0.2, 0.5), abs=0.01)
+    assert ranges["Model channel 1 mean"] == pytest.approx((0.1, 0.6), abs=0.01)
+    assert "Model channel 2 mean 0.2 to 0.5" in controls.other_ranges_line.text()
+    controls.column.setCurrentText("Model channel 2 mean")
     assert controls.range_slider.value() == pytest.approx((0.2, 0.5), abs=0.01)
     controls.clear()
     review = random_review(200)
@@ -47,7 +47,7 @@ def test_what_the_controls_say(controls):
 def test_the_whole_range_of_a_column_leaves_nothing_out(controls):
     review = random_review(200)
     controls.clear()
-    for name in ("area", "OD 1 mean", "x"):
+    for name in ("area", "Model channel 1 mean", "x"):
         controls.column.setCurrentText(name)
         assert review.mask(controls.current_filter).all(), name
 

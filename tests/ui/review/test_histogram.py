@@ -32,9 +32,10 @@ def test_a_range_brushed_in_the_histogram_goes_to_the_filter(qtbot, controls):
     histogram.range_selected.connect(controls.set_range)
     histogram.range.setRegion((0.3, 0.6))
     assert controls.current_filter.ranges["confidence"] == pytest.approx((0.3, 0.6), abs=0.01)
-    histogram.column.setCurrentText("OD 1 mean")
+    histogram.column.setCurrentText("Model channel 1 mean")
     histogram.range.setRegion((0.2, 0.4))
-    assert controls.current_filter.ranges["OD 1 mean"] == pytest.approx((0.2, 0.4), abs=0.01)
+    ranges = controls.current_filter.ranges
+    assert ranges["Model channel 1 mean"] == pytest.approx((0.2, 0.4), abs=0.01)
     assert len(histogram.plot.listDataItems()) == 3
 
 

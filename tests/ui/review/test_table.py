@@ -38,7 +38,7 @@ def test_the_table_shows_every_column_of_the_review(table):
         for k in range(model.columnCount())
     ]
     assert heads[:4] == ["id", "class", "confidence", "status"]
-    assert heads[-2:] == ["OD 1 mean", "OD 2 mean"]
+    assert heads[-2:] == ["Model channel 1 mean", "Model channel 2 mean"]
     first_four = sum(table.columnWidth(k) for k in range(4))
     assert first_four <= 305, "they are seen at once in a dock of 390 pixels"
     assert float(cells(table, "confidence")[0]) == pytest.approx(
@@ -48,14 +48,14 @@ def test_the_table_shows_every_column_of_the_review(table):
 
 def test_a_click_on_a_heading_sorts_and_a_second_turns_it_round(table, qtbot):
     header = table.horizontalHeader()
-    column = table.model().names.index("OD 1 mean")
+    column = table.model().names.index("Model channel 1 mean")
     x = header.sectionPosition(column) - header.offset() + 5
     table.scrollTo(table.model().index(0, column))
     x = header.sectionViewportPosition(column) + 5
     for _ in range(2):
         qtbot.mouseClick(header.viewport(), Qt.MouseButton.LeftButton, pos=QPoint(x, 5))
         table.show_rows(table.apply_sorting(np.arange(200)))
-        values = [float(v) for v in cells(table, "OD 1 mean")]
+        values = [float(v) for v in cells(table, "Model channel 1 mean")]
         descending = header.sortIndicatorOrder() == Qt.SortOrder.DescendingOrder
         assert values == sorted(values, reverse=descending)
 
@@ -111,7 +111,7 @@ def test_a_decision_is_tinted(table):
         ("class", "a\nb", "a b"),
         ("x", np.float32(1.25), "1.2"),
         ("id", np.int64(7), "7"),
-        ("OD 1 mean", np.float32("nan"), ""),
+        ("Model channel 1 mean", np.float32("nan"), ""),
         ("area", np.float32(1234.5), "1234"),
         ("confidence", np.float32(0.5), "0.500"),
     ],
@@ -136,7 +136,7 @@ def test_a_hundred_thousand_rows_are_filtered_and_sorted_without_a_stall(qtbot, 
         table.show_rows(review.ordered(review.mask(controls.current_filter), "uncertain", low))
         qtbot.wait(1)
         times[f"filter {low}"] = time.perf_counter() - began
-    for name in ("class", "confidence", "OD 1 mean"):
+    for name in ("class", "confidence", "Model channel 1 mean"):
         began = time.perf_counter()
         table._sort(table.model().names.index(name))
         table.show_rows(table.apply_sorting(table.rows))

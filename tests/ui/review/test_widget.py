@@ -154,12 +154,12 @@ def test_a_layer_that_the_user_draws_on_stays_the_active_one(open_review):
 
 def test_the_gallery_has_the_order_of_the_table(open_review, until):
     _, panel, _ = open_review()
-    column = panel.table.model().names.index("OD 1 mean")
+    column = panel.table.model().names.index("Model channel 1 mean")
     panel.table._sort(column)
     panel.tabs.setCurrentIndex(1)
     order = panel.gallery.rows
     assert order.tolist() == panel.table.rows.tolist()
-    values = panel.review.column("OD 1 mean")[order]
+    values = panel.review.column("Model channel 1 mean")[order]
     assert (np.diff(values) >= 0).all() or (np.diff(values) <= 0).all()
     panel.filter.order.setCurrentText("random")
     until(lambda: panel.gallery.rows.tolist() != order.tolist())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -48,7 +47,6 @@ _FORMAT_SUFFIXES = {
     "voc": f"{DETECTIONS_SUFFIX}.xml",
     "types": TYPES_SUFFIX,
 }
-_OLD_SHARE = re.compile(r"OD \d+ share")
 DETECTIONS_RECORD_SUFFIX = f"{DETECTIONS_SUFFIX}.json"
 """Of the file that says how detections were made, where there is no study."""
 
@@ -404,17 +402,6 @@ def _stains_row(stains: SlideDecomposition, mm2: float | None) -> dict[str, Any]
             near = suggested[i]
             row[f"{labels[i]} resembles"] = f"{near.name} ({near.angle:.0f}°)"
     return row
-
-
-def current_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A line of the summary table in the words of this version.
-
-    Earlier ones had "OD 3 share" for the third component; now stains are numbered by share.
-    """
-    old = {name: value for name, value in row.items() if _OLD_SHARE.fullmatch(name)}
-    shares = sorted((share for share in old.values() if share > 0), reverse=True)
-    kept = {name: value for name, value in row.items() if name not in old}
-    return kept | {f"Stain {k + 1} share": share for k, share in enumerate(shares)}
 
 
 def _detections_row(detections: Detections, mm2: float | None) -> dict[str, Any]:

@@ -147,20 +147,10 @@ class StudySettings(DecomposeSettings, DetectSettings):
         return settings_hash({name: hashed[name] for name in hashed if name not in without})
 
     def has_hash(self, digest: object) -> bool:
-        """Whether a record's hash is of these settings, perhaps with an equivalent model file.
-
-        40 and 40.0 are the same number.
-        """
-        from napari_beerlanet.core.checkpoints.checkpoint import EARLIER_HASHES
-
+        """Whether a record's hash is of these settings; 40 and 40.0 are the same number."""
         hashed = self.hashed()
         whole = {name: _as_whole(value) for name, value in hashed.items()}
-        models = (self.model_sha256, *EARLIER_HASHES.get(self.model_sha256, ()))
-        return any(
-            digest == settings_hash(values | {"model_sha256": model})
-            for values in (hashed, whole)
-            for model in models
-        )
+        return digest in (settings_hash(hashed), settings_hash(whole))
 
     def hashed(self) -> dict[str, Any]:
         """Return the settings that decide results, by their names in files."""

@@ -25,7 +25,7 @@ from napari_beerlanet.core.batch.manifest import (
     write_manifest,
     write_summary,
 )
-from napari_beerlanet.core.batch.outputs import YOLO_FOLDER, current_row
+from napari_beerlanet.core.batch.outputs import YOLO_FOLDER
 from napari_beerlanet.core.batch.settings import StudySettings
 from napari_beerlanet.core.common.jobs import (
     RECORDS_FOLDER,
@@ -267,7 +267,7 @@ class StudyMonitor(JobMonitor[StudyEntry]):
 
     def rows(self) -> list[dict[str, Any]]:
         """The summary table."""
-        return [current_row(e.record["row"]) for e in self.entries if "row" in e.record]
+        return [e.record["row"] for e in self.entries if "row" in e.record]
 
     def finish(self) -> None:
         """Manifest, table and failures as things stand; a full disk must not hide why."""

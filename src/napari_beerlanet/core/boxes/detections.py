@@ -44,9 +44,8 @@ TYPE_FACTS = ("types", "classifier", "classifier_warnings", "classifier_limits")
 """What `report` says of the classifier: type names, its name, sentences on its answers, and on what
 it does not know."""
 
-CHANNEL_MEAN_COLUMN = re.compile(r"((?:Model channel|OD) (\d+)) mean")
-"""The column of a model channel's mean density: its name, and its number from 1; "OD 3" in files
-of earlier versions."""
+CHANNEL_MEAN_COLUMN = re.compile(r"(Model channel (\d+)) mean")
+"""The column of a model channel's mean density: its name, and its number from 1."""
 
 
 def channel_name(index: int) -> str:

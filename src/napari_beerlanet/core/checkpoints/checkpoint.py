@@ -184,15 +184,6 @@ def packaged_models(kind: str | None = None) -> list[str]:
     return [name for name in names if kind is None or model_kind(read_info(name)) == kind]
 
 
-EARLIER_HASHES = {
-    "9e52f8defb38f0df92eab27d31c001d8761ef6d05d7a6a85a1da9954229cb379": (
-        "209fe7bf4b328342400cfb077158d59e69d9b53ace74289ec2d3c3885d04d485",
-    ),
-}
-"""Hashes that a packaged file had before only its description changed: the weights are the same to
-the bit, so what was computed with them need not be computed again."""
-
-
 def checkpoint_hash(path_or_name: str | os.PathLike[str]) -> str:
     """SHA-256 of a file in hexadecimal digits: how a training names the model it started from."""
     path = _resolve(path_or_name)

@@ -27,7 +27,6 @@ _DETECTION_MODELS = {
     "ultralytics.nn.tasks.DetectionModel": False,
     "ultralytics.nn.tasks.YOLOv10DetectionModel": False,
     "napari_beerlanet.core.detection.network.StainDetectionModel": True,
-    "napari_beerlanet.core.network.StainDetectionModel": True,  # in files of earlier versions
 }
 _KNOWN_PACKAGES = ("torch", "torchvision", "ultralytics", "napari_beerlanet", "numpy", "pathlib")
 _HARMLESS_BUILTINS = {

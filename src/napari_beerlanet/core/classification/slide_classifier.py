@@ -317,7 +317,7 @@ class SlideClassification(TileRun[Scores]):
     def _identity(self, source: dict[str, Any] | None) -> dict[str, Any]:
         """What makes the results of two runs the same."""
         model = self.model
-        identity = {
+        return {
             "model": [
                 weights_digest(model.network),
                 model.network.settings.record(),
@@ -329,10 +329,8 @@ class SlideClassification(TileRun[Scores]):
             "patch": self.patch,
             "fit": self._fit,
             "min_tissue": self.settings.min_tissue,
+            "step": None if self.step == self.patch else self.step,
         }
-        if self.step != self.patch:  # files of earlier versions have none
-            identity["step"] = self.step
-        return identity
 
     def _find_wanted(
         self, tissue: TissueMask | None, report: Report | None

@@ -102,8 +102,6 @@ def read_owner(path: Path) -> dict[str, Any]:
         content = json.loads(_read_text(path))
     except (OSError, ValueError, RecursionError):
         return {}
-    if isinstance(content, int):  # run folders of earlier versions have the process alone
-        return {"process": content}
     return content if isinstance(content, dict) else {}
 
 

@@ -262,7 +262,7 @@ def _cell_of_line(line: dict[str, str], folder: Path) -> LabelledCrop:
     if not line["type"]:
         raise ValueError("no type")
     box = ((x1 + x2) / 2 / width, (y1 + y2) / 2 / height, (x2 - x1) / width, (y2 - y1) / height)
-    reviewed = line.get("reviewed", "True") != "False"  # a project of an earlier version
+    reviewed = line["reviewed"] != "False"
     return LabelledCrop(
         folder / CELLS_DIR / f"{line['file']}.png", 0, box, line["source"], reviewed
     )

@@ -297,10 +297,8 @@ def _has_colour(entry: tuple[str, Any]) -> bool:
 
 
 def encode_manifest(manifest: ProjectManifest) -> bytes:
-    """As project.json; without types as earlier versions have written it."""
+    """As project.json."""
     content = {**asdict(manifest), "format": FORMAT_VERSION, "program": __version__}
-    if not manifest.types:
-        del content["types"], content["type_colours"]
     return (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode("utf-8", "replace")
 
 

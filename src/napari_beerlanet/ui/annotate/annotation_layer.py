@@ -464,8 +464,6 @@ def tidy_features(
     """
     tidy = pd.DataFrame(table).reset_index(drop=True).reindex(range(count))
     defaults = default_features(classes, types)
-    if "type" not in tidy:  # a layer of an earlier version
-        tidy["type"] = pd.Series([""] * count, dtype=object)
     for name, value in defaults.items():
         if name not in tidy:
             tidy[name] = pd.Series([value] * count, dtype=np.int64 if name == "id" else object)

@@ -19,7 +19,6 @@ from napari.layers import Layer
 from napari.layers._source import layer_source
 from napari.plugins._npe2 import get_readers
 from napari.plugins.utils import get_preferred_reader
-from napari.settings import get_settings
 from npe2 import PluginManager
 from qtpy.QtWidgets import QFileDialog
 
@@ -35,8 +34,6 @@ PLUGIN = "napari-beerlanet"
 LayerDatas = Sequence[tuple[Any, ...]]
 """What readers return: (data, settings, kind) of each layer, or [(None,)] where there is none."""
 
-_NO_LONGER_CLAIMED = ("*.tif", "*.tiff", "*.btf", "*.tf8", "*.csv")
-
 
 def route_opened_files(viewer: Viewer) -> None:
     """Ask our readers first for files that are dropped on this window or opened from its menu.
@@ -48,7 +45,6 @@ def route_opened_files(viewer: Viewer) -> None:
     open_files = getattr(type(qt_viewer), "_qt_open", None)
     if qt_viewer is None or open_files is None:  # no window, or another napari
         return
-    _forget_stale_preferences()
     window, model = weakref.ref(qt_viewer), weakref.ref(viewer)
 
     def open_ours_first(
@@ -124,18 +120,3 @@ def open_chosen_files(
             add_layers(viewer, path, read(path))
         except FileError as error:
             notify_error(error)
-
-
-def _forget_stale_preferences() -> None:
-    """Forget that napari shall open files with us that the manifest claimed once.
-
-    napari would warn, at each of them, that it cannot find us.
-    """
-    plugins = get_settings().plugins
-    kept = {
-        pattern: reader
-        for pattern, reader in plugins.extension2reader.items()
-        if reader != PLUGIN or not (pattern in _NO_LONGER_CLAIMED or pattern.endswith(os.sep))
-    }
-    if kept != plugins.extension2reader:
-        plugins.extension2reader = kept

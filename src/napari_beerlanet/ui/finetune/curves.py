@@ -110,10 +110,8 @@ class TrainingCurves(QWidget):
     def add_batch(self, event: dict[str, Any]) -> None:
         """The training loss so far in this epoch."""
         losses = [value for value in event.get("losses", {}).values() if _is_plottable(value)]
-        if losses and event.get("batches"):
-            at = event["epoch"] - 1 + event["batch"] / event["batches"]  # of earlier versions
-            if event.get("steps"):
-                at = event["epochs"] * event["step"] / event["steps"]
+        if losses and event.get("steps"):
+            at = event["epochs"] * event["step"] / event["steps"]
             while self._batches and self._batches[-1][0] >= at:  # a repeated epoch after a resume
                 self._batches.pop()
             self._batches = [*self._batches, (at, sum(losses))][-_MAX_BATCH_POINTS:]
@@ -177,14 +175,6 @@ def read_results(folder: Path) -> list[dict[str, float]]:
     except (OSError, csv.Error, UnicodeDecodeError):
         return []
     return [row for row in rows if "epoch" in row]
-
-
-def steps_of(event: dict[str, Any]) -> tuple[int, int]:
-    """Training steps done and in all; runs of earlier versions have counted batches of epochs."""
-    if event.get("steps"):
-        return int(event["step"]), int(event["steps"])
-    done = (event["epoch"] - 1) * event["batches"] + event["batch"]
-    return int(done), max(int(event["epochs"] * event["batches"]), 1)
 
 
 def _numeric_values(row: dict[str, str | None]) -> dict[str, float]:

@@ -37,7 +37,7 @@ from napari_beerlanet.ui.common.controls import (
 from napari_beerlanet.ui.common.notifications import show_warning
 from napari_beerlanet.ui.common.progress_bar import Activity, activity_bar
 from napari_beerlanet.ui.common.tasks import Task
-from napari_beerlanet.ui.finetune.curves import TrainingCurves, steps_of
+from napari_beerlanet.ui.finetune.curves import TrainingCurves
 
 _PAUSE_TOOLTIP = "Suspend the training process where it is."
 _CURVES_DELAY_MS = 300
@@ -152,13 +152,12 @@ class RunView(QWidget):
 
     def _on_batch(self, event: dict[str, Any]) -> None:
         self.curves.add_batch(event)
-        done, total = steps_of(event)
         text = self.activity.text
         if self.process is not None and not self.process.stopping and not self.process.paused:
             eta = event.get("eta_seconds")
             left = f" · {format_duration(eta)} left" if eta is not None else ""
             text = f"Epoch {event['epoch']} of {event['epochs']}{left}"
-        self.activity.report(text, done / total)
+        self.activity.report(text, event["step"] / event["steps"])
         memory = float(event.get("memory_mb") or 0)
         size = f"{memory / 1000:.1f} GB" if memory >= 1000 else f"{memory:.0f} MB"
         self.resources_line.setText(f"Device: {event.get('device')} · memory in use: {size}")
