@@ -7,20 +7,16 @@ import numpy as np
 import pytest
 
 from discs import SIZES
+from napari_beerlanet.core.detection.object_sizes import TrainingSizes
 from napari_beerlanet.core.detection.scale_search import (
     MAX_MAGNIFICATION,
     ScaleChoice,
     ScaleSample,
-    TrainingSizes,
     candidate_scales,
-    describe_sizes,
-    largest_size,
     matches_training,
-    pool_sizes,
     scale_quality,
     search_scale,
     size_deviation,
-    typical_size,
 )
 from tinydata import NAMES
 
@@ -32,58 +28,6 @@ def sample(sizes, labels=0, scores=0.9, area=320.0**2):
     sizes = np.atleast_1d(np.asarray(sizes, float))
     filled = [np.broadcast_to(v, sizes.shape) for v in (labels, scores)]
     return ScaleSample(sizes, filled[0].astype(np.int64), filled[1].astype(float), area)
-
-
-def test_description_has_quantiles_per_class():
-    wide = np.column_stack([np.arange(1, 102), np.arange(1, 102)]).astype(float)
-    labels = np.r_[np.zeros(101, int)]
-    assert describe_sizes(wide, labels, NAMES) == {
-        "RBC": {"median": 51.0, "low": 6.0, "high": 96.0, "count": 101}
-    }
-    assert describe_sizes(np.array([[4.0, 9.0]]), np.array([1]), NAMES)["WBC"]["median"] == 6.0
-    assert describe_sizes(np.zeros((0, 2)), np.zeros(0, int), NAMES) == {}
-
-
-def size(median, count, low=10.0, high=90.0):
-    return {"median": median, "low": low, "high": high, "count": count}
-
-
-def test_a_few_fields_hardly_change_the_size_that_a_model_works_at():
-    before = {"RBC": size(50.0, 3000), "WBC": size(100.0, 300, 60.0, 130.0)}
-    now = {"RBC": size(60.0, 60), "WBC": size(120.0, 300, 80.0, 150.0)}
-    pooled = pool_sizes(before, now)
-    assert pooled["RBC"] == size(50.18, 3060)
-    assert pooled["WBC"] == size(round(math.sqrt(100 * 120), 2), 600, 60.0, 150.0)
-
-
-def test_objects_shown_at_quite_another_size_are_as_they_were_shown():
-    now = {"RBC": size(20.0, 60), "ring": size(9.0, 3)}
-    pooled = pool_sizes({"RBC": size(50.0, 3000), "WBC": size(100.0, 300)}, now)
-    assert pooled == {**now, "WBC": size(100.0, 300)}
-
-
-def test_a_few_boxes_of_another_size_do_not_replace_what_many_have_shown():
-    before = {"Platelets": size(21.5, 258)}
-    few = pool_sizes(before, {"Platelets": size(28.65, 1)})["Platelets"]
-    assert few["count"] == 259
-    assert few["median"] == pytest.approx(21.5, rel=0.01)
-    assert pool_sizes(before, {"Platelets": size(28.65, 10)})["Platelets"]["median"] == 28.65
-
-
-def test_pooling_with_nothing_changes_nothing():
-    sizes = {"RBC": size(50.0, 3000)}
-    assert pool_sizes({}, sizes) == pool_sizes(sizes, {}) == sizes
-
-
-def test_typical_size_is_the_median_of_all_objects():
-    assert typical_size(SIZES) == 40.0
-    assert typical_size({**SIZES, "Platelets": {"median": 16.0, "count": 9000}}) == 16.0
-    assert typical_size({}) is None
-
-
-def test_largest_size_is_the_largest_class():
-    assert largest_size(SIZES, 7.0) == 90.0
-    assert largest_size({}, 7.0) == 7.0
 
 
 def test_deviation_is_the_logarithm_of_the_ratio():

@@ -15,13 +15,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+from discs import boxes_of, draw, scattered
 from napari_beerlanet.core.boxes.classes import class_colours
+from napari_beerlanet.core.boxes.geometry import cxcywh_to_xyxy, iou, translate, xyxy_to_cxcywh
 from napari_beerlanet.core.checkpoints.checkpoint import (
     checkpoint_hash,
     load_checkpoint,
     save_checkpoint,
 )
+from napari_beerlanet.core.checkpoints.info import check_info
 from napari_beerlanet.core.checkpoints.serialize import describe_network
 from napari_beerlanet.core.common.events import RunState
 from napari_beerlanet.core.common.locking import read_owner
@@ -46,8 +50,15 @@ from napari_beerlanet.core.training.settings import (
 )
 from napari_beerlanet.core.training.setup import (
     checkpoint_info,
+    prepare_training,
     resolve_defaults,
     training_sample,
+)
+from napari_beerlanet.core.training.trainer.data import (
+    StainDataset,
+    read_bgr,
+    read_item,
+    training_views,
 )
 from napari_beerlanet.core.training.trainer.deterministic import DeterministicTrainer
 from tinydata import MODEL, NAMES, write_smears
@@ -867,3 +878,134 @@ def test_recipe_survives_being_written():
 def test_no_half_precision_test_that_would_download():
     recipe = TrainSettings(model="a", data="b", device="cpu", advanced={"amp": True})
     assert recipe.overrides(64, "run")["amp"] is False
+
+
+# --- sizes ---------------------------------------------------------------------------------------
+
+KNOWN = {
+    "RBC": {"median": 20.0, "low": 16.0, "high": 24.0, "count": 3000},
+    "WBC": {"median": 40.0, "low": 30.0, "high": 50.0, "count": 300},
+    "Platelets": {"median": 8.0, "low": 6.0, "high": 10.0, "count": 300},
+}
+
+
+def write_fields(folder, fields):
+    """A data.yaml of red discs (side of the image, diameter in pixels); every third validates."""
+    for number, (side, diameter) in enumerate(fields):
+        split = "val" if number % 3 == 2 else "train"
+        shape = side * 3 // 4, side
+        discs = scattered(shape, diameter, seed=number)
+        rows = xyxy_to_cxcywh(boxes_of(discs), shape)
+        image = folder / "images" / split / f"{number}.png"
+        labels = folder / "labels" / split / f"{number}.txt"
+        for path in (image, labels):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(draw(shape, discs)).save(image)
+        np.savetxt(labels, rows, fmt="0" + " %.6f" * 4)
+    data = folder / "data.yaml"
+    data.write_text(f"train: images/train\nval: images/val\nnames: [{', '.join(NAMES)}]\n")
+    return data
+
+
+def parent_knowing(model, path, sizes=KNOWN, image_size=128):
+    info = {**model.info, "object_sizes": sizes, "image_size": image_size}
+    save_checkpoint(Detector(model.network, info), path)
+    return str(path)
+
+
+def shown_cells(setup, split):
+    """Median width of the cells of each image as the network is shown it, in its pixels."""
+    size = setup.info["image_size"]
+    data = {"names": dict(enumerate(NAMES)), "nc": 3, "channels": 3}
+    shown = StainDataset(
+        img_path=setup.dataset.splits[split],
+        facts=setup.dataset.inspections,
+        imgsz=size,
+        augment=False,
+        rect=True,
+        batch_size=1,
+        data=data,
+    )
+    for one in (shown[k] for k in range(len(shown))):
+        wide = one["bboxes"][:, 2] * one["img"].shape[2]
+        if len(wide):
+            yield float(wide.median())
+
+
+@pytest.mark.parametrize(
+    ("fields", "image_size", "expected"),
+    [
+        ([(128, 20)] * 3, None, 20),
+        ([(256, 100)] * 3, None, 20),  # shown smaller, with padding around
+        ([(512, 20)] * 3, None, 20),  # cut into windows
+        ([(256, 96), (128, 20), (256, 96), (128, 20), (512, 20), (256, 40)], None, 20),
+        ([(256, 60)] * 3, 64, 15),  # whole, as is asked for
+        ([(128, 30), (128, 30), (128, 30), (256, 15)], 64, 15),
+    ],
+)
+def test_images_are_shown_as_large_as_the_parent_knows_cells(
+    model, tmp_path, fields, image_size, expected
+):
+    data = write_fields(tmp_path / "smears", fields)
+    start = parent_knowing(model, tmp_path / "parent.safetensors")
+    settings = TrainSettings(model=start, data=str(data), image_size=image_size)
+    with RunFolder(tmp_path / "run") as folder:
+        setup = prepare_training(folder, settings)
+    for split in ("train", "val"):
+        shown = list(shown_cells(setup, split))
+        assert shown
+        np.testing.assert_allclose(shown, expected, rtol=0.3)
+        assert np.median(shown) == pytest.approx(expected, rel=0.05)
+    info = check_info(setup.info)
+    sizes = {name: size["median"] for name, size in info["object_sizes"].items()}
+    assert sizes["RBC"] == pytest.approx(expected, rel=0.05)
+    assert sizes["WBC"] == pytest.approx(2 * sizes["RBC"], rel=0.1)
+    assert info["reference_class"] == "RBC"
+    val = len(fields) // 3
+    assert info["training"]["images"] == {"train": len(fields) - val, "val": val}
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_every_cell_of_an_image_that_is_cut_is_whole_in_a_window(model, tmp_path, split):
+    data = write_fields(tmp_path / "smears", [(512, 20)] * 3)
+    start = parent_knowing(model, tmp_path / "parent.safetensors")
+    views = training_views(read_dataset(data), load_checkpoint(start).info, 128)
+    items = {item.image: item for item in read_dataset(data).splits[split]}
+    pixels = {path: read_bgr(path) for path in items}
+    found = {path: [] for path in items}
+    for view in views.splits[split]:
+        x1, y1, x2, y2 = view.window.corners
+        seen, drawn = read_item(view), pixels[view.image][y1:y2, x1:x2]
+        assert seen.shape[:2] == view.shape
+        same = (seen[: y2 - y1, : x2 - x1] == drawn).all(2)
+        boxes = cxcywh_to_xyxy(view.cxcywh, view.shape)
+        for left, top, right, bottom in boxes.round().astype(int):
+            assert same[top:bottom, left:right].all()
+        found[view.image].append(translate(boxes, x1, y1))
+    for path, item in items.items():
+        boxes = cxcywh_to_xyxy(item.cxcywh, pixels[path].shape[:2])
+        best = iou(boxes, np.concatenate(found[path])).max(1)
+        assert (best > 0.99).all()
+
+
+def test_a_parent_that_knows_no_sizes_is_shown_images_whole(model, tmp_path):
+    dataset = read_dataset(write_fields(tmp_path / "smears", [(256, 100)] * 3))
+    assert training_views(dataset, model.info, 64) is dataset
+    other = {"nucleus": KNOWN["RBC"]}
+    assert training_views(dataset, {**model.info, "object_sizes": other}, 64) is dataset
+
+
+@pytest.mark.parametrize("image_size", [64, 320])
+def test_sizes_of_all_classes_are_at_one_scale(model, tmp_path, image_size):
+    """New fields show red cells alone, twice as large as the parent knows them or much smaller."""
+    data = write_fields(tmp_path / "smears", [(160, 40)] * 6)
+    dataset = read_dataset(data)
+    check_dataset(dataset)
+    parent = Detector(model.network, {**model.info, "object_sizes": KNOWN, "image_size": 160})
+    start = parent_knowing(model, tmp_path / "parent.safetensors")
+    settings = TrainSettings(model=start, data=str(data))
+    info = checkpoint_info(parent, model.network, dataset, settings, image_size, "new")
+    sizes = {name: size["median"] for name, size in check_info(info)["object_sizes"].items()}
+    assert sizes["RBC"] == pytest.approx(40 * image_size / 160, rel=0.05)
+    assert sizes["WBC"] == pytest.approx(2 * sizes["RBC"], rel=0.02)
+    assert sizes["Platelets"] == pytest.approx(0.4 * sizes["RBC"], rel=0.02)

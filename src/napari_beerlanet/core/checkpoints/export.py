@@ -20,13 +20,13 @@ from napari_beerlanet._version import __version__
 from napari_beerlanet.core.common.messages import quoted
 from napari_beerlanet.core.common.storage import FileError, staged_folder
 from napari_beerlanet.core.detection.detector import Detector
+from napari_beerlanet.core.detection.object_sizes import reference_size
 from napari_beerlanet.core.detection.openvino_network import (
     NetworkBehindFrontEnd,
     describe_difference,
     import_openvino,
     to_openvino,
 )
-from napari_beerlanet.core.detection.scale_search import typical_size
 from napari_beerlanet.core.images.rgb import PADDING_GREY
 from napari_beerlanet.core.stains.front_end import decompose_settings
 
@@ -89,7 +89,7 @@ def describe_model(model: Detector) -> dict[str, Any]:
         "stride": int(network.stride.max()),
         "padding": PADDING_GREY,
         "boxes_are_final": bool(getattr(network, "end2end", False)),
-        "typical_size": typical_size(info.get("object_sizes") or {}),
+        "typical_size": reference_size(info),
         "image_size": info["image_size"],
         "front_end": front,
     }
@@ -142,7 +142,7 @@ def _refuse(difference: str) -> None:
 
 def _readme(model: Detector, format: ExportFormat) -> str:
     """How to run it elsewhere."""
-    typical = typical_size(model.info.get("object_sizes") or {})
+    typical = reference_size(model.info)
     size = "" if typical is None else f" Objects were about {typical:.0f} pixels wide there."
     package = "onnxruntime" if format == "onnx" else "openvino"
     text = _README.replace("LOAD\n", _LOAD[format]).replace("PACKAGE", package)

@@ -267,6 +267,12 @@ class CheckpointInfo(_SharedInfo):
     object_sizes: dict[str, _ObjectSize] = Field(
         description="a table of low, median, high and count by class"
     )
+    size_spread: Annotated[float, Field(ge=0, le=100)] | None = Field(
+        None, description="none, or the standard deviation of ln of images' magnifications"
+    )
+    reference_class: _Text | None = Field(
+        None, description="none, or the class whose size stands for all"
+    )
     model_yaml: dict[str, Any] = Field(description="the network's layout")
     front_end: FrontEnd = Field("beerlanet", description=_FRONT_END_TEXT)
     densities_seen: dict[str, _ClassDensities] | None = Field(
@@ -350,6 +356,8 @@ def _check_detector(checked: CheckpointInfo) -> dict[str, Any]:
     classes = checked.classes
     if not checked.object_sizes.keys() <= set(classes):
         raise ValueError("object_sizes names classes that the model does not have")
+    if checked.reference_class not in (None, *classes):
+        raise ValueError("reference_class names a class that the model does not have")
     for name, size in checked.object_sizes.items():
         if not size.low <= size.median <= size.high <= 2 * checked.image_size:
             raise ValueError(

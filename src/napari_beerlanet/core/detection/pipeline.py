@@ -28,12 +28,16 @@ from napari_beerlanet.core.common.progress import (
 from napari_beerlanet.core.common.storage import pixel_hash
 from napari_beerlanet.core.detection import scale_search, tiling
 from napari_beerlanet.core.detection.inference import InferenceRunner, on_cpu
+from napari_beerlanet.core.detection.object_sizes import (
+    TrainingSizes,
+    largest_size,
+    reference_size,
+)
 from napari_beerlanet.core.detection.openvino_network import OpenVinoNetwork
 from napari_beerlanet.core.detection.scale_search import (
     MAX_MAGNIFICATION,
     ScaleChoice,
     ScaleSample,
-    TrainingSizes,
 )
 from napari_beerlanet.core.detection.settings import (
     MIN_TILE,
@@ -130,7 +134,7 @@ class DetectionPipeline:
         self.shape: tuple[int, int] = pixels.shape[:2]
         self._sizes: dict[str, dict[str, float]] = info.get("object_sizes") or {}
         self.training_sizes = TrainingSizes.of(self._sizes, info["classes"])
-        self.typical_size = scale_search.typical_size(self._sizes)
+        self.typical_size = reference_size(info)
         self.scale_choice = ScaleChoice(1.0, "")
         self.grid: TileGrid | None = None
         self.fit: StainFit | None = None
@@ -280,7 +284,7 @@ class DetectionPipeline:
         if done is None:
             done = self._detect_tiles(self.pixels, choice.scale, self._work.step(1, 1))
         self.grid, self.fit = done.grid, done.fit
-        largest = scale_search.largest_size(self._sizes, 0.0)
+        largest = largest_size(self._sizes, 0.0)
         if len(self.grid.tiles) > 1 and self.tile < 2.5 * largest:
             self.notes.append(
                 f"Tiles of {self.tile} pixels are small for objects of up to {largest:.0f} at the "
@@ -290,7 +294,7 @@ class DetectionPipeline:
 
     def plan_grid(self, shape: tuple[int, int], scale: float) -> TileGrid:
         """Tiles of an image at a scale that overlap by more than nearly all objects."""
-        largest = scale_search.largest_size(self._sizes, 0.25 * self.info["image_size"])
+        largest = largest_size(self._sizes, 0.25 * self.info["image_size"])
         overlap = min(round(1.5 * largest), self.tile // 2)
         return tiling.plan_tiles(shape, scale, self.tile, overlap)
 

@@ -1,4 +1,4 @@
-"""Object sizes, and the search for the resolution at which an image is shown to the network.
+"""The search for the resolution at which an image is shown to the network.
 
 A network knows objects of the sizes it was trained on. The same cell is 50 pixels wide in one
 laboratory's images and 150 in another's; at the right working resolution it is as wide as in
@@ -10,12 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from napari_beerlanet.core.boxes.annotations import MIN_CLASS_BOXES
+from napari_beerlanet.core.detection.object_sizes import TrainingSizes
 
 _SIZE_TOLERANCE = math.log(1.3)  # sizes that differ by less than this need no other resolution
 _HOME_TOLERANCE = math.log(1.25)  # less, because it is told from another resolution
@@ -58,84 +57,6 @@ class ScaleChoice:
     how: str
 
 
-def describe_sizes(
-    boxes_wh: npt.NDArray[np.floating[Any]], labels: npt.NDArray[np.int64], names: Sequence[str]
-) -> dict[str, dict[str, float]]:
-    """Sizes per class, as checkpoints store them, of boxes' (n, 2) widths and heights."""
-    size = np.sqrt(np.prod(boxes_wh, axis=1))
-    sizes = {}
-    for k, name in enumerate(names):
-        mine = size[labels == k]
-        if len(mine):
-            low, median, high = (round(float(v), 2) for v in np.percentile(mine, (5, 50, 95)))
-            sizes[name] = {"median": median, "low": low, "high": high, "count": len(mine)}
-    return sizes
-
-
-def pool_sizes(
-    before: Mapping[str, Mapping[str, float]], now: Mapping[str, Mapping[str, float]]
-) -> dict[str, dict[str, float]]:
-    """Sizes of all that a model has learned from, by those its parent knew and those of new data.
-
-    Medians are averaged (of logarithms) by the number of objects, so a few images do not change
-    the resolution that a model works at. What is new, or shown at quite another size than before
-    by enough boxes, is as the new data shows it.
-    """
-    sizes = {name: dict(size) for name, size in now.items()}
-    for name in before.keys() & now.keys():
-        old, new = before[name], now[name]
-        ratio = math.log(new["median"] / old["median"])
-        if abs(ratio) <= _SIZE_TOLERANCE or new["count"] < MIN_CLASS_BOXES:
-            count = old["count"] + new["count"]
-            sizes[name] = {
-                "median": round(old["median"] * math.exp(ratio * new["count"] / count), 2),
-                "low": min(old["low"], new["low"]),
-                "high": max(old["high"], new["high"]),
-                "count": count,
-            }
-    return sizes | {name: dict(size) for name, size in before.items() if name not in now}
-
-
-def typical_size(object_sizes: Mapping[str, Mapping[str, float]]) -> float | None:
-    """The median size of all objects together, in working pixels; None where none is stored."""
-    if not object_sizes:
-        return None
-    ordered = sorted((s["median"], s["count"]) for s in object_sizes.values())
-    half, seen = sum(count for _, count in ordered) / 2, 0.0
-    for median, count in ordered:
-        seen += count
-        if seen >= half:
-            return float(median)
-    raise AssertionError("half of all is never more than all")
-
-
-def largest_size(object_sizes: Mapping[str, Mapping[str, float]], otherwise: float) -> float:
-    """The size in working pixels below which nearly all objects are."""
-    return max((float(s["high"]) for s in object_sizes.values()), default=otherwise)
-
-
-@dataclass(frozen=True)
-class TrainingSizes:
-    """What training knew of each class: median size (n,), NaN where unknown, and its weight (n,).
-
-    Classes weigh as the root of their share: a field of nothing but platelets is less likely than
-    one of red cells that are shown too small.
-    """
-
-    medians: npt.NDArray[np.float64]
-    weights: npt.NDArray[np.float64]
-
-    @classmethod
-    def of(
-        cls, object_sizes: Mapping[str, Mapping[str, float]], names: Sequence[str]
-    ) -> TrainingSizes:
-        """From what a checkpoint stores."""
-        sizes = [object_sizes.get(name, {}) for name in names]
-        count = np.array([float(s.get("count", 0.0)) for s in sizes])
-        weights = np.sqrt(count / count.max()) if count.any() else np.ones(len(names))
-        return cls(np.array([float(s.get("median", math.nan)) for s in sizes]), weights)
-
-
 def scale_quality(sample: ScaleSample, training: TrainingSizes) -> float:
     """How much of the area is covered by confident detections of sizes and classes like training's.
 
@@ -147,15 +68,11 @@ def scale_quality(sample: ScaleSample, training: TrainingSizes) -> float:
 
 def size_deviation(sample: ScaleSample, training: TrainingSizes) -> float | None:
     """Median of ln(size / its class's size in training), weighted by score; None if too few."""
-    confident = (sample.scores >= CONFIDENT_SCORE) & np.isfinite(training.medians[sample.labels])
-    if confident.sum() < _MIN_CONFIDENT:
-        return None
-    x = np.log(sample.sizes[confident] / training.medians[sample.labels[confident]])
-    order = np.argsort(x)
-    weight = np.cumsum(
-        (sample.scores[confident] * training.weights[sample.labels[confident]])[order]
+    confident = sample.scores >= CONFIDENT_SCORE
+    deviation, boxes = training.deviation(
+        sample.sizes[confident], sample.labels[confident], sample.scores[confident]
     )
-    return float(x[order][np.searchsorted(weight, weight[-1] / 2)])
+    return deviation if boxes >= _MIN_CONFIDENT else None
 
 
 def matches_training(sample: ScaleSample, training: TrainingSizes) -> bool:

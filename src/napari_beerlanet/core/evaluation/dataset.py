@@ -22,7 +22,7 @@ from napari_beerlanet.core.classification.classifier import Classifier
 from napari_beerlanet.core.common.messages import name_list
 from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
 from napari_beerlanet.core.detection.detector import Detector
-from napari_beerlanet.core.detection.scale_search import typical_size
+from napari_beerlanet.core.detection.object_sizes import reference_size
 from napari_beerlanet.core.detection.settings import DetectSettings, OpenVinoMode
 from napari_beerlanet.core.evaluation.classification import evaluate_classifier
 from napari_beerlanet.core.evaluation.live import LabelledBoxes, LiveEvaluation
@@ -233,7 +233,7 @@ def reference_images(info: Mapping[str, Any], count: int = REFERENCE_COUNT) -> l
     Empty where the package can draw no such objects.
     """
     known = {str(name).casefold() for name in info["classes"]}
-    typical = typical_size(info.get("object_sizes") or {})
+    typical = reference_size(info)
     size = None if typical is None else typical * _IMAGE_SIZE / info["image_size"]
     seeds = range(REFERENCE_SEED, REFERENCE_SEED + count)
     if known & {name.casefold() for name in _SMEAR_CLASSES}:

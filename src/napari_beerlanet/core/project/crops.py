@@ -28,13 +28,13 @@ from napari_beerlanet.core.boxes.regions import (
     union_mask,
 )
 from napari_beerlanet.core.common.rectangle import Rectangle, tile_starts
-from napari_beerlanet.core.detection.scale_search import ScaleSample, TrainingSizes, size_deviation
+from napari_beerlanet.core.detection.object_sizes import MIN_KNOWN_BOXES, TrainingSizes
 from napari_beerlanet.core.images.rgb import PADDING_GREY, check_rgb, to_uint8
 
 _MIN_OVERLAP, _MAX_OVERLAP = 0.125, 0.5  # of the crop size
 _MAX_WINDOWS_TO_GROUP = 500  # beyond that, what overlaps is not worked out pair by pair
 _MIN_VISIBLE_FRACTION = 0.01  # of a crop without objects
-_MIN_CROP_SIDE = 32  # of a crop's shorter side in pixels: the stride of the network
+MIN_CROP_SIDE = 32  # of a crop's shorter side in pixels: the stride of the network
 _VALIDATION_FRACTION = 0.25  # of a single region that is cut in two
 _WHOLE_IMAGE_TOLERANCE = (
     1.3  # factor of scale below which a crop is the whole image, as in `detect`
@@ -235,7 +235,7 @@ def _padded_canvas(window: Rectangle, crop_size: int, grey: int) -> npt.NDArray[
         width = max(width, crop_size)
     else:
         height = max(height, crop_size)
-    shape = max(height, _MIN_CROP_SIDE), max(width, _MIN_CROP_SIDE), 3
+    shape = max(height, MIN_CROP_SIDE), max(width, MIN_CROP_SIDE), 3
     return np.full(shape, grey, np.uint8)
 
 
@@ -268,7 +268,7 @@ def choose_crop_size(
         how, wanted = "from the sizes of the annotated objects", _scale_of_boxes(info, annotations)
     if wanted is None or not 0 < wanted < math.inf:
         return longest, "the whole image"
-    crop_size = max(round(training_size / wanted), 32)
+    crop_size = max(round(training_size / wanted), MIN_CROP_SIDE)
     if longest / _WHOLE_IMAGE_TOLERANCE <= crop_size <= longest * _WHOLE_IMAGE_TOLERANCE:
         return longest, f"the whole image, {how}"
     return crop_size, how
@@ -278,9 +278,5 @@ def _scale_of_boxes(info: Mapping[str, Any], annotations: Annotations) -> float 
     """Working pixels per image pixel at which the boxes are as large as in the model's training."""
     trained = TrainingSizes.of(info.get("object_sizes") or {}, annotations.names)
     sizes = np.sqrt(np.prod(annotations.xyxy[:, 2:] - annotations.xyxy[:, :2], axis=1))
-    positive = sizes > 0
-    ones = np.ones(int(positive.sum()))
-    off = size_deviation(
-        ScaleSample(sizes[positive], annotations.labels[positive], ones, 1.0), trained
-    )
-    return None if off is None else math.exp(-off)
+    off, boxes = trained.deviation(sizes, annotations.labels)
+    return math.exp(-off) if boxes >= MIN_KNOWN_BOXES else None

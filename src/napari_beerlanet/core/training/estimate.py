@@ -45,6 +45,7 @@ from napari_beerlanet.core.training.train_classifier import (
     few_crops_notes,
     training_crops,
 )
+from napari_beerlanet.core.training.trainer.data import training_views
 
 _STARTUP_S = 8.0  # seconds until the first step: programs and data are loaded
 _EPOCH_OVERHEAD_S = 0.7  # seconds for an epoch's files
@@ -190,8 +191,9 @@ def estimate_duration(
             f"“Stain only” keeps the classes that the model knows ({name_list(parent.classes)}), "
             f"and the data has {name_list(dataset.names)}; train the head or everything."
         )
-    resolved = resolve_defaults_for(settings, parent, dataset)
     size = training_image_size(settings, parent)
+    dataset = training_views(dataset, parent.info, size)
+    resolved = resolve_defaults_for(settings, parent, dataset)
     every = resolved.validate_every or 1
     shown = len(dataset.splits["train"]) * (resolved.repeats or 1) * every  # in a round
     validated = len(dataset.splits["val"])

@@ -104,6 +104,8 @@ def fine_tune(
         where the front end is untrained, rate and optimizer are left to Ultralytics.
     image_size
         Longer side of training images in pixels; None is the model's own, 640 for an untrained one.
+        With the model's own, images in which objects would be much larger or smaller than the model
+        knows them are shown smaller, or in windows.
     device
         "auto", "cpu", "cuda:0", "mps"; "0,1" trains on two GPUs.
     jitter

@@ -25,7 +25,7 @@ from napari_beerlanet.core.common.progress import Cancelled, EtaEstimator, Repor
 from napari_beerlanet.core.detection import ultralytics_api
 from napari_beerlanet.core.detection.detector import Detector
 from napari_beerlanet.core.detection.network import StainDetectionModel
-from napari_beerlanet.core.detection.scale_search import describe_sizes
+from napari_beerlanet.core.detection.object_sizes import MeasuredSizes, measure
 from napari_beerlanet.core.detection.stain_statistics import (
     AnnotatedSample,
     describe_densities,
@@ -35,6 +35,7 @@ from napari_beerlanet.core.formats.dataset import Dataset
 from napari_beerlanet.core.stains.domain_shift import describe_stains
 from napari_beerlanet.core.stains.front_end import StainFit, fit_stain
 from napari_beerlanet.core.training.runs import RunFolder, TrainingDiverged
+from napari_beerlanet.core.training.trainer.data import shown_shape
 from napari_beerlanet.core.training.trainer.trainer import StainTrainer
 
 _FAR_ABOVE, _VERY_FAR_ABOVE = 4.0, 10.0  # times the lowest loss of an epoch so far
@@ -234,15 +235,15 @@ def _total_loss(row: Mapping[str, float]) -> float:
     return sum(value for key, value in row.items() if key.startswith("train/"))
 
 
-def training_object_sizes(dataset: Dataset, image_size: int) -> dict[str, Any]:
+def training_object_sizes(dataset: Dataset, image_size: int) -> MeasuredSizes:
     """Sizes per class of the training boxes, in pixels of images as long as `image_size`."""
-    boxes, labels = [np.zeros((0, 2))], [np.zeros(0, np.int64)]
+    images = []
     for item in dataset.splits["train"]:
-        height, width = dataset.inspections[item.image].shape
+        height, width = shown_shape(item, dataset.inspections)
         scale = image_size / max(height, width)
-        boxes.append(item.cxcywh[:, 2:] * (width * scale, height * scale))
-        labels.append(item.labels)
-    return describe_sizes(np.concatenate(boxes), np.concatenate(labels), dataset.names)
+        sides = item.cxcywh[:, 2:] * (width * scale, height * scale)
+        images.append((np.sqrt(sides.prod(1)), item.labels))
+    return measure(images, dataset.names)
 
 
 def describe_training_domain(

@@ -24,12 +24,12 @@ from napari_beerlanet.core.checkpoints.layout import check_layout
 from napari_beerlanet.core.checkpoints.serialize import describe_network
 from napari_beerlanet.core.common.device import image_layout
 from napari_beerlanet.core.common.events import EventCallback
-from napari_beerlanet.core.common.messages import error_detail, name_list, one_line, quoted
+from napari_beerlanet.core.common.messages import count_of, error_detail, name_list, one_line, quoted
 from napari_beerlanet.core.common.progress import Report, subprogress
 from napari_beerlanet.core.common.storage import DataError, FileError, read_yaml
 from napari_beerlanet.core.detection.detector import Detector
 from napari_beerlanet.core.detection.network import DEFAULT_ATTENTION_POOL, StainDetectionModel
-from napari_beerlanet.core.detection.scale_search import pool_sizes
+from napari_beerlanet.core.detection.object_sizes import choose_reference, pool_sizes
 from napari_beerlanet.core.detection.stain_statistics import AnnotatedSample
 from napari_beerlanet.core.detection.ultralytics_api import cv2
 from napari_beerlanet.core.formats.dataset import (
@@ -53,7 +53,11 @@ from napari_beerlanet.core.training.settings import (
     TrainSettings,
     choose_schedule,
 )
-from napari_beerlanet.core.training.trainer.data import read_bgr
+from napari_beerlanet.core.training.trainer.data import (
+    read_item,
+    shown_shape,
+    training_views,
+)
 from napari_beerlanet.core.training.trainer.trainer import StainTrainer
 
 _DATA_CHECK_FRACTION = 0.02  # of the reported progress, for checking the data
@@ -85,19 +89,27 @@ def prepare_training(
     dataset = read_dataset(settings.data)
     notes = [*few_boxes_notes(dataset), *check_dataset(dataset, ("train", "val"), report)]
     parent = load_parent(settings)
-    settings = resolve_defaults_for(settings, parent, dataset)
     size = training_image_size(settings, parent)
-    sample = training_sample(dataset, size, normalizer=parent.network.normalizer)
+    views = training_views(dataset, parent.info, size)
+    images, windows = (sum(map(len, each.splits.values())) for each in (dataset, views))
+    if windows > images:
+        notes.append(
+            f"Images are shown in parts: {windows} windows of {count_of(images, 'image')} have "
+            "objects as large as the model knows them."
+        )
+    settings = resolve_defaults_for(settings, parent, views)
+    sample = training_sample(views, size, normalizer=parent.network.normalizer)
     network = build_network(parent, dataset.names, size, settings, sample)
-    info = checkpoint_info(parent, network, dataset, settings, size, folder.path.name)
+    info = checkpoint_info(parent, network, dataset, settings, size, folder.path.name, views)
     new = [name for name in dataset.names if name not in parent.classes]
-    return TrainingSetup(folder, settings, dataset, network, info, sample, notes, new)
+    return TrainingSetup(folder, settings, views, network, info, sample, notes, new)
 
 
 @dataclass
 class TrainingSetup:
     """All that a run needs to start; `notes` are sentences on what is odd in the data.
 
+    `dataset` has the images as they are shown, see `training_views`.
     `new_classes` are those that the parent does not know.
     """
 
@@ -230,8 +242,9 @@ def resolve_defaults(settings: TrainSettings) -> TrainSettings:
     """Settings with the defaults that model and data decide filled in."""
     if settings.is_resolved or settings.model is None or settings.data is None:
         return settings
-    dataset = read_dataset(settings.data)
-    return resolve_defaults_for(settings, load_parent(settings), dataset)
+    dataset, parent = read_dataset(settings.data), load_parent(settings)
+    views = training_views(dataset, parent.info, training_image_size(settings, parent))
+    return resolve_defaults_for(settings, parent, views)
 
 
 def resolve_defaults_for(
@@ -384,7 +397,7 @@ def training_sample(
 
 
 def _read_sample(item: LabelledImage, image_size: int, normalizer: Any) -> AnnotatedSample:
-    image = read_bgr(item.image, normalizer)[..., ::-1]
+    image = read_item(item, normalizer)[..., ::-1]
     scale = image_size / max(image.shape[:2])
     if scale < 1:
         size = [max(round(side * scale), 1) for side in image.shape[1::-1]]
@@ -400,11 +413,16 @@ def checkpoint_info(
     settings: TrainSettings,
     image_size: int,
     name: str,
+    views: Dataset | None = None,
 ) -> dict[str, Any]:
-    """The checkpoint's `info`, without what an epoch adds to it."""
+    """The checkpoint's `info`, without what an epoch adds to it.
+
+    `views`: the dataset as it is shown, where that differs.
+    """
+    shown = views or dataset
     entries: dict[str, Any] = {
-        "pixel_size": _working_pixel_size(dataset, settings, image_size),
-        "object_sizes": _pooled_object_sizes(parent, dataset, image_size),
+        "pixel_size": _working_pixel_size(shown, settings, image_size),
+        **_pooled_object_sizes(parent, shown, image_size),
         "training": _training_record(dataset, settings),
     }
     if parent.classes == dataset.names:
@@ -431,7 +449,14 @@ def _pooled_object_sizes(parent: Detector, dataset: Dataset, image_size: int) ->
     """Of the data's boxes together with those that the parent has learned its classes from."""
     sizes = parent.info.get("object_sizes") or {}
     before = {name: sizes[name] for name in dataset.names if name in sizes}
-    return pool_sizes(before, training_object_sizes(dataset, image_size))
+    now = training_object_sizes(dataset, image_size)
+    larger = image_size / parent.info["image_size"]
+    pooled = pool_sizes(before, now.classes, image_size, larger)
+    return {
+        "object_sizes": pooled,
+        "size_spread": now.spread,
+        "reference_class": choose_reference(pooled, parent.info.get("reference_class")),
+    }
 
 
 def _training_record(dataset: Dataset, settings: TrainSettings) -> dict[str, Any]:
@@ -459,7 +484,8 @@ def _working_pixel_size(dataset: Dataset, settings: TrainSettings, image_size: i
     """Micrometres per pixel of images as long as `image_size`; None where that is not known."""
     if settings.pixel_size is None:
         return None
-    sides = [max(dataset.inspections[item.image].shape) for item in dataset.splits["train"]]
+    facts = dataset.inspections
+    sides = [max(shown_shape(item, facts)) for item in dataset.splits["train"]]
     return round(settings.pixel_size * float(np.median(sides)) / image_size, 6)
 
 

@@ -14,7 +14,7 @@ import copy
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,26 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from napari_beerlanet.core.boxes.annotations import Annotations
+from napari_beerlanet.core.boxes.geometry import centre_inside, cxcywh_to_xyxy, xyxy_to_cxcywh
+from napari_beerlanet.core.boxes.regions import Region
+from napari_beerlanet.core.common.rectangle import Rectangle
 from napari_beerlanet.core.common.threads import run_parallel
+from napari_beerlanet.core.detection.object_sizes import (
+    MIN_KNOWN_BOXES,
+    TrainingSizes,
+    weighted_median,
+)
 from napari_beerlanet.core.detection.ultralytics_api import RandomHSV, YOLODataset, cv2
-from napari_beerlanet.core.formats.dataset import ImageInspection, LabelledImage
+from napari_beerlanet.core.formats.dataset import (
+    Dataset,
+    ImageInspection,
+    LabelledImage,
+    inspect_images,
+)
 from napari_beerlanet.core.images.files import read_image
 from napari_beerlanet.core.images.rgb import PADDING_GREY, fill_transparent, to_uint8
+from napari_beerlanet.core.project.crops import MIN_CROP_SIDE, cut_crop, plan_crops
 from napari_beerlanet.core.stains.solver.spectra import default_spectra
 from napari_beerlanet.samples import photograph_path
 
@@ -218,18 +233,19 @@ class StainDataset(YOLODataset):  # type: ignore[misc]
         **settings: Any,
     ) -> None:
         self.facts, self.jitter, self.normalizer = facts, jitter, normalizer
+        self.items = {item_name(item): item for item in img_path}
         super().__init__(img_path=img_path, task="detect", **settings)
 
     def get_img_files(self, img_path: Sequence[LabelledImage]) -> list[str]:
-        """The paths."""
-        return [str(item.image) for item in img_path]
+        """A name for each item: its path, and what of the image it shows."""
+        return [item_name(item) for item in img_path]
 
     def get_labels(self) -> list[dict[str, Any]]:
         """The labels as Ultralytics keeps them."""
         return [
             {
-                "im_file": str(item.image),
-                "shape": self.facts[item.image].shape,
+                "im_file": item_name(item),
+                "shape": shown_shape(item, self.facts),
                 "cls": item.labels.astype(np.float32)[:, None],
                 "bboxes": item.cxcywh.astype(np.float32),
                 "segments": [],
@@ -244,7 +260,7 @@ class StainDataset(YOLODataset):  # type: ignore[misc]
         """Image i (h, w, 3) BGR, its longer side resized to `imgsz`; (H, W) before; (h, w)."""
         if self.ims[i] is not None:
             return self.ims[i], self.im_hw0[i], self.im_hw[i]
-        image = read_bgr(self.im_files[i], self.normalizer)
+        image = read_item(self.items[self.im_files[i]], self.normalizer)
         height, width = image.shape[:2]
         ratio = self.imgsz / max(height, width)
         if ratio != 1:
@@ -331,3 +347,121 @@ def read_bgr(path: str | Path, normalizer: Any = None) -> npt.NDArray[np.uint8]:
     if normalizer is not None:
         pixels = normalizer.apply(pixels).rgb
     return np.ascontiguousarray(fill_transparent(pixels)[..., ::-1])
+
+
+# --- how large objects are shown ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ImageView(LabelledImage):
+    """A window of an image, filled up with padding to `shape` (H, W), to which boxes are relative.
+
+    Training resizes the longer side of `shape`, so that it decides how large objects are shown.
+    """
+
+    shape: tuple[int, int]
+    window: Rectangle
+    side: int
+    annotations: Annotations
+
+
+_SAME_SIZE = math.log(1.3)  # sizes that differ by less than this need no other resolution
+_MAX_VIEWS = 64  # of an image
+
+
+def training_views(dataset: Dataset, info: Mapping[str, Any], image_size: int) -> Dataset:
+    """The dataset with each image shown so that its objects are as large as the parent knows them.
+
+    An image is shown whole, its longer side resized to `image_size`, where that hardly changes
+    anything, or where the parent of this `info` knows no sizes of what is annotated. Otherwise it
+    is filled up with padding, or cut into windows, as regions of a project are. Where another
+    `image_size` than the parent's is asked for, the usual image is shown whole, and those of other
+    magnifications as it.
+    """
+    training = TrainingSizes.of(info.get("object_sizes") or {}, dataset.names)
+    items = [item for split in ("train", "val") for item in dataset.splits.get(split, ())]
+    inspect_images(dataset, items)
+    shapes = {item.image: dataset.inspections[item.image].shape for item in items}
+    found = [
+        training.deviation(
+            np.sqrt((item.cxcywh[:, 2:] * shapes[item.image][::-1]).prod(1)), item.labels
+        )
+        for item in items
+    ]
+    off, boxes = np.array([v for v, _ in found]), np.array([n for _, n in found])
+    if boxes.sum() < MIN_KNOWN_BOXES:
+        return dataset
+    # A few boxes do not prove that an image is of another magnification than the others.
+    evidence = boxes / (boxes + MIN_KNOWN_BOXES)
+    usual = weighted_median(np.nan_to_num(off), evidence)
+    other = np.abs(off - usual) * evidence >= _SAME_SIZE  # False for NaN
+    off = np.where(other, off, usual)
+    larger = 0.0  # ln of how much objects are shown larger than the parent knows them
+    if image_size != info["image_size"]:
+        longest = [max(*shapes[item.image], 1) for item in items]
+        larger = weighted_median(off + np.log(image_size / np.array(longest)), evidence)
+    wanted = (image_size * np.exp(off - larger)).tolist()
+    views = {
+        item: _views_of(item, shapes[item.image], pixels, dataset.names)
+        for item, pixels in zip(items, wanted, strict=True)
+    }
+    splits = {
+        split: [view for item in there for view in views.get(item, [item])]
+        for split, there in dataset.splits.items()
+    }
+    return replace(dataset, splits=splits)
+
+
+def _views_of(
+    item: LabelledImage, shape: tuple[int, int], wanted: float, names: list[str]
+) -> list[LabelledImage]:
+    """Windows of an image of which `wanted` pixels become as long as training images."""
+    if not min(shape) or abs(math.log(wanted / max(shape))) < _SAME_SIZE:
+        return [item]
+    boxes = cxcywh_to_xyxy(item.cxcywh, shape)
+    regions = (Region.whole_image(shape),)
+    drawn = Annotations(boxes, item.labels, names, regions=regions, image_shape=shape)
+    side = max(round(wanted), MIN_CROP_SIDE)
+    windows = [planned.window for planned in plan_crops(drawn, side)]
+    if len(windows) > _MAX_VIEWS:
+        full = [w for w in windows if centre_inside(boxes, np.array([w.corners])).any()] or windows
+        chosen = np.unique(np.linspace(0, len(full) - 1, min(len(full), _MAX_VIEWS)).astype(int))
+        windows = [full[k] for k in chosen]
+    blank = np.broadcast_to(np.uint8(0), (*shape, 3))
+    views: list[LabelledImage] = []
+    for window in windows:
+        crop = cut_crop(blank, drawn, window, side)
+        size = crop.pixels.shape[0], crop.pixels.shape[1]
+        cxcywh = xyxy_to_cxcywh(crop.xyxy, size)
+        views.append(
+            ImageView(
+                item.image,
+                crop.labels,
+                cxcywh,
+                shape=size,
+                window=window,
+                side=side,
+                annotations=drawn,
+            )
+        )
+    return views
+
+
+def item_name(item: LabelledImage) -> str:
+    """The path, and of a view which it is."""
+    if not isinstance(item, ImageView):
+        return str(item.image)
+    return f"{item.image} {item.window.corners} {item.side}"
+
+
+def shown_shape(item: LabelledImage, facts: Mapping[Path, ImageInspection]) -> tuple[int, int]:
+    """(H, W) of what is shown of an image, padding included."""
+    return item.shape if isinstance(item, ImageView) else facts[item.image].shape
+
+
+def read_item(item: LabelledImage, normalizer: Any = None) -> npt.NDArray[np.uint8]:
+    """What is shown of an image, as `read_bgr`."""
+    pixels = read_bgr(item.image, normalizer)
+    if not isinstance(item, ImageView):
+        return pixels
+    return cut_crop(pixels, item.annotations, item.window, item.side).pixels
