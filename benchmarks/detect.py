@@ -22,8 +22,8 @@ from PIL import Image
 import napari_beerlanet as nb
 from napari_beerlanet.core.boxes.geometry import iou
 from napari_beerlanet.core.detection import ultralytics_api  # keeps Ultralytics offline and quiet
+from napari_beerlanet.core.detection.object_sizes import largest_size, reference_size
 from napari_beerlanet.core.detection.pipeline import ImageCache
-from napari_beerlanet.core.detection.scale_search import largest_size, typical_size
 from napari_beerlanet.core.stains.front_end import fit_stain
 from napari_beerlanet.samples import blood_smear
 
@@ -224,7 +224,7 @@ def sliced(network, image, overlap):
 
 
 def typical(model):
-    return typical_size(model.info["object_sizes"])
+    return reference_size(model.info)
 
 
 def field(shared):

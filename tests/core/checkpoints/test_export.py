@@ -78,10 +78,10 @@ def test_the_packaged_model_runs_without_this_package(tmp_path, capsys, image):
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     from napari_beerlanet import load_checkpoint
-    from napari_beerlanet.core.detection.scale_search import typical_size
+    from napari_beerlanet.core.detection.object_sizes import reference_size
 
     model = load_checkpoint("blood-cells", "cpu")
-    size = typical_size(model.info["object_sizes"])
+    size = reference_size(model.info)
     pixels = np.asarray(Image.open(tmp_path / "field.png"))
     ours = model.detect(pixels, object_size=size)
     rows = [line.split() for line in done.stdout.splitlines()]

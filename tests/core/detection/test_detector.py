@@ -11,8 +11,8 @@ from discs import SIZES, boxes_of, disc_detector, draw, scattered, trained
 from napari_beerlanet.core.checkpoints.checkpoint import load_checkpoint
 from napari_beerlanet.core.common.progress import Cancelled
 from napari_beerlanet.core.detection.network import StainDetectionModel
+from napari_beerlanet.core.detection.object_sizes import reference_size
 from napari_beerlanet.core.detection.pipeline import ImageCache
-from napari_beerlanet.core.detection.scale_search import typical_size
 from napari_beerlanet.samples import blood_smear
 
 
@@ -324,7 +324,7 @@ def test_finding_the_size_is_at_most_as_much_work_as_finding_the_cells(packaged,
     image = blood_smear(shape, cell_diameter=diameter, seed=4).image
     found, work, _ = worked(packaged, image, densities=False)
     assert found.report["object_size"] == pytest.approx(diameter, rel=0.35)
-    size = typical_size(packaged.info["object_sizes"]) / found.report["scale"]  # less rounded
+    size = reference_size(packaged.info) / found.report["scale"]  # less rounded
     given, given_work, _ = worked(packaged, image, object_size=size, densities=False)
     assert work <= 2 * given_work
     np.testing.assert_allclose(found.xyxy, given.xyxy, atol=0.2)

@@ -24,7 +24,13 @@ from napari_beerlanet.core.checkpoints.layout import check_layout
 from napari_beerlanet.core.checkpoints.serialize import describe_network
 from napari_beerlanet.core.common.device import image_layout
 from napari_beerlanet.core.common.events import EventCallback
-from napari_beerlanet.core.common.messages import count_of, error_detail, name_list, one_line, quoted
+from napari_beerlanet.core.common.messages import (
+    count_of,
+    error_detail,
+    name_list,
+    one_line,
+    quoted,
+)
 from napari_beerlanet.core.common.progress import Report, subprogress
 from napari_beerlanet.core.common.storage import DataError, FileError, read_yaml
 from napari_beerlanet.core.detection.detector import Detector
