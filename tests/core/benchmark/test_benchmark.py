@@ -32,6 +32,7 @@ from napari_beerlanet.core.benchmark.settings import METHODS
 from napari_beerlanet.core.common import storage
 from napari_beerlanet.core.common.progress import Cancelled
 from napari_beerlanet.core.common.storage import FileError
+from napari_beerlanet.core.training.trainer.data import read_bgr
 from tinyclasses import SMALL, write_classes
 from tinydata import MODEL, write_smear
 
@@ -532,3 +533,12 @@ def test_the_remaining_time_goes_by_what_jobs_take():
 def test_it_is_public():
     assert nb.run_benchmark is run_benchmark
     assert Path(job_module.__file__).name == "job.py"
+
+
+def test_what_alpha_hides_is_padding_as_in_training(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 30, 4), np.uint8)
+    pixels[:, :12, 3] = 0
+    Image.fromarray(pixels).save(tmp_path / "image.png")
+    assert np.array_equal(
+        read_pixels(tmp_path / "image.png"), read_bgr(tmp_path / "image.png")[..., ::-1]
+    )

@@ -195,6 +195,8 @@ def test_regions_leave_out_what_is_outside(masked):
     assert not len(v.false_positives)
     assert not len(v.missed)
     assert q.match_at(0.85).missed.tolist() == [1]
+    assert np.array_equal(q.confusion(0.1), v.confusion)
+    assert np.array_equal(q.confusion(0.85), q.match_at(0.85).confusion)
     assert v.per_class[0].annotated == 2
     assert v.per_class[0].ap50 == pytest.approx(0.995)
 

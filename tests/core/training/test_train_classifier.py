@@ -32,6 +32,7 @@ from napari_beerlanet.core.formats.dataset import read_dataset
 from napari_beerlanet.core.images.files import read_image
 from napari_beerlanet.core.images.rgb import PADDING_GREY
 from napari_beerlanet.core.project.project import Project
+from napari_beerlanet.core.training.estimate import summarise_crops
 from napari_beerlanet.core.training.runs import inspect_run
 from napari_beerlanet.core.training.train_classifier import (
     ClassifierTrainSettings,
@@ -116,6 +117,13 @@ def test_files_and_events_are_those_of_the_detectors_runs(whole):
     assert (run.state, run.epoch, run.epochs) == (RunState.FINISHED, 3, 3)
     warning = events(folder)[0]
     assert "held out" in warning["message"]
+
+
+def test_boxes_are_spoken_of_where_they_are_learned_from(data, tmp_path):
+    """And not of folders per class."""
+    told = "No cell has a type, so the classes of the boxes are learned."
+    assert told not in summarise_crops(data).notes
+    assert told in summarise_crops(write_smears(tmp_path, train=3, val=2, side=64)).notes
 
 
 def test_the_checkpoint_tells_where_it_comes_from(whole):

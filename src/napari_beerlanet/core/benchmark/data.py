@@ -31,7 +31,7 @@ from napari_beerlanet.core.formats.class_folders import (
 )
 from napari_beerlanet.core.formats.dataset import SPLITS, Dataset, LabelledImage, read_dataset
 from napari_beerlanet.core.images.files import read_image
-from napari_beerlanet.core.images.rgb import to_uint8
+from napari_beerlanet.core.images.rgb import fill_transparent, to_uint8
 
 Pixels = npt.NDArray[np.uint8]
 LabelledData = Dataset | CropDataset
@@ -136,8 +136,8 @@ def fingerprint(data: LabelledData) -> str:
 
 
 def read_pixels(path: Path) -> Pixels:
-    """(H, W, 3) uint8, as networks see an image."""
-    return np.ascontiguousarray(to_uint8(read_image(path).pixels)[..., :3])
+    """(H, W, 3) uint8, as networks see an image: what alpha hides is padding."""
+    return np.ascontiguousarray(fill_transparent(to_uint8(read_image(path).pixels)))
 
 
 # --- templates -----------------------------------------------------------------------------------

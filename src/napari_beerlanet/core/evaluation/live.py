@@ -154,10 +154,9 @@ class LiveEvaluation:
         """
         order = self._in_order(confidence)
         matched = match_greedy(self.overlaps, order, iou)
-        found = order[matched[order] >= 0]
-        pairs = np.column_stack([found, matched[found]])
-        missed = np.setdiff1d(np.arange(len(self.true_labels)), pairs[:, 1])
-        false_positives = order[matched[order] < 0]
+        pairs = self._counted_pairs(matched)
+        missed = np.setdiff1d(np.flatnonzero(self.true_inside), matched)
+        false_positives = order[(matched[order] < 0) & self.inside[order]]
         return confusion_matrix(
             self.labels, self.true_labels, pairs, false_positives, missed, len(self.names)
         )

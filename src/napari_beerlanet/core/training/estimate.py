@@ -129,7 +129,8 @@ def summarise_crops(
     settings = ClassifierTrainSettings(data=str(path), model=model)
     dataset = training_crops(settings)
     notes = check_crop_dataset(dataset, ("train", "val"), report, 0 if dataset.annotated else 1)
-    if not dataset.annotated:
+    boxes = any(item.cxcywh for items in dataset.splits.values() for item in items)
+    if boxes and not dataset.annotated:
         notes.insert(0, "No cell has a type, so the classes of the boxes are learned.")
     return CropSummary(dataset, [*unreviewed_notes(dataset), *few_crops_notes(dataset), *notes])
 
