@@ -35,20 +35,26 @@ def main():
     out = options.out.resolve()
     done = Results(out / "cell_size.jsonl")
     labs = {name: Laboratory(name, options.shared) for name in options.labs}
+    runs = [
+        (labs[lab], {"lab": lab, "factor": factor, "fields": fields, "kind": kind, "draw": draw})
+        for draw in options.draws
+        for fields in options.fields
+        for kind in options.kinds
+        for factor in options.enlarged
+        for lab in labs
+    ]
+    if options.train:
+        for lab, key in runs:
+            trained(key, lab, out)
+        return
     for lab in labs.values():
         for factor in options.enlarged:
-            held_out = lab.held_out(out, factor)
             key = {"lab": lab.name, "factor": factor, "fields": 0}
-            done.once(key, lambda key, data=held_out: measured(PARENT, data))
-    for draw in options.draws:
-        for fields in options.fields:
-            for kind in options.kinds:
-                for factor in options.enlarged:
-                    for name in labs:
-                        key = {"lab": name, "factor": factor, "fields": fields}
-                        key |= {"kind": kind, "draw": draw}
-                        done.once(key, lambda key: one_run(key, labs[key["lab"]], out))
-                        (out / "cell_size.md").write_text(table(done.rows))
+            done.once(key, lambda key, lab=lab: measured(PARENT, lab.held_out(out, key["factor"])))
+    for lab, key in runs:
+        held_out = lab.held_out(out, key["factor"])
+        done.once(key, lambda key, lab=lab, data=held_out: measured(trained(key, lab, out), data))
+        (out / "cell_size.md").write_text(table(done.rows))
     print(table(done.rows))
 
 
@@ -59,6 +65,7 @@ def parse():
     parser.add_argument("--fields", nargs="+", type=int, choices=FIELDS, default=(5, 1, 10))
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=tuple(KINDS))
     parser.add_argument("--draws", nargs="+", type=int, default=(0, 1, 2))
+    parser.add_argument("--train", action="store_true", help="train only, and measure later")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--shared", type=Path, default=SHARED)
     parser.add_argument("--out", type=Path, default=Path("cell-size"))
@@ -150,11 +157,11 @@ def write_yaml(folder, splits):
     return data
 
 
-def one_run(key, lab, out):
+def trained(key, lab, out):
+    """The fine-tuned model; an interrupted run goes on, a finished one is not done again."""
     folder = out / "runs" / "-".join(f"{value}" for value in key.values())
     data = lab.draw(folder / "data", key["factor"], key["fields"], key["kind"], key["draw"])
-    model = nb.fine_tune(PARENT, data, output=folder / "run", device="cpu", resume=True)
-    return measured(model, lab.held_out(out, key["factor"]))
+    return nb.fine_tune(PARENT, data, output=folder / "run", device="cpu", resume=True)
 
 
 def measured(model, data):
