@@ -1,5 +1,6 @@
 """Kernels compiled in a process of their own: all that are needed, once, ended with its parent."""
 
+import ast
 import os
 import subprocess
 import sys
@@ -23,6 +24,8 @@ from napari_beerlanet.core.detection.compile_kernels import (
 from pictures import smear
 
 TIMEOUT_S = 600
+SOURCES = Path(compile_kernels.__file__).parents[2]
+KERNEL_FILES = [path for path in SOURCES.rglob("*.py") if "@njit(" in path.read_text("utf-8")]
 
 
 @pytest.fixture
@@ -52,6 +55,24 @@ def dispatchers():
     for name, module in list(sys.modules.items()):
         if name.startswith("napari_beerlanet."):
             yield from (f for f in vars(module).values() if hasattr(f, "py_func"))
+
+
+def names_in(*nodes):
+    return {n.id for node in nodes for n in ast.walk(node) if isinstance(n, ast.Name)}
+
+
+@pytest.mark.parametrize("path", KERNEL_FILES, ids=lambda path: path.stem)
+def test_kernels_use_nothing_of_our_other_files(path):
+    """numba compiles again when a kernel's own file was edited, and looks at no other: kernels that
+    use those of another file would stay as they were in a checkout that is updated."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    ours = [node for node in imports if (node.module or "").startswith("napari_beerlanet")]
+    imported = {alias.asname or alias.name for node in ours for alias in node.names} - {"njit"}
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    kernels = [f for f in functions if "njit" in names_in(*f.decorator_list)]
+    assert kernels
+    assert {f.name: used for f in kernels if (used := names_in(f) & imported)} == {}
 
 
 def test_a_first_decomposition_and_detection_find_all_compiled():

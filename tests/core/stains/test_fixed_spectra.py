@@ -10,6 +10,8 @@ from algorithm1 import columns_of, objective
 from napari_beerlanet import decompose, decompose_slide, load_preset
 from napari_beerlanet.core.stains.solver.converge import ColourCells
 from napari_beerlanet.core.stains.solver.fixed_spectra import solve_fixed_spectra
+from napari_beerlanet.core.stains.solver.spectra import default_spectra
+from napari_beerlanet.samples import photograph
 from pictures import ODD, section, smear, with_alpha
 
 HE = np.array([[0.650, 0.072], [0.704, 0.990], [0.286, 0.105]])
@@ -19,15 +21,15 @@ HED = np.array([[0.650, 0.072, 0.268], [0.704, 0.990, 0.570], [0.286, 0.105, 0.7
 def plain_minimum(X, S, lam, gamma, w=None, steps=40_000):
     """x₀, D (p, r) by accelerated proximal gradient steps on every pixel: slow, and independent.
 
-    x₀ is in closed form given D, so it is D alone that is stepped; a restart where momentum points
-    the wrong way makes it converge linearly.
+    x₀ is in closed form given D, at most white, so it is D alone that is stepped; a restart where
+    momentum points the wrong way makes it converge linearly.
     """
     w = np.ones(X.shape[1]) if w is None else w
     norms = np.linalg.norm(S, axis=0)
     D = Y = np.zeros((X.shape[1], S.shape[1]))
     tau, t = 1 / np.linalg.norm(S.T @ S, 2), 1.0
     for _ in range(steps):
-        x0 = (X + S @ Y.T) @ w / w.sum()
+        x0 = np.minimum((X + S @ Y.T) @ w / w.sum(), 0)
         Z = Y + tau * (x0[:, None] - X - S @ Y.T).T @ S
         Z = np.maximum(Z - lam * gamma * tau * norms, 0)
         length = np.sqrt(w @ Z**2)
@@ -40,13 +42,15 @@ def plain_minimum(X, S, lam, gamma, w=None, steps=40_000):
         D, Y, t = Z, Z + (t - 1) / after * (Z - D), after
         if moved < 1e-14:
             break
-    return (X + S @ D.T) @ w / w.sum(), D
+    return np.minimum((X + S @ D.T) @ w / w.sum(), 0), D
 
 
 def check_is_minimum(X, w, x0, S, D, lam, gamma, near=1e-9):
     """The conditions of optimality, which are sufficient: the problem is convex. D is (r, p)."""
     R = x0[:, None] - X - S @ D
-    assert np.abs(R @ w).max() < near * w.sum()
+    assert (R @ w < near * w.sum()).all()
+    assert (R @ w > -near * w.sum())[x0 < 0].all()
+    assert (x0 <= 0).all(), "no light is brighter than white"
     assert (D >= 0).all()
     for i, s in enumerate(S.T):
         size = np.linalg.norm(s)
@@ -84,6 +88,21 @@ def test_without_penalty_every_pixel_is_scipys_nnls(image):
     right = np.array([nnls(d.spectra, d.background - x)[0] for x in X.T]).T
     np.testing.assert_allclose(d.densities.reshape(2, -1), right, atol=2e-6)
     check_is_minimum(X, w, d.background, d.spectra, right, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("domain", ["log", "intensity"])
+@pytest.mark.parametrize("r", [3, 8])
+@pytest.mark.parametrize("lam", [0.0, 1e-3])
+def test_no_light_is_brighter_than_white(domain, r, lam):
+    """Three spectra or more explain any colour as light that is brighter, and more stain."""
+    image = photograph("Blood smear (BCCD)")[:240, :320]
+    S = default_spectra(r)
+    d = decompose(image, spectra=S, fixed_spectra=True, lam=lam, gamma=0.0, domain=domain)
+    assert ((d.light > 0.5) & (d.light <= 1)).all()
+    assert d.densities.max() < 5
+    X, w = columns_of(image, domain)
+    D, white = d.densities.reshape(r, -1).astype(float), domain == "intensity"
+    check_is_minimum(X - white, w, d.background - white, d.spectra, D, lam, 0.0, near=2e-4)
 
 
 @pytest.mark.parametrize("method", ["palette", "dense"])

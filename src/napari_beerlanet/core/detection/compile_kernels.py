@@ -46,9 +46,7 @@ _KERNEL_MODULES = (
     "core/detection/compile_kernels.py",
     "core/detection/stain_statistics.py",
     "core/stains/solver/columns.py",
-    "core/stains/solver/converge.py",
     "core/stains/solver/converged_kernels.py",
-    "core/stains/solver/fixed_spectra.py",
     "core/stains/solver/kernels.py",
     "core/stains/solver/unrolled_kernels.py",
 )
@@ -174,11 +172,11 @@ def main(also: str = "") -> int:
 def kernel_files() -> list[str]:
     """The files in which numba lists what it keeps of the first kernels; [] where it keeps none."""
     from napari_beerlanet.core.boxes import matching
-    from napari_beerlanet.core.stains.solver import converge, kernels, unrolled_kernels
+    from napari_beerlanet.core.stains.solver import converged_kernels, kernels, unrolled_kernels
 
     found = []
     for kernel in (
-        converge._advance,
+        converged_kernels.advance,
         kernels.look_up_pixels,
         unrolled_kernels.density_step,
         matching._suppress_in_order,

@@ -218,7 +218,7 @@ class Problem:
             codes, X, w = self._bins()
         if self.reference_pixels is not None:
             w = w * (self.reference_pixels / w.sum())
-        return build_cells(codes, X, w)
+        return build_cells(codes, X, w, white=1.0 if self.domain == "intensity" else 0.0)
 
     def _bins(self) -> tuple[npt.NDArray[Any], Array, Array]:
         """Colours joined where they agree to 8 bits: codes (u,), mean X (3, u), weights (u,)."""

@@ -34,7 +34,8 @@ class Decomposition:
     """An image as background and r components, in the order of the start spectra.
 
     background (3,) float64
-        x₀ in the solver's domain: ln of the background's intensity for "log".
+        x₀ in the solver's domain: ln of the background's intensity for "log". A solution that
+        converged, or has fixed spectra, has no light brighter than white; K steps may.
     spectra (3, r) float64, densities (r, H, W) float32
         S and D.
     active (r,) bool

@@ -7,7 +7,6 @@ from algorithm1 import algorithm1, columns_of, objective
 from napari_beerlanet import decompose
 from napari_beerlanet.core.images.rgb import to_columns
 from napari_beerlanet.core.stains.palette import palette_of
-from napari_beerlanet.core.stains.solver import converge as converge_module
 from napari_beerlanet.core.stains.solver.converge import (
     TOLERANCE,
     ColourCells,
@@ -16,7 +15,7 @@ from napari_beerlanet.core.stains.solver.converge import (
     build_cells,
     converge,
 )
-from napari_beerlanet.core.stains.solver.converged_kernels import residual, sweep
+from napari_beerlanet.core.stains.solver.converged_kernels import advance, residual, sweep
 from napari_beerlanet.core.stains.solver.spectra import default_spectra
 from pictures import section, smear, start
 
@@ -138,6 +137,20 @@ def test_a_large_penalty_kills_everything():
     np.testing.assert_allclose(found.background, X.mean(1))
 
 
+@pytest.mark.parametrize("domain", ["log", "intensity"])
+@pytest.mark.parametrize(("lam", "gamma"), [(0.0, 0.0), (0.01, 0.01), (0.5, 0.05)])
+@pytest.mark.parametrize("hold", ["nothing", "spectra"])
+def test_no_light_is_brighter_than_white(domain, lam, gamma, hold):
+    image, white = PICTURES["three"], float(domain == "intensity")
+    p = palette_of(image.reshape(-1, 3))
+    X, w = to_columns(p.colours, domain), p.counts.astype(float)
+    c = build_cells(p.codes, X, w, white=white)
+    found = converge(c, default_spectra(4), lam, gamma, hold=hold)
+    assert (found.background <= white).all()
+    assert found.objective[-1] == pytest.approx(value_of(c, found), rel=1e-9, abs=1e-12)
+    assert (np.diff(found.objective) <= 0).all()
+
+
 def test_order_of_start_spectra_orders_the_result():
     order, S = [2, 0, 1], default_spectra(3)
     c = cells(PICTURES["three"])
@@ -218,8 +231,8 @@ def test_kernels_are_compiled_for_one_order_of_memory():
     """They would be compiled again, for seconds, for spectra that were picked from others."""
     c, S = cells(PICTURES["smear"]), default_spectra(3)
     converge(c, S, 1.0, 0.05)
-    known = [len(kernel.signatures) for kernel in (converge_module._advance, sweep, residual)]
+    known = [len(kernel.signatures) for kernel in (advance, sweep, residual)]
     for other in (np.asfortranarray(S), S[:, [0, 2]], S.T[:2].T):
         converge(c, other, 1.0, 0.05)
-    now = [len(kernel.signatures) for kernel in (converge_module._advance, sweep, residual)]
+    now = [len(kernel.signatures) for kernel in (advance, sweep, residual)]
     assert now == known

@@ -19,8 +19,9 @@ class Point:
         self.R = np.empty_like(self.X)
         converged_kernels.residual(self.X, self.D, self.S, self.x0, self.R)
 
-    def sweep(self, lam, gamma, hold=0):
-        return converged_kernels.sweep(self.w, self.D, self.R, self.S, self.x0, lam, gamma, hold)
+    def sweep(self, lam, gamma, hold=0, white=np.inf):
+        penalty = lam, gamma, hold, white
+        return converged_kernels.sweep(self.w, self.D, self.R, self.S, self.x0, *penalty)
 
     def objective(self, lam, gamma):
         return objective(self.X, self.x0, self.S, self.D.T, lam, gamma, self.w)
@@ -45,6 +46,22 @@ def test_residual_and_objective(u):
     np.testing.assert_allclose(p.R, p.rest(), rtol=1e-12, atol=1e-13)
     got = converged_kernels.objective(p.w, p.D, p.R, p.S, 0.3, 0.2)
     assert got == pytest.approx(p.objective(0.3, 0.2), rel=1e-12)
+
+
+@pytest.mark.parametrize("white", [0.0, 1.0])
+def test_the_background_is_the_mean_of_what_stains_leave_or_white(white):
+    """The objective is a parabola in each channel of x₀: its least value up to white is there."""
+    p = random_point()
+    p.X += np.array([[0.0], [1.0], [2.5]])
+    p.S[:] = 0.0
+    mean = np.average(p.X, axis=1, weights=p.w)
+    assert (mean > white).any()
+    assert (mean < white).any()
+    converged_kernels.residual(p.X, p.D, p.S, p.x0, p.R)
+    value = p.sweep(0.0, 0.0, white=white)
+    np.testing.assert_allclose(p.x0, np.minimum(mean, white), rtol=1e-12)
+    np.testing.assert_allclose(p.R, p.rest(), atol=1e-12)
+    assert value == pytest.approx(p.objective(0.0, 0.0), rel=1e-12)
 
 
 def test_extrapolate_goes_on_and_stays_nonnegative():

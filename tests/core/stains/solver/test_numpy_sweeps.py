@@ -8,7 +8,7 @@ from napari_beerlanet import decompose
 from napari_beerlanet.core.boxes.matching import non_max_suppression
 from napari_beerlanet.core.common import threads
 from napari_beerlanet.core.common.threads import numpy_until_compiled, set_being_compiled
-from napari_beerlanet.core.stains.solver import converge, converged_kernels, numpy_sweeps
+from napari_beerlanet.core.stains.solver import converged_kernels, numpy_sweeps
 from pictures import section, smear
 
 TOLERANCE = 1e-4  # of densities in OD: where the descent stops may differ by a sweep
@@ -29,7 +29,6 @@ def in_numpy(work):
         for name in vars(converged_kernels):
             if hasattr(getattr(converged_kernels, name), "py_func"):
                 patch.setattr(converged_kernels, name, None)
-        patch.setattr(converge, "_advance", None)
         return work()
 
 
@@ -58,8 +57,9 @@ def test_so_it_is_with_given_penalties(compiling, iterations):
     np.testing.assert_allclose(plain.objective[-1], compiled.objective[-1], rtol=1e-6)
 
 
+@pytest.mark.parametrize("white", [0.0, 0.3])
 @pytest.mark.parametrize("hold", [0, 1, 2])
-def test_a_sweep_is_that_of_the_kernel(hold):
+def test_a_sweep_is_that_of_the_kernel(hold, white):
     rng = np.random.default_rng(hold)
     X, w = -rng.random((3, 700)), rng.integers(0, 5, 700).astype(float)
     states = []
@@ -68,7 +68,7 @@ def test_a_sweep_is_that_of_the_kernel(hold):
         S[:, 1] = 0.0
         which.residual(X, D, S, x0, R)
         before = which.objective(w, D, R, S, 0.4, 0.1)
-        value = [which.sweep(w, D, R, S, x0, 0.4, 0.1, hold) for _ in range(3)]
+        value = [which.sweep(w, D, R, S, x0, 0.4, 0.1, hold, white) for _ in range(3)]
         states.append([before, *value, D, S, x0, R])
     for kernel, plain in zip(*states, strict=True):
         np.testing.assert_allclose(plain, kernel, rtol=1e-10, atol=1e-12)

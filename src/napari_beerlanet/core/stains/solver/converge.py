@@ -21,9 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from napari_beerlanet.core.common.progress import Report, max_progress, report_progress, subprogress
-from napari_beerlanet.core.common.threads import in_numpy, map_chunks, njit, run_parallel
+from napari_beerlanet.core.common.threads import in_numpy, map_chunks, run_parallel
 from napari_beerlanet.core.stains.solver import converged_kernels, numpy_sweeps
 from napari_beerlanet.core.stains.solver.columns import ArrayColumns
+from napari_beerlanet.core.stains.solver.converged_kernels import CONVERGENCE_WINDOW, MAX_SWEEPS
 from napari_beerlanet.core.stains.solver.unroll import unroll
 
 Array = npt.NDArray[np.float64]
@@ -32,11 +33,9 @@ Hold = Literal["nothing", "spectra", "background"]
 TOLERANCE = 1e-6
 """Converged: over ten sweeps the objective fell by less than this fraction of itself."""
 
-MAX_SWEEPS = 2000
-CONVERGENCE_WINDOW = 10
 _HOLD_CODES: tuple[Hold, ...] = get_args(Hold)  # in the order of the kernel's numbers
 _PARALLEL_COSINE = 0.9999  # from which a merger is tried; kept if the objective does not rise
-_INITIAL_MOMENTUM, _MAX_MOMENTUM = 0.5, 0.98
+_INITIAL_MOMENTUM = 0.5
 _ROUNDING_TOLERANCE = 1e-10
 _COLUMNS_PER_SOLVE = 1 << 14
 _WARM_START_STEPS = 30
@@ -44,12 +43,16 @@ _WARM_START_STEPS = 30
 
 @dataclass(frozen=True)
 class ColourCells:
-    """Weighted columns X (c, u), w (u,), and the cell of each column on the next coarser level."""
+    """Weighted columns X (c, u), w (u,), and the cell of each column on the next coarser level.
+
+    `white` is what x₀ can be at most: 0 for the logarithm of an intensity, 1 for the intensity.
+    """
 
     X: Array
     w: Array
     coarser: ColourCells | None = None
     parent: npt.NDArray[np.int64] | None = None
+    white: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,11 @@ class Solution:
 
 
 def build_cells(
-    codes: npt.NDArray[Any], X: Array, w: Array, shifts: Sequence[int] = (2, 3)
+    codes: npt.NDArray[Any],
+    X: Array,
+    w: Array,
+    shifts: Sequence[int] = (2, 3),
+    white: float = 0.0,
 ) -> ColourCells:
     """Columns in ascending order of their Morton `codes`, with coarser levels above them.
 
@@ -73,15 +80,15 @@ def build_cells(
     X is averaged: the mean of ln intensity, so Beer–Lambert holds for it.
     """
     if not shifts:
-        return ColourCells(X, w)
+        return ColourCells(X, w, white=white)
     group = codes >> np.asarray(3 * shifts[0], codes.dtype)
     first = np.flatnonzero(np.r_[True, group[1:] != group[:-1]])
     weight = np.add.reduceat(w, first)
     safe = np.where(weight > 0, weight, 1.0)
     mean = np.where(weight > 0, np.add.reduceat(X * w, first, axis=1) / safe, X[:, first])
     parent = np.cumsum(np.r_[0, group[1:] != group[:-1]])
-    above = build_cells(codes[first], mean, weight, shifts[1:])
-    return ColourCells(X, w, above, parent)
+    above = build_cells(codes[first], mean, weight, shifts[1:], white)
+    return ColourCells(X, w, above, parent, white)
 
 
 def converge(
@@ -96,12 +103,13 @@ def converge(
     single_start: bool = False,
     report: Report | None = None,
 ) -> Solution:
-    """Minimise the objective from S (c, r), or from `start`, coarse levels first.
+    """Minimise the objective over S, D ≥ 0 and x₀ ≤ white from S (c, r), or from `start`.
 
-    `start` is a solution of the coarsest level. `hold` keeps its spectra or its
+    Coarse levels come first: `start` is a solution of the coarsest. `hold` keeps its spectra or its
     background and solves for the rest.
     Without a `start` the lowest of three minima is taken: reached by sweeps from S, and by sweeps
-    after some steps of Algorithm 1 with and without unit spectra; `quick` tries the first only.
+    after some steps of Algorithm 1 with and without unit spectra; `single_start` tries the first
+    only.
     """
     if cells.coarser is not None:
         assert cells.parent is not None
@@ -179,8 +187,9 @@ def _descend(
     report: Report | None,
 ) -> Solution:
     """Where sweeps over one level of cells lead."""
-    begin = (start.densities, start.spectra, start.background)
-    descent = BlockCoordinateDescent(cells.X, cells.w, *begin, lam, gamma, _HOLD_CODES.index(hold))
+    begin = start.densities, start.spectra, np.minimum(start.background, cells.white)
+    penalty = float(lam), float(gamma), _HOLD_CODES.index(hold), float(cells.white)
+    descent = BlockCoordinateDescent(cells.X, cells.w, *begin, penalty)
     objective = descent.run(tolerance, report)
     D, S, x0 = descent.current
     return Solution(x0.copy(), S.copy(), D.copy(), objective, float(lam), float(gamma))
@@ -190,13 +199,19 @@ class BlockCoordinateDescent:
     """Descent on columns X (c, u) with weights w (u,), from D (r, u), S (c, r), x₀ (c,).
 
     Three points of it are kept: the current one, the previous one, and room for the next.
+    `penalty` is λ, γ, what is held, and white, as sweeps take them.
     """
 
     def __init__(
-        self, X: Array, w: Array, D: Array, S: Array, x0: Array, lam: float, gamma: float, hold: int
+        self,
+        X: Array,
+        w: Array,
+        D: Array,
+        S: Array,
+        x0: Array,
+        penalty: tuple[float, float, int, float],
     ) -> None:
-        self.X, self.w = np.ascontiguousarray(X), w
-        self.penalty = float(lam), float(gamma), hold
+        self.X, self.w, self.penalty = np.ascontiguousarray(X), w, penalty
         # Always in C order: kernels are compiled for every order that they are given.
         self._points = tuple(np.ascontiguousarray(np.stack([a] * 3), float) for a in (D, S, x0))
         self._current, self._previous, self._next = 0, 1, 2
@@ -236,7 +251,8 @@ class BlockCoordinateDescent:
         turn = np.array([self._current, self._previous, self._next])
         D, S, x0 = self._points
         state = (self.X, self.w, self._R, D, S, x0, turn, values, count)
-        advance: Any = _advance if self._kernels is converged_kernels else _advance_in_numpy
+        in_kernels = self._kernels is converged_kernels
+        advance: Any = converged_kernels.advance if in_kernels else _advance_in_numpy
         done: Any = advance(*state, momentum, moving, *self.penalty, tolerance)
         self._current, self._previous, self._next = (int(k) for k in turn)
         return done  # type: ignore[no-any-return]
@@ -275,50 +291,10 @@ class BlockCoordinateDescent:
         return None
 
 
-@njit(cache=True, nogil=True)
-def _advance(  # type: ignore[no-untyped-def]
-    X, w, R, D, S, x0, turn, values, count, momentum, moving, lam, gam, hold, tolerance
-):
-    """Sweep until it converges, or until a multiple of ten sweeps, when components may be merged.
-
-    D (3, r, u), S (3, c, r), x0 (3, c) are the points `turn` (3,): current, previous, next.
-    `values` has `count` objectives; all new ones are added but the last, which is returned:
-    (count, value, momentum, converged).
-    """
-    while True:
-        current, previous, after = turn
-        if moving:
-            converged_kernels.extrapolate(D[current], D[previous], momentum, D[after])
-            converged_kernels.extrapolate(S[current], S[previous], momentum, S[after])
-            for k in range(x0.shape[1]):
-                x0[after, k] = x0[current, k] + momentum * (x0[current, k] - x0[previous, k])
-        else:
-            converged_kernels.copy_point(D, S, x0, current, after)
-        converged_kernels.residual(X, D[after], S[after], x0[after], R)
-        value = converged_kernels.sweep(w, D[after], R, S[after], x0[after], lam, gam, hold)
-        if value > values[count - 1] and moving:
-            converged_kernels.copy_point(D, S, x0, current, after)
-            converged_kernels.residual(X, D[after], S[after], x0[after], R)
-            value = converged_kernels.sweep(w, D[after], R, S[after], x0[after], lam, gam, hold)
-            momentum /= 2
-        else:
-            momentum = min(1.1 * momentum, _MAX_MOMENTUM)
-        turn[0], turn[1], turn[2] = after, current, previous
-        moving = True
-        gained = (
-            values[count - CONVERGENCE_WINDOW] - value if count >= CONVERGENCE_WINDOW else np.inf
-        )
-        converged = gained <= tolerance * value
-        if converged or count % CONVERGENCE_WINDOW == 0 or count == MAX_SWEEPS:
-            return count, value, momentum, converged
-        values[count] = min(value, values[count - 1])
-        count += 1
-
-
 # The same loop over functions of the same names.
 _advance_in_numpy = FunctionType(
-    getattr(_advance, "py_func", _advance).__code__,
-    {**globals(), "converged_kernels": numpy_sweeps},
+    getattr(converged_kernels.advance, "py_func", converged_kernels.advance).__code__,
+    {**vars(converged_kernels), **vars(numpy_sweeps)},
 )
 
 

@@ -3,6 +3,11 @@
 With all else fixed, the objective is an isotropic quadratic in dᵢ and in sᵢ plus the paper's
 penalty, so one prox step with the block's own curvature solves it exactly; x₀ is closed form.
 Fixed points are those of Algorithm 1, whose steps share one curvature among all components.
+
+No light is brighter than white: x₀ ≤ `white`, which Algorithm 1 does not ask for. Without it
+nothing holds x₀ where penalties are weak and stains reach all colours, as more light and more stain
+look alike. In x₀ the objective is W/2 Σₖ (x₀ₖ − mₖ)² and a constant, W the total weight and m the
+mean of X + S D, so its minimum below the bound is min(m, white), channel by channel.
 """
 
 from __future__ import annotations
@@ -10,15 +15,21 @@ from __future__ import annotations
 import numpy as np
 
 from napari_beerlanet.core.common.threads import njit
-from napari_beerlanet.core.stains.solver.kernels import CACHE_BLOCK, FASTMATH
+
+MAX_SWEEPS = 2000
+CONVERGENCE_WINDOW = 10
+_MAX_MOMENTUM = 0.98
+# numba does not see when what is imported here changes, and would go on with what it has kept.
+_CACHE_BLOCK = 512
+_FASTMATH = {"reassoc", "contract", "nsz"}  # lets sums vectorise; NaN and inf keep their meaning
 
 
-@njit(cache=True, nogil=True, fastmath=FASTMATH)
+@njit(cache=True, nogil=True, fastmath=_FASTMATH)
 def residual(X, D, S, x0, R):
     """R (c, u) = x₀1ᵀ − X − S D, with D (r, u)."""
     u = X.shape[1]
-    for start in range(0, u, CACHE_BLOCK):
-        stop = min(start + CACHE_BLOCK, u)
+    for start in range(0, u, _CACHE_BLOCK):
+        stop = min(start + _CACHE_BLOCK, u)
         for k in range(X.shape[0]):
             row = R[k, start:stop]
             x = X[k, start:stop]
@@ -32,7 +43,7 @@ def residual(X, D, S, x0, R):
                         row[t] -= s * d[t]
 
 
-@njit(cache=True, nogil=True, fastmath=FASTMATH)
+@njit(cache=True, nogil=True, fastmath=_FASTMATH)
 def extrapolate(here, before, momentum, out):
     """out = max(0, here + momentum (here − before)) for (r, u) arrays."""
     for i in range(here.shape[0]):
@@ -58,9 +69,49 @@ def copy_point(D, S, x0, source, target):
         x0[target, k] = x0[source, k]
 
 
-@njit(cache=True, nogil=True, fastmath=FASTMATH)
-def sweep(w, D, R, S, x0, lam, gam, hold):
-    """Solve for x₀, then for each dᵢ and sᵢ in turn, in place; returns the objective.
+@njit(cache=True, nogil=True)
+def advance(
+    X, w, R, D, S, x0, turn, values, count, momentum, moving, lam, gam, hold, white, tolerance
+):
+    """Sweep until it converges, or until a multiple of ten sweeps, when components may be merged.
+
+    D (3, r, u), S (3, c, r), x0 (3, c) are the points `turn` (3,): current, previous, next.
+    `values` has `count` objectives; all new ones are added but the last, which is returned:
+    (count, value, momentum, converged).
+    """
+    while True:
+        current, previous, after = turn
+        if moving:
+            extrapolate(D[current], D[previous], momentum, D[after])
+            extrapolate(S[current], S[previous], momentum, S[after])
+            for k in range(x0.shape[1]):
+                x0[after, k] = x0[current, k] + momentum * (x0[current, k] - x0[previous, k])
+        else:
+            copy_point(D, S, x0, current, after)
+        residual(X, D[after], S[after], x0[after], R)
+        value = sweep(w, D[after], R, S[after], x0[after], lam, gam, hold, white)
+        if value > values[count - 1] and moving:
+            copy_point(D, S, x0, current, after)
+            residual(X, D[after], S[after], x0[after], R)
+            value = sweep(w, D[after], R, S[after], x0[after], lam, gam, hold, white)
+            momentum /= 2
+        else:
+            momentum = min(1.1 * momentum, _MAX_MOMENTUM)
+        turn[0], turn[1], turn[2] = after, current, previous
+        moving = True
+        gained = (
+            values[count - CONVERGENCE_WINDOW] - value if count >= CONVERGENCE_WINDOW else np.inf
+        )
+        converged = gained <= tolerance * value
+        if converged or count % CONVERGENCE_WINDOW == 0 or count == MAX_SWEEPS:
+            return count, value, momentum, converged
+        values[count] = min(value, values[count - 1])
+        count += 1
+
+
+@njit(cache=True, nogil=True, fastmath=_FASTMATH)
+def sweep(w, D, R, S, x0, lam, gam, hold, white):
+    """Solve for x₀ ≤ white, then for each dᵢ and sᵢ in turn, in place; returns the objective.
 
     `hold` 1 leaves S as it is, 2 leaves x₀.
 
@@ -72,7 +123,7 @@ def sweep(w, D, R, S, x0, lam, gam, hold):
     v = np.empty(u)
     change, norm, last = np.zeros(c), 1.0, -1
     if hold != 2:
-        change = _solve_background(w, R, x0)
+        change = _solve_background(w, R, x0, white)
     penalty = 0.0
     for i in range(D.shape[0]):
         square = 0.0
@@ -82,16 +133,16 @@ def sweep(w, D, R, S, x0, lam, gam, hold):
             continue
         size = np.sqrt(square)
         d2 = 0.0
-        for start in range(0, u, CACHE_BLOCK):
-            stop = min(start + CACHE_BLOCK, u)
+        for start in range(0, u, _CACHE_BLOCK):
+            stop = min(start + _CACHE_BLOCK, u)
             _apply_pending(D, R, last, change, norm, start, stop)
             d2 += _propose(w, D, R, S, i, square, lam * gam / size, v, start, stop)
         factor = max(0.0, 1.0 - lam / size / np.sqrt(d2)) if d2 > 0.0 else 0.0
         d2 *= factor * factor
         d1 = 0.0
         along = np.zeros(c)
-        for start in range(0, u, CACHE_BLOCK):
-            d1 += _accept(w, D[i], R, S, i, factor, v, along, start, min(start + CACHE_BLOCK, u))
+        for start in range(0, u, _CACHE_BLOCK):
+            d1 += _accept(w, D[i], R, S, i, factor, v, along, start, min(start + _CACHE_BLOCK, u))
         change, norm, last = np.zeros(c), 1.0, i
         if d2 > 0.0:
             if hold == 1:
@@ -100,15 +151,15 @@ def sweep(w, D, R, S, x0, lam, gam, hold):
                 norm = _solve_spectrum(S, i, along, d1, d2, lam, gam, change)
                 penalty += lam * norm * (gam * d1 + np.sqrt(d2))
     fit = 0.0
-    for start in range(0, u, CACHE_BLOCK):
-        stop = min(start + CACHE_BLOCK, u)
+    for start in range(0, u, _CACHE_BLOCK):
+        stop = min(start + _CACHE_BLOCK, u)
         _apply_pending(D, R, last, change, norm, start, stop)
         fit += _weighted_square(w, R, start, stop)
     return 0.5 * fit + penalty
 
 
-@njit(cache=True, nogil=True, fastmath=FASTMATH)
-def _solve_background(w, R, x0):
+@njit(cache=True, nogil=True, fastmath=_FASTMATH)
+def _solve_background(w, R, x0, white):
     """x₀ given all else: moves x0, and returns by how much R has to fall, (c,)."""
     total = 0.0
     for t in range(w.shape[0]):
@@ -119,12 +170,13 @@ def _solve_background(w, R, x0):
         mean = 0.0
         for t in range(R.shape[1]):
             mean += w[t] * row[t]
-        change[k] = mean / total if total > 0.0 else 0.0
-        x0[k] -= change[k]
+        best = min(x0[k] - mean / total, white) if total > 0.0 else x0[k]
+        change[k] = x0[k] - best
+        x0[k] = best
     return change
 
 
-@njit(cache=True, nogil=True, fastmath=FASTMATH)
+@njit(cache=True, nogil=True, fastmath=_FASTMATH)
 def _apply_pending(D, R, last, change, norm, start, stop):
     """What the last solve left to do on a block: R −= change dᵢ (or change alone), dᵢ *= norm."""
     for k in range(R.shape[0]):
@@ -144,7 +196,7 @@ def _apply_pending(D, R, last, change, norm, start, stop):
             d[t] *= norm
 
 
-@njit(cache=True, nogil=True, fastmath=FASTMATH)
+@njit(cache=True, nogil=True, fastmath=_FASTMATH)
 def _propose(w, D, R, S, i, square, low, v, start, stop):
     """v = the ℓ₁ prox of dᵢ's exact step on a block; returns its Σ w v²."""
     d = D[i, start:stop]
@@ -164,7 +216,7 @@ def _propose(w, D, R, S, i, square, low, v, start, stop):
     return total
 
 
-@njit(cache=True, nogil=True, fastmath=FASTMATH)
+@njit(cache=True, nogil=True, fastmath=_FASTMATH)
 def _accept(w, d, R, S, i, factor, v, along, start, stop):
     """dᵢ = factor v on a block; R follows; adds R W dᵢ to `along` (c,); returns Σ w dᵢ."""
     old = d[start:stop]
@@ -187,7 +239,7 @@ def _accept(w, d, R, S, i, factor, v, along, start, stop):
     return total
 
 
-@njit(cache=True, nogil=True, fastmath=FASTMATH)
+@njit(cache=True, nogil=True, fastmath=_FASTMATH)
 def _solve_spectrum(S, i, along, d1, d2, lam, gam, change):
     """sᵢ given all else, stored with unit norm; returns the norm and fills its `change` (c,)."""
     c = S.shape[0]
@@ -205,7 +257,7 @@ def _solve_spectrum(S, i, along, d1, d2, lam, gam, change):
     return norm
 
 
-@njit(cache=True, nogil=True, fastmath=FASTMATH)
+@njit(cache=True, nogil=True, fastmath=_FASTMATH)
 def _weighted_square(w, R, start, stop):
     weight = w[start:stop]
     total = 0.0
@@ -216,7 +268,7 @@ def _weighted_square(w, R, start, stop):
     return total
 
 
-@njit(cache=True, nogil=True, fastmath=FASTMATH)
+@njit(cache=True, nogil=True, fastmath=_FASTMATH)
 def objective(w, D, R, S, lam, gam):
     """½‖R‖² + λ Σᵢ ‖sᵢ‖ (γ‖dᵢ‖₁ + ‖dᵢ‖₂), sums over columns weighted by w."""
     c, u = R.shape
@@ -265,6 +317,58 @@ def solve_columns(X, x0, S, low, curvature, D):
         solve_nonnegative(G, b, d, M, active)
         for i in range(r):
             D[i, t] = d[i]
+
+
+@njit(cache=True, nogil=True)
+def solve_columns_and_differentiate(X, w, x0, S, low, curvature, D, sums):
+    """Exact D (r, u) of columns X (c, u), and what Newton's method needs of them.
+
+    `sums` takes Σwφ, Σw ∂φ/∂x₀ (c), Σw d² (r), and of the second derivatives Σw(I − S_A M S_Aᵀ)
+    (c, c), Σw S_A M d (c, r) and Σw d M d (r, r), where A is a column's active set and
+    M = (S_Aᵀ S_A + diag(curvature))⁻¹.
+    """
+    c, r = S.shape
+    G = np.zeros((r, r))
+    for i in range(r):
+        for j in range(r):
+            for k in range(c):
+                G[i, j] += S[k, i] * S[k, j]
+        G[i, i] += curvature[i]
+    b, d = np.empty(r), np.empty(r)
+    M, active = np.empty((r, r)), np.empty(r, np.int64)
+    at_x, at_d = 1, 1 + c
+    at_xx = at_d + r
+    at_xn = at_xx + c * c
+    at_nn = at_xn + c * r
+    for t in range(X.shape[1]):
+        for i in range(r):
+            b[i] = -low
+            for k in range(c):
+                b[i] += S[k, i] * (x0[k] - X[k, t])
+        size = solve_nonnegative(G, b, d, M, active)
+        value = 0.0
+        for k in range(c):
+            rest = x0[k] - X[k, t]
+            for i in range(r):
+                rest -= S[k, i] * d[i]
+            value += 0.5 * rest * rest
+            sums[at_x + k] += w[t] * rest
+            sums[at_xx + k * c + k] += w[t]
+        for i in range(r):
+            D[i, t] = d[i]
+            value += low * d[i] + 0.5 * curvature[i] * d[i] * d[i]
+            sums[at_d + i] += w[t] * d[i] * d[i]
+        sums[0] += w[t] * value
+        for p in range(size):
+            i = active[p]
+            for q in range(size):
+                j = active[q]
+                weighted = w[t] * M[p, q]
+                sums[at_nn + i * r + j] += weighted * d[i] * d[j]
+                for k in range(c):
+                    sums[at_xn + k * r + j] += weighted * S[k, i] * d[j]
+                    for m in range(c):
+                        sums[at_xx + k * c + m] -= weighted * S[k, i] * S[m, j]
 
 
 @njit(cache=True, nogil=True)

@@ -1,8 +1,8 @@
 """Densities and background under given spectra: the minimum of a convex problem, exactly.
 
-With S held, the objective is convex in x₀ and D together, so it has one minimum value and no choice
-of a start. λ‖dᵢ‖₂ = min over nᵢ > 0 of λ(‖dᵢ‖²/nᵢ + nᵢ)/2, which is convex in dᵢ and nᵢ together.
-Given x₀ and n, every colour is a small nonnegative least-squares problem of its own,
+With S held, the objective is convex in x₀ ≤ white and D together, so it has one minimum value and
+no choice of a start. λ‖dᵢ‖₂ = min over nᵢ > 0 of λ(‖dᵢ‖²/nᵢ + nᵢ)/2, which is convex in dᵢ and nᵢ
+together. Given x₀ and n, every colour is a small nonnegative least-squares problem of its own,
 
     φ(x) = min over d ≥ 0 of ½‖x₀ − x − S d‖² + λγ Σ dᵢ + ½ Σ (λ/nᵢ) dᵢ²,
 
@@ -19,10 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from napari_beerlanet.core.common.progress import Report, report_progress
-from napari_beerlanet.core.common.threads import map_chunks, njit
+from napari_beerlanet.core.common.threads import map_chunks
 from napari_beerlanet.core.stains.solver.columns import COLUMNS_PER_TASK
 from napari_beerlanet.core.stains.solver.converge import Array, ColourCells, Solution, converge
-from napari_beerlanet.core.stains.solver.converged_kernels import solve_nonnegative
+from napari_beerlanet.core.stains.solver.converged_kernels import solve_columns_and_differentiate
 
 _MAX_STEPS, _USUAL_STEPS = 500, 10  # the most: without λ, and spectra that are nearly parallel
 _MAX_SUPPORT_CHANGES = 20
@@ -116,7 +116,7 @@ class _Pass:
     def __init__(self, problem: _Problem, D: Array, x0: Array, norms: Array) -> None:
         cells, S, lam, gamma = problem
         c, r = S.shape
-        self.x0, self.norms, self.D = x0, norms, D.copy()
+        self.x0, self.norms, self.D, self._white = x0, norms, D.copy(), cells.white
         self._lam, self._weight = lam, max(float(cells.w.sum()), np.finfo(float).tiny)
         curvature = lam / norms if lam > 0 else np.zeros(r)
 
@@ -124,7 +124,10 @@ class _Pass:
             sums = np.zeros(1 + c + r + c * c + c * r + r * r)
             piece = np.ascontiguousarray(self.D[:, part])
             columns = np.ascontiguousarray(cells.X[:, part])
-            _solve_columns(columns, cells.w[part], x0, S, lam * gamma, curvature, piece, sums)
+            weights = cells.w[part]
+            solve_columns_and_differentiate(
+                columns, weights, x0, S, lam * gamma, curvature, piece, sums
+            )
             self.D[:, part] = piece
             return sums
 
@@ -146,9 +149,16 @@ class _Pass:
         self.hessian = H
 
     @property
+    def _stays_white(self) -> npt.NDArray[np.bool_]:
+        """(c,) which channels of x₀ are white and would be brighter."""
+        slope = self.gradient[: len(self.x0)]
+        return np.asarray((self.x0 >= self._white) & (slope <= 0))
+
+    @property
     def error(self) -> float:
-        """How far x₀ is from the mean of what the stains leave, and n from the norms of D."""
-        background = float(np.abs(self.gradient[: len(self.x0)]).max()) / self._weight
+        """How far x₀ is from the mean of what the stains leave, or white, and n from D's norms."""
+        slope = np.where(self._stays_white, 0.0, self.gradient[: len(self.x0)])
+        background = float(np.abs(slope).max()) / self._weight
         if self._lam == 0:
             return background
         return max(background, float(np.abs(1 - self._squares / self.norms**2).max(initial=0.0)))
@@ -165,7 +175,8 @@ class _Pass:
         if slope >= 0:
             return None
         c = len(self.x0)
-        after = _Pass(problem, self.D, self.x0 + move[:c], self.norms + move[c:])
+        x0 = np.minimum(self.x0 + move[:c], self._white)
+        after = _Pass(problem, self.D, x0, self.norms + move[c:])
         if after.value <= self.value + _SUFFICIENT_DECREASE * slope:
             return after
         # The objective is convex: as long as it falls along the step in the end, it is lower there.
@@ -175,25 +186,30 @@ class _Pass:
     def _newton_step(self, damping: float) -> Array:
         """−(H + damping)⁻¹ g, in units in which the diagonal of H is one.
 
-        x₀ and n differ by orders of magnitude. No nᵢ falls by more than to `_MIN_SHARE` of itself:
-        where it would, it takes that step, and the others theirs, given this one.
+        x₀ and n differ by orders of magnitude. No channel of x₀ rises beyond white, and no nᵢ falls
+        by more than to `_MIN_SHARE` of itself: where it would, it takes that step, and the others
+        theirs, given this one.
         """
         c, size = len(self.x0), np.sqrt(np.maximum(np.diag(self.hessian), 0.0))
         unit = np.divide(1.0, size, out=np.zeros_like(size), where=size > 0)
         H = unit[:, None] * self.hessian * unit + damping * np.eye(len(size))
         g, move = unit * self.gradient, np.zeros(len(size))
-        lowest = np.full(len(size), -np.inf)
-        lowest[c:] = (_MIN_SHARE - 1) * self.norms / np.where(unit[c:] > 0, unit[c:], 1.0)
+        lowest, highest = np.full((2, len(size)), [[-np.inf], [np.inf]])
+        safe = np.where(unit > 0, unit, 1.0)
+        lowest[c:] = (_MIN_SHARE - 1) * self.norms / safe[c:]
+        highest[:c] = (self._white - self.x0) / safe[:c]
         held = unit == 0
+        held[:c] |= self._stays_white
         while not held.all():
             free = ~held
             right = g[free] + H[np.ix_(free, held)] @ move[held]
             values, vectors = np.linalg.eigh(H[np.ix_(free, free)])
             move[free] = -vectors @ (vectors.T @ right / np.maximum(values, damping))
-            low = free & (move < lowest)
-            if not low.any():
+            beyond = free & ((move < lowest) | (move > highest))
+            if not beyond.any():
                 break
-            move[low], held = lowest[low], held | low
+            move[beyond] = np.clip(move, lowest, highest)[beyond]
+            held |= beyond
         return np.asarray(unit * move)
 
 
@@ -218,55 +234,3 @@ def _missing_components(
         pull = float(np.sqrt(np.maximum(S[:, i] @ R - lam * gamma, 0.0) ** 2 @ cells.w))
         found[i] = max(pull - lam * (1 + 1e-9), 0.0)
     return found
-
-
-@njit(cache=True, nogil=True)
-def _solve_columns(X, w, x0, S, low, curvature, D, sums):  # type: ignore[no-untyped-def]
-    """Exact D (r, u) of columns X (c, u), and what Newton's method needs of them.
-
-    `sums` takes Σwφ, Σw ∂φ/∂x₀ (c), Σw d² (r), and of the second derivatives Σw(I − S_A M S_Aᵀ)
-    (c, c), Σw S_A M d (c, r) and Σw d M d (r, r), where A is a column's active set and
-    M = (S_Aᵀ S_A + diag(curvature))⁻¹.
-    """
-    c, r = S.shape
-    G = np.zeros((r, r))
-    for i in range(r):
-        for j in range(r):
-            for k in range(c):
-                G[i, j] += S[k, i] * S[k, j]
-        G[i, i] += curvature[i]
-    b, d = np.empty(r), np.empty(r)
-    M, active = np.empty((r, r)), np.empty(r, np.int64)
-    at_x, at_d = 1, 1 + c
-    at_xx = at_d + r
-    at_xn = at_xx + c * c
-    at_nn = at_xn + c * r
-    for t in range(X.shape[1]):
-        for i in range(r):
-            b[i] = -low
-            for k in range(c):
-                b[i] += S[k, i] * (x0[k] - X[k, t])
-        size = solve_nonnegative(G, b, d, M, active)
-        value = 0.0
-        for k in range(c):
-            rest = x0[k] - X[k, t]
-            for i in range(r):
-                rest -= S[k, i] * d[i]
-            value += 0.5 * rest * rest
-            sums[at_x + k] += w[t] * rest
-            sums[at_xx + k * c + k] += w[t]
-        for i in range(r):
-            D[i, t] = d[i]
-            value += low * d[i] + 0.5 * curvature[i] * d[i] * d[i]
-            sums[at_d + i] += w[t] * d[i] * d[i]
-        sums[0] += w[t] * value
-        for p in range(size):
-            i = active[p]
-            for q in range(size):
-                j = active[q]
-                weighted = w[t] * M[p, q]
-                sums[at_nn + i * r + j] += weighted * d[i] * d[j]
-                for k in range(c):
-                    sums[at_xn + k * r + j] += weighted * S[k, i] * d[j]
-                    for m in range(c):
-                        sums[at_xx + k * c + m] -= weighted * S[k, i] * S[m, j]

@@ -18,8 +18,8 @@ CODE_COUNT = 1 << 24
 """Number of 8-bit RGB colours, and so of Morton codes."""
 
 _GROUP_SIZE = 64
-CACHE_BLOCK = 512
-FASTMATH = {"reassoc", "contract", "nsz"}  # lets sums vectorise; NaN and inf keep their meaning
+_CACHE_BLOCK = 512
+_FASTMATH = {"reassoc", "contract", "nsz"}  # lets sums vectorise; NaN and inf keep their meaning
 
 
 def _spread_bits() -> np.ndarray:
@@ -330,9 +330,9 @@ def look_up_pixels(pixels, codes, index, table, which, planes, first):
     float32 in C order.
     """
     r = np.uint64(table.shape[1])
-    place = np.empty(CACHE_BLOCK, np.uint64)
-    for start in range(0, pixels.shape[0], CACHE_BLOCK):
-        stop = min(start + CACHE_BLOCK, pixels.shape[0])
+    place = np.empty(_CACHE_BLOCK, np.uint64)
+    for start in range(0, pixels.shape[0], _CACHE_BLOCK):
+        stop = min(start + _CACHE_BLOCK, pixels.shape[0])
         for i in range(start, stop):
             code = (
                 (SPREAD_BITS[pixels[i, 0]] << 2)
@@ -393,9 +393,9 @@ def look_up_colours(pixels, table, out):
 def look_up_rows(rows, table, which, planes, first):
     """planes[j, first + i] = table[rows[i], j], for j of `which`: see `look_up_pixels`."""
     r = np.uint64(table.shape[1])
-    place = np.empty(CACHE_BLOCK, np.uint64)
-    for start in range(0, rows.shape[0], CACHE_BLOCK):
-        n = min(CACHE_BLOCK, rows.shape[0] - start)
+    place = np.empty(_CACHE_BLOCK, np.uint64)
+    for start in range(0, rows.shape[0], _CACHE_BLOCK):
+        n = min(_CACHE_BLOCK, rows.shape[0] - start)
         for i in range(n):
             place[i] = np.uint64(rows[start + i]) * r
         _copy_entries(place, n, table, which, planes, first + start)
@@ -439,7 +439,7 @@ def scale_to_rows_backward(g_entries, table, scale, g_table, g_scale):
                 g_scale[j] += g * table[j, i]
 
 
-@njit(cache=True, nogil=True, fastmath=FASTMATH)
+@njit(cache=True, nogil=True, fastmath=_FASTMATH)
 def mix_to_rows(X, D, scale, weight, bias, light, grey, padding, entries, slopes):
     """entries[i, j] = f(weight[j] · (scale ⊙ D[:, i]) + bias[j]), (u, m) float32, to look up.
 
@@ -467,7 +467,7 @@ def mix_to_rows(X, D, scale, weight, bias, light, grey, padding, entries, slopes
                 slopes[j, start + t] = slope if counted[t] > 0.0 else 0.0
 
 
-@njit(cache=True, nogil=True, fastmath=FASTMATH)
+@njit(cache=True, nogil=True, fastmath=_FASTMATH)
 def mix_to_rows_backward(g_entries, slopes, D, scale, weight, g_D, products, g_bias):
     """Gradients of `mix_to_rows`: fills g_D (r, u), products (m, r) and g_bias (m,).
 

@@ -65,7 +65,7 @@ def find_stains(
     coarse = cells
     while coarse.coarser is not None:
         coarse = coarse.coarser
-    rank = choose_rank(blocks, S, subprogress(report, 0, 0.5))
+    rank = choose_rank(blocks, S, subprogress(report, 0, 0.5), cells.white)
     strong, weak = (_penalties_for(coarse, s) for s in (SPECTRA_STRENGTH, DENSITIES_STRENGTH))
     stains = _best_fit(coarse, S, rank, (*_STRENGTH_PATH, SPECTRA_STRENGTH))
     for _ in range(_ALTERNATIONS):
@@ -101,9 +101,9 @@ def _kappa(cells: ColourCells, strength: PenaltyStrength) -> float:
     return min(strength[1], _MAX_KAPPA_FRACTION * _rms_density(cells))
 
 
-def choose_rank(blocks: Array, S: Array, report: Report | None = None) -> int:
+def choose_rank(blocks: Array, S: Array, report: Report | None = None, white: float = 0.0) -> int:
     """How many stains the columns `blocks` (c, n) need, from 1 to min(c, r)."""
-    cells = ColourCells(blocks, np.ones(blocks.shape[1]))
+    cells = ColourCells(blocks, np.ones(blocks.shape[1]), white=white)
     most: int = min(S.shape)
     error = []
     for rank in range(1, most + 1):

@@ -33,14 +33,22 @@ def copy_point(D: Array, S: Array, x0: Array, source: int, target: int) -> None:
 
 
 def sweep(
-    w: Array, D: Array, R: Array, S: Array, x0: Array, lam: float, gam: float, hold: int
+    w: Array,
+    D: Array,
+    R: Array,
+    S: Array,
+    x0: Array,
+    lam: float,
+    gam: float,
+    hold: int,
+    white: float,
 ) -> float:
     """As `converged_kernels.sweep`."""
     if hold != 2:
         total = w.sum()
-        change = R @ w / total if total > 0 else np.zeros(len(R))
-        x0 -= change
-        R -= change[:, None]
+        best = np.minimum(x0 - R @ w / total, white) if total > 0 else x0
+        R -= (x0 - best)[:, None]
+        x0[:] = best
     penalty = 0.0
     for i in range(len(D)):
         s = S[:, i].copy()

@@ -13,8 +13,8 @@ from numba import types
 from numba.extending import intrinsic
 
 from napari_beerlanet.core.common.threads import njit
-from napari_beerlanet.core.stains.solver.kernels import FASTMATH
 
+_FASTMATH = {"reassoc", "contract", "nsz"}  # lets sums vectorise; NaN and inf keep their meaning
 _CACHE_BLOCK = 256
 _MAX_LOOKS = 20_000  # some tens of microseconds for which another thread is waited for awake
 
@@ -45,7 +45,7 @@ def _fetch(typing_context, address):
     return types.int64(types.uintp), generate
 
 
-@njit(cache=True, nogil=True, fastmath=FASTMATH)
+@njit(cache=True, nogil=True, fastmath=_FASTMATH)
 def density_map(X, D, M, N, b, out, first, last):
     """out = max(0, Mᵀ D + Nᵀ X + b) for columns first … last − 1.
 
@@ -55,7 +55,7 @@ def density_map(X, D, M, N, b, out, first, last):
         _map_block(X, D, M, N, b, out, start, min(start + _CACHE_BLOCK, last))
 
 
-@njit(cache=True, nogil=True, fastmath=FASTMATH)
+@njit(cache=True, nogil=True, fastmath=_FASTMATH)
 def density_step(X, w, D, M, N, b, a, A, out, G, P, m, first, last):
     """`density_map` and the result's sums weighted by w (u,), for columns first … last − 1.
 
@@ -92,7 +92,7 @@ def density_step(X, w, D, M, N, b, a, A, out, G, P, m, first, last):
         m[i] += P1[i, c]
 
 
-@njit(cache=True, nogil=True, fastmath=FASTMATH)
+@njit(cache=True, nogil=True, fastmath=_FASTMATH)
 def unroll_columns(
     X, w, weight, mean, S0, lam, gamma, unit, Ds, rooms, no_D, no_M, no_a,
     claimed, finished, part_G, part_P, part_m, first,
@@ -392,7 +392,7 @@ def _shrink(norm, threshold):
     return max(norm - threshold, 0.0) / norm if norm > 0.0 else 0.0
 
 
-@njit(cache=True, nogil=True, fastmath=FASTMATH)
+@njit(cache=True, nogil=True, fastmath=_FASTMATH)
 def density_step_backward(X, w, D, M, out, g_out, gG, gP, gm, g_D, gM, gN, gb, first, last):
     """Gradients of `density_step` for its columns: fills g_D (q, u), adds to gM, gN, gb.
 
@@ -438,7 +438,7 @@ def _copy_block(X, start, stop, block):
             block[k, t] = X[k, start + t]
 
 
-@njit(cache=True, nogil=True, fastmath=FASTMATH)
+@njit(cache=True, nogil=True, fastmath=_FASTMATH)
 def _map_block(X, D, M, N, b, out, start, stop):
     for i in range(M.shape[1]):
         z = out[i, start:stop]
@@ -466,7 +466,7 @@ def _pad_factors(A, N):
     return np.zeros((threes, _CACHE_BLOCK)), A4, N3
 
 
-@njit(cache=True, nogil=True, fastmath=FASTMATH)
+@njit(cache=True, nogil=True, fastmath=_FASTMATH)
 def _map_rest_block(X1, w, D, a, A4, N3, b, out, weighted, rest, start, stop):
     """`_map_block` and `_weigh` by way of `rest` = X + Aᵀ D, which the densities do not explain.
 
@@ -509,7 +509,7 @@ def _map_rest_block(X1, w, D, a, A4, N3, b, out, weighted, rest, start, stop):
             wz[t] = weights[t] * value
 
 
-@njit(cache=True, nogil=True, fastmath=FASTMATH)
+@njit(cache=True, nogil=True, fastmath=_FASTMATH)
 def _add_rows(z, A, E, i, start):
     """z += Σ_j E[j, i] A[j, start : start + n], eight or three rows at a time to save loads."""
     n = z.shape[0]
@@ -548,7 +548,7 @@ def _add_rows(z, A, E, i, start):
         j += 1
 
 
-@njit(cache=True, nogil=True, fastmath=FASTMATH)
+@njit(cache=True, nogil=True, fastmath=_FASTMATH)
 def _add_products(A, B, start, n, lower, C):
     """C += A Bᵀ over the first n columns of A (p, …) and n of B (q, …) from start, 4 × 4 at a time.
 
@@ -582,13 +582,13 @@ def _add_products(A, B, start, n, lower, C):
                     C[i + k, j + m] += s[k, m]
 
 
-@njit(cache=True, nogil=True, fastmath=FASTMATH)
+@njit(cache=True, nogil=True, fastmath=_FASTMATH)
 def _weigh(wd, w, d):
     for t in range(wd.shape[0]):
         wd[t] = w[t] * d[t]
 
 
-@njit(cache=True, nogil=True, fastmath=FASTMATH)
+@njit(cache=True, nogil=True, fastmath=_FASTMATH)
 def _mask(z, w, g, d):
     """z = w z + g where d is positive, else 0."""
     for t in range(z.shape[0]):
