@@ -35,9 +35,12 @@ def detected_image(viewer, name="smear", found=None, picture=PICTURE):
     from napari_beerlanet.ui.common.session import get_session
     from napari_beerlanet.ui.detections.detection_layer import DetectionLayer
 
-    source = viewer.add_image(picture, name=name, scale=(0.5, 0.5))
+    index = (0,) * (picture.ndim - 3)
+    source = viewer.add_image(picture, name=name, scale=(1,) * len(index) + (0.5, 0.5))
+    viewer.dims.point = (0,) * viewer.dims.ndim
     found = (some() if found is None else found).above(0.25)
-    detection_layer = DetectionLayer(viewer, source, found, class_colours(len(found.names)))
+    colours = class_colours(len(found.names))
+    detection_layer = DetectionLayer(viewer, source, found, colours, index)
     detection_layer.set_filter(0.25)
     get_session(viewer).set_detections(source, found, detection_layer)
     return source, detection_layer

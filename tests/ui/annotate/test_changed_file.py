@@ -177,3 +177,39 @@ def test_a_file_that_has_not_changed_is_not_asked_about(open_file, until, tmp_pa
         panel.store.autosave.flush()
         panel.store.projects.put(None)
         panel.viewer.close()
+
+
+@pytest.mark.parametrize("change", ["nothing", "a name", "boxes", "the file"])
+def test_crops_that_are_outdated_do_not_pass_as_in_the_project(
+    open_file, until, tmp_path, smear, change
+):
+    """A restart does not make them newer: the next step is to add the image again."""
+    path = tmp_path / "smear.png"
+    Image.fromarray(smear).save(path)
+    panel = open_file()
+    actions = panel.annotation_actions
+    panel.annotate.click()
+    until(lambda: actions.annotated is not None)
+    actions.annotated.boxes.layer.add([BOX, BOX + 50])
+    actions.add_to_project()
+    until(lambda: actions.in_project)
+    project = panel.store.project
+    if change == "a name":
+        project.rename_class("RBC", "red cell")
+    elif change == "boxes":
+        actions.annotated.boxes.layer.add([BOX + 90])
+        assert not actions.in_project
+    panel.store.autosave.flush()
+    panel.store.projects.put(None)
+    panel.viewer.close()
+    if change == "the file":
+        Image.fromarray(255 - smear // 2).save(path)
+    again = open_file()
+    again.annotate.click()
+    if change == "the file":
+        until(lambda: asks(again))
+        again.question.buttons[0].click()
+    until(lambda: again.annotation_actions.annotated is not None)
+    assert count(again) == (3 if change == "boxes" else 2)
+    assert again.annotation_actions.in_project == (change in ("nothing", "a name"))
+    again.store.projects.put(None)

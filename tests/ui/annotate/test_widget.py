@@ -9,6 +9,7 @@ from qtpy.QtTest import QTest
 
 from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.common.locking import LockedError
+from napari_beerlanet.core.formats import write_detections
 from napari_beerlanet.core.project.files import ProjectError
 from napari_beerlanet.core.project.project import Project
 from napari_beerlanet.samples import blood_smear
@@ -285,6 +286,29 @@ def test_boxes_are_copied_and_imported_without_pressing_annotate_first(panel, un
     until(lambda: panel.annotation_actions.annotated is not None)
     until(lambda: column(panel, "class") == ["WBC"])
     assert panel.store.of(other).boxes is boxes(panel)
+
+
+@pytest.mark.parametrize("what", ["copied", "imported"])
+def test_boxes_go_to_the_plane_that_was_shown_when_they_were_asked_for(
+    shared_viewer, smear, until, tmp_path, what
+):
+    """Not to that which is shown when the image's saved annotations have been looked up."""
+    viewer = shared_viewer()
+    image = viewer.add_image(np.stack([smear, 255 - smear]), name="stack")
+    viewer.dims.set_point(0, 0)
+    panel = docked(viewer)
+    panel.store.classes.add(["RBC", "WBC"])
+    found = Detections(np.float32([[10, 10, 50, 50]]), np.array([0]), np.ones(1), ["RBC"])
+    if what == "copied":
+        detection_layer = DetectionLayer(viewer, image, found, index=(0,))
+        get_session(viewer).detection_layers[image] = detection_layer
+        panel.copy.click()
+    else:
+        write_detections(tmp_path / "one.csv", found)
+        panel.annotation_actions.import_boxes(str(tmp_path / "one.csv"))
+    viewer.dims.set_point(0, 1)
+    until(lambda: "added" in panel.message.text() or "no detections" in panel.message.text())
+    assert boxes(panel).planes() == [(0,)]
 
 
 def test_boxes_of_a_plain_layer_of_detections_are_copied_too(drawing):

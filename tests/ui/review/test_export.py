@@ -97,6 +97,27 @@ def test_accepted_boxes_go_to_the_annotations(open_review, until):
     assert set(layer.features["status"]) == {"confirmed"}
 
 
+@pytest.mark.parametrize("moved", ["before", "during the lookup"])
+def test_accepted_boxes_go_to_the_plane_that_they_were_accepted_on(open_review, until, moved):
+    """Whichever plane is shown when the image's saved annotations have been looked up."""
+    viewer, panel, detection_layer = open_review(picture=np.stack([PICTURE, 255 - PICTURE]))
+    turned = some()
+    turned.xyxy[:] = turned.xyxy[::-1]
+    detection_layer.set_detections(turned.above(0.25), (1,))
+    panel.next()
+    panel.accept()
+    (accepted,) = panel.target.accepted_detections(panel.review).xyxy.tolist()
+    if moved == "before":
+        viewer.dims.set_point(0, 1)
+    panel.export.add_accepted_to_project()
+    viewer.dims.set_point(0, 1)
+    until(lambda: any(layer.name.endswith("annotations") for layer in viewer.layers))
+    layer = next(layer for layer in viewer.layers if layer.name.endswith("annotations"))
+    until(lambda: layer.nshapes == 1)
+    assert layer.data[0][:, 0].tolist() == [0] * 4
+    np.testing.assert_allclose(layer.data[0][:, 2].min() + 0.5, accepted[0])
+
+
 def test_boxes_corrected_on_the_canvas_are_sent_as_they_are_now(open_review, until):
     viewer, panel, detection_layer = open_review()
     panel.next()

@@ -155,7 +155,7 @@ class ProjectManifest:
     """What project.json holds; `one` says how a single image is split, see `describe_split`.
 
     `colours` are "#rrggbb" by class; of a class without one, any. `types` are the cell types, and
-    `type_colours` theirs.
+    `type_colours` theirs. `added` is the `annotations_digest` of each image when it was added.
     """
 
     classes: list[str]
@@ -169,6 +169,7 @@ class ProjectManifest:
     program: str = __version__
     types: list[str] = field(default_factory=list)
     type_colours: dict[str, str] = field(default_factory=dict)
+    added: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -409,6 +410,24 @@ def encode_annotations(source: ImageSource, annotations: Annotations) -> bytes:
         **annotations.to_json(),
     }
     return _to_json_bytes(content)
+
+
+def annotations_digest(
+    source: ImageSource, content: Mapping[str, Any], classes: Sequence[str], types: Sequence[str]
+) -> str:
+    """Digest of an image's pixels and annotations, as `Annotations.to_json` has them.
+
+    Names count by their place in `classes` and `types`: a new name changes no training crop.
+    """
+    place = {name: k for k, name in enumerate(classes)}
+    type_place = {name: k for k, name in enumerate(types)}
+    objects = [
+        (o["id"], place.get(o["class"], o["class"]), o["box"], o["status"], type_place.get(t, t))
+        for o in content["objects"]
+        for t in [o.get("type", "")]
+    ]
+    regions = sorted(map(str, content["regions"]))
+    return hashlib.sha256(f"{source.digest} {sorted(objects)} {regions}".encode()).hexdigest()
 
 
 def encode_with_renamed_classes(path: Path, renamed: Mapping[str, str]) -> bytes:

@@ -50,6 +50,7 @@ from napari_beerlanet.core.project.files import (
     CropRecord,
     ImageSource,
     ProjectError,
+    annotations_digest,
     clean_class_names,
     clean_names,
     encode_annotations,
@@ -230,6 +231,14 @@ class Project:
             return ""
         earlier = (n for n, o in list(self._sources.items()) if source.is_changed_version_of(o))
         return next(earlier, "")
+
+    def is_added(self, source: ImageSource, content: Mapping[str, Any]) -> bool:
+        """Whether its crops are of these pixels and annotations (as `Annotations.to_json` has)."""
+        name = self.id_of(source)
+        if name not in self._manifest.added or not any(c.source == name for c in self._crops):
+            return False
+        digest = annotations_digest(source, content, self.classes, self.types)
+        return self._manifest.added[name] == digest
 
     def check_ready_to_train(self) -> None:
         """A `DataError` that says what is missing for training."""
@@ -424,6 +433,7 @@ class Project:
         doing = "add the image"
         with self._change_lock:
             self._prepare_change(doing)
+            content = annotations.to_json()
             if tuple(rgb.shape[:2]) != source.shape:
                 raise ProjectError(f"{source.name}: not the image that was annotated, by its size.")
             annotations = replace(annotations, image_shape=source.shape)
@@ -468,7 +478,11 @@ class Project:
                 cells = stage_cells(change, name, rgb, typed, subprogress(report, 0.8, 0.95))
                 new_types = [n for n in typed.type_counts() if n not in self.types]
                 types = clean_names([*self.types, *new_types], "type")
-                manifest = replace(self._manifest, training_size=training_size, types=types)
+                digest = annotations_digest(source, content, self.classes, types)
+                added = {**self._manifest.added, name: digest}
+                manifest = replace(
+                    self._manifest, training_size=training_size, types=types, added=added
+                )
                 cells += [cell for cell in self._cells if cell.source != name]
                 update = stage_update(change, manifest, others, old, new, cells, self._cells)
             self._apply(update)

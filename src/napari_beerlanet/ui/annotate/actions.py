@@ -100,7 +100,7 @@ class AnnotationActions(QObject):
         self.image: Image | None = None
         self.changed_file: ChangedFile | None = None
         self.lookup_task, self.project_task = panel.task(), panel.task()
-        self._waiting: list[tuple[Image, Callable[[], None]]] = []  # until an image has its layers
+        self._waiting: list[tuple[Image, Callable[[AnnotatedImage], None]]] = []
         self.importing = False  # whether the project task is, or was last, an import
         self.started.connect(self._do_what_waits)
         self.project_task.ended.connect(self._project_task_ended)
@@ -123,9 +123,9 @@ class AnnotationActions(QObject):
         annotated, project = self.annotated, self.store.project
         if annotated is None or project is None or annotated.changed_since_added:
             return False
-        source = annotated.sources[self.plane].resolved
-        added = {crop.source for crop in project.crops}
-        return source is not None and project.id_of(source) in added
+        plane = self.plane
+        source, saved = annotated.sources[plane].resolved, annotated.saved.get(plane)
+        return source is not None and saved is not None and project.is_added(source, saved)
 
     # --- starting ---------------------------------------------------------------------------------
 
@@ -165,7 +165,7 @@ class AnnotationActions(QObject):
             self.message.emit(f"“{image.name}” has changed since it was annotated.")
             self.file_changed.emit()
         else:
-            self._show_layers(image, plane, result.saved)
+            self._show_layers(image, plane, result.saved, sources)
 
     def _continue(self, annotated: AnnotatedImage) -> None:
         self.store.take_up(annotated)
@@ -180,7 +180,8 @@ class AnnotationActions(QObject):
 
         def done(adopted: dict[PlaneIndex, SavedAnnotations]) -> None:
             if changed.image in self.viewer.layers and self.store.of(changed.image) is None:
-                self._show_layers(changed.image, changed.plane, changed.saved | adopted)
+                saved = changed.saved | adopted
+                self._show_layers(changed.image, changed.plane, saved, changed.sources)
 
         self.lookup_task.start(
             lambda report: adopt_previous(changed.sources, changed.previous, project, drafts),
@@ -192,7 +193,7 @@ class AnnotationActions(QObject):
         """Of a changed file: annotate it as a new image; the earlier version's boxes are kept."""
         changed, self.changed_file = self.changed_file, None
         if changed is not None and changed.image in self.viewer.layers:
-            self._show_layers(changed.image, changed.plane, changed.saved)
+            self._show_layers(changed.image, changed.plane, changed.saved, changed.sources)
 
     def _project_changed(self, project: Project | None) -> None:
         if self.changed_file is not None:
@@ -200,9 +201,13 @@ class AnnotationActions(QObject):
             self.file_changed.emit()
 
     def _show_layers(
-        self, image: Image, plane: PlaneIndex, saved: dict[PlaneIndex, SavedAnnotations]
+        self,
+        image: Image,
+        plane: PlaneIndex,
+        saved: dict[PlaneIndex, SavedAnnotations],
+        sources: Sources,
     ) -> None:
-        annotated = self.store.start(image, saved, plane)
+        annotated = self.store.start(image, saved, plane, sources=sources)
         count = sum(len(one.annotations) for one in saved.values())
         self.activate(annotated.boxes.layer)
         loaded = f"{count_of(count, 'saved box', 'saved boxes')} loaded." if count else ""
@@ -287,76 +292,82 @@ class AnnotationActions(QObject):
         count = annotated.boxes.select_inside(regions[0], plane) if regions else 0
         self.message.emit(f"{count_of(count, 'box', 'boxes')} selected.")
 
-    def copy_detections(self, confidence: float) -> None:
+    def copy_detections(self, confidence: float, only_first: bool = False) -> None:
         """Copy the image's visible detections, with the user's edits, to its annotations.
 
-        The image gets its layers first if needed.
+        The image gets its layers first if needed. `only_first`: not if it has boxes by then.
         """
         if self.image is None:
             return
-        detections = visible_detections(self.viewer, self.image, self.plane)
+        viewer, image, plane = self.viewer, self.image, self.plane
+        detections = visible_detections(viewer, image, plane)
         if detections is None:
             self._report_problem("There are no detections of this image; find cells in it first.")
             return
-        annotated = self.annotated
-        if annotated is None:
-            self._start_first(partial(self.copy_detections, confidence))
-            return
         confident = detections[detections.scores >= np.float32(confidence)]
-        copies = copy_of_detections(confident, self.store.classes, annotated.shape)
-        hide_detections(self.viewer, self.image)
-        self._add(annotated, copies, self.plane, "copy detections")
-        annotated.boxes.layer.mode = "select"  # they are there to be corrected
+
+        def copy(annotated: AnnotatedImage) -> None:
+            if only_first and any(annotated.boxes.counts().values()):
+                return
+            copies = copy_of_detections(confident, self.store.classes, annotated.shape)
+            hide_detections(viewer, image)
+            self._add(annotated, copies, plane, "copy detections")
+            annotated.boxes.layer.mode = "select"  # they are there to be corrected
+
+        self._when_started(copy)
 
     def correct_detections(self, confidence: float) -> None:
         """Copy the detections to an image without boxes, which gets its layers first if needed."""
-        if self.annotated is None:
-            self._start_first(partial(self.correct_detections, confidence))
-        elif not sum(self.annotated.boxes.counts().values()):
-            self.copy_detections(confidence)
+        self.copy_detections(confidence, only_first=True)
 
-    def add_confirmed(self, detections: Detections, what: str) -> None:
+    def add_confirmed(self, detections: Detections, plane: PlaneIndex, what: str) -> None:
         """Add boxes that the user has confirmed; the image gets its layers first if needed."""
-        annotated = self.annotated
-        if annotated is None:
-            self.store.classes.add(detections.names)
-            self._start_first(partial(self.add_confirmed, detections, what))
-            return
-        new = copy_of_detections(detections, self.store.classes, annotated.shape)
-        self._add(annotated, replace(new, status=[CONFIRMED] * len(new)), self.plane, what)
 
-    def _start_first(self, then: Callable[[], None]) -> None:
-        """Give the image its layers, with what is saved of it, and do something then."""
-        if self.image is not None:
+        def add(annotated: AnnotatedImage) -> None:
+            new = copy_of_detections(detections, self.store.classes, annotated.shape)
+            self._add(annotated, replace(new, status=[CONFIRMED] * len(new)), plane, what)
+
+        if self.annotated is None:
+            self.store.classes.add(detections.names)
+        self._when_started(add)
+
+    def _when_started(self, then: Callable[[AnnotatedImage], None]) -> None:
+        """Do something with the image once it has its layers, with what is saved of it."""
+        if self.annotated is not None:
+            then(self.annotated)
+        elif self.image is not None:
             self._waiting.append((self.image, then))
             self.start()
 
     def _do_what_waits(self) -> None:
         waiting, self._waiting = self._waiting, []
         for image, then in waiting:
-            if image is self.image and self.annotated is not None:
-                then()
+            annotated = self.store.of(image)
+            if annotated is not None:
+                then(annotated)
 
     def import_boxes(self, path: str) -> None:
         """Add the boxes of a file to the image, which gets its layers first if needed."""
-        annotated, file = self.annotated, Path(path)
         if self.image is None:
             return
-        if annotated is None:
-            self._start_first(partial(self.import_boxes, path))
-            return
-        shape, plane, names = annotated.shape, self.plane, self.store.classes.names
+        file, plane = Path(path), self.plane
         source = self.image.source.path
         name = Path(source).name if source else self.image.name
 
-        def done(result: tuple[Annotations, list[str]]) -> None:
-            if annotated in self.store.images:
-                annotations, notes = result
-                self._add(annotated, annotations, plane, "import", notes)
+        def read(annotated: AnnotatedImage) -> None:
+            def done(result: tuple[Annotations, list[str]]) -> None:
+                if annotated in self.store.images:
+                    annotations, notes = result
+                    self._add(annotated, annotations, plane, "import", notes)
 
-        self.lookup_task.start(
-            lambda report: import_for_image(file, shape, names, name), done, self._report_problem
-        )
+            shape, names = annotated.shape, self.store.classes.names
+            self.lookup_task.start(
+                lambda report: import_for_image(file, shape, names, name),
+                done,
+                self._report_problem,
+            )
+
+        self._when_started(read)
 
     def _add(
         self,

@@ -67,12 +67,13 @@ class AnnotatedImage:
         classes: ClassList,
         select: bool = True,
         types: TypeList | None = None,
+        sources: dict[PlaneIndex, LazyImageSource] | None = None,
     ) -> None:
-        """`select` makes the layer of boxes the active one."""
+        """`select` makes the layer of boxes the active one; `sources` as of `image_sources`."""
         guard_software_opengl(viewer)
         self._image, self._viewer = weakref.ref(image), weakref.ref(viewer)
         self._name = image.name
-        self.sources = image_sources(image)
+        self.sources = sources or image_sources(image)
         self.shape = next(iter(self.sources.values())).plane.shape
         small = self.shape[0] * self.shape[1] <= MAX_WHOLE_IMAGE_PIXELS
         self.coverage = WHOLE_IMAGE if small else None
@@ -81,7 +82,7 @@ class AnnotatedImage:
         self.shown_from = ""
         self.edited = False
         self.shown_drafts: set[PlaneIndex] = set()
-        self.changed_since_added = False  # to the project, in this session
+        self.changed_since_added = False  # to the project in this session, or loaded
         width = float(np.clip(max(self.shape) / _EDGES_PER_SIDE, _MIN_EDGE_WIDTH, _MAX_EDGE_WIDTH))
         regions = _new_shapes_layer(image, f"{image.name} · annotated regions", Role.REGIONS, {})
         layer = _new_shapes_layer(
@@ -158,6 +159,7 @@ class AnnotatedImage:
         self.regions.put(saved.regions, plane)  # first: boxes without any mark the whole image
         self.boxes.add(saved, plane)
         self.saved[plane] = self.annotations(plane).to_json()
+        self.changed_since_added = False
 
     def clear(self) -> None:
         """Remove all boxes and regions."""

@@ -144,14 +144,20 @@ class AnnotationStore(QObject):
         saved: dict[PlaneIndex, SavedAnnotations],
         plane: PlaneIndex,
         only_show: bool = False,
+        sources: Sources | None = None,
     ) -> AnnotatedImage:
-        """Create an image's layers and show its saved annotations.
+        """Create an image's layers and show its saved annotations, looked up by these `sources`.
 
         `only_show`: nothing is selected, and a draft goes nowhere until the user works on it.
         """
         assert self.viewer is not None
         annotated = AnnotatedImage(
-            image, self.viewer, self.classes, select=not only_show, types=self.types
+            image,
+            self.viewer,
+            self.classes,
+            select=not only_show,
+            types=self.types,
+            sources=sources,
         )
         for index, one in saved.items():
             self.classes.add(one.annotations.names)
@@ -237,7 +243,7 @@ class AnnotationStore(QObject):
             return
         content = [(p, one) for p, one in found.saved.items() if _has_content(one.annotations)]
         if content and self.same_image(sources[content[0][0]]) is None:
-            self.start(image, dict(content), plane, only_show=True)
+            self.start(image, dict(content), plane, only_show=True, sources=sources)
 
     def _note(self, image: Image | None, text: str) -> None:
         if image is not None:

@@ -132,7 +132,8 @@ class ReviewExport(QWidget):
             return
         annotate = open_panel(self._viewer, ANNOTATE_TITLE)
         annotate.image.choose(self._target.source)
-        annotate.annotation_actions.add_confirmed(accepted, "accept in review")
+        plane = self._target.plane.index
+        annotate.annotation_actions.add_confirmed(accepted, plane, "accept in review")
 
 
 def _checkpoint_digest(what: str, key: str | None) -> dict[str, str]:

@@ -171,11 +171,10 @@ class ReviewTarget:
 
     def accepted_detections(self, review: Review) -> Detections:
         """Accepted boxes, and those moved or drawn on the canvas, as they are now."""
-        # This commits what the user has just changed on the canvas.
-        passing = self.detection_layer.filtered() if self.detection_layer.alive else None
-        if passing is None or passing[0].model_count != len(review):
+        self.detection_layer.commit_edits()
+        store = self.detection_layer.stores.get(self.plane.index)  # another plane may be shown
+        if not self.detection_layer.alive or store is None or store.model_count != len(review):
             return review.accepted()
-        store = passing[0]
         keep = store.touched.copy()
         keep[store.model_rows] |= review.in_states(frozenset({ACCEPTED}))
         keep[store.model_rows] &= ~review.in_states(frozenset({REJECTED}))
