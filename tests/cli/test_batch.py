@@ -144,6 +144,66 @@ def test_a_study_as_a_command_and_as_a_file_is_the_same_study(tmp_path, settings
         assert (own.get("workers", 1), own.get("scheduler")) == (order.workers, order.scheduler)
 
 
+SPECTRA = ((0.1, 0.2), (0.3, 0.4), (0.5, 0.6))
+OTHER_VALUES = {  # than the default, of every setting
+    "components": "auto",
+    "iterations": 10,
+    "lam": 1e-05,
+    "gamma": 0.5,
+    "spectra": SPECTRA,
+    "fixed_spectra": True,
+    "stain_names": ("-a", "b c"),
+    "domain": "intensity",
+    "unit_spectra": False,
+    "reference_pixels": 5e8,
+    "method": "dense",
+    "confidence": 0.4,
+    "iou": 0.5,
+    "object_size": 33.0,
+    "tile": 512,
+    "pixel_size": (0.25, 0.3),
+    "densities": False,
+    "skip_glass": False,
+    "batch": 4,
+    "openvino": "off",
+    "model": "-my model.safetensors",
+    "classifier": "malaria",
+    "classify_only": ("-RBC", "white cell", "--all"),
+    "classify_fit": "crop",
+    "normalizer": "h&e.safetensors",
+    "normalized_format": "png",
+    "decompose": False,
+    "reports": False,
+    "previews": False,
+    "density_maps": "zarr",
+    "leave_out": (),
+    "formats": (),
+    "device": "cuda:1",
+    "detections_file": "boxes.csv",
+    "annotations_file": "true boxes.csv",
+    "match_iou": 0.3,
+    "report_file": "-a.html",
+    "one_page": True,
+}
+
+
+@pytest.mark.parametrize("name", sorted(StudySettings.model_fields))
+def test_every_setting_is_in_the_command(tmp_path, name):
+    if name.endswith("_sha256"):
+        pytest.skip("the study fills it in")
+    needed = {"model": "blood-cells"} if name.startswith(("classif", "decompose")) else {}
+    needed |= {"classifier": "malaria"} if name.startswith("classify") else {}
+    needed |= {"spectra": SPECTRA} if name in ("fixed_spectra", "stain_names") else {}
+    settings = StudySettings(**{**needed, name: OTHER_VALUES[name]})
+    assert getattr(settings, name) != StudySettings.default(name)
+    study = StudyConfig(("-a.png",), tmp_path / "o", settings)
+    study.write()
+    own, given = batch.read_study(parse_arguments(shlex.split(study.command())[1:]))
+    assert StudySettings(**given) == settings
+    assert [Path(one).name for one in own["images"]] == ["-a.png"]
+    assert Path(own["out"]) == study.out
+
+
 def test_help_is_quick_and_complete(capsys):
     with pytest.raises(SystemExit) as end:
         main(["batch", "--help"])

@@ -29,7 +29,8 @@ DESCRIPTION = (
 _CONFIG_SUFFIXES = (".yaml", ".yml", ".json")
 _RUN_OPTIONS = ("images", "out", "recursive", "workers", "scheduler")  # no settings of images
 _SOLVER = ("components", "iterations", "lam", "gamma", "domain", "method", "reference_pixels")
-_DETECTION = ("confidence", "iou", "object_size", "tile", "pixel_size")
+_DETECTION = ("confidence", "iou", "object_size", "tile", "pixel_size", "batch")
+_FILES = ("detections_file", "annotations_file", "normalizer")
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
@@ -47,6 +48,9 @@ def add_options(command: argparse.ArgumentParser) -> None:
     add("--out", default=absent, metavar="DIR", help="folder for the results")
     add_setting(command, StudySettings, "model", metavar="MODEL")
     add_classifier_options(command)
+    add_setting(command, StudySettings, "classify_fit")
+    for name in _FILES:
+        add_setting(command, StudySettings, name, metavar="FILE")
     add("--recursive", action="store_true", default=absent, help="include subfolders")
     workers = "processes on this machine (default 1)"
     add("--workers", type=whole_number, default=absent, metavar="N", help=workers)
@@ -73,10 +77,11 @@ def _add_output_options(group: Any) -> None:
         group,
         StudySettings,
         "formats",
-        nargs="+",
+        nargs="*",
         help="of the detections (default csv geojson)",
     )
     add_setting(group, StudySettings, "density_maps")
+    add_setting(group, StudySettings, "normalized_format")
     add_setting(group, StudySettings, "one_page")
 
 
@@ -106,6 +111,7 @@ def _add_processing_options(command: argparse.ArgumentParser) -> None:
         add_setting(detection, StudySettings, name)
     tiles = "also detect in tiles of a slide that show background only"
     add_setting(detection, StudySettings, "skip_glass", OFF_SWITCHES["skip_glass"], help=tiles)
+    add_setting(detection, StudySettings, "match_iou")
     add_setting(detection, StudySettings, "device")
     add_setting(detection, StudySettings, "openvino")
 
@@ -179,7 +185,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     if not isinstance(listed, list) or not all(isinstance(one, str) for one in listed):
         raise UsageError(f"{path}: `images` is a list of files, folders or patterns.")
     content["images"] = [str(path.parent / one) for one in listed]
-    for name in ("out", "model", "classifier", "preset"):
+    for name in ("out", "model", "classifier", "preset", *_FILES):
         beside = path.parent / str(content.get(name, ""))
         if content.get(name) and (name == "out" or os.path.exists(beside)):
             content[name] = str(beside)

@@ -116,6 +116,8 @@ def _value_parser(spec: FieldSpec) -> Callable[[str], Any]:
     def parse(text: str) -> Any:
         if text in spec.choices or str in spec.types:
             return text
+        if tuple in spec.types and "," in text:
+            return tuple(parse(part) for part in text.split(","))
         try:
             value = float(text) if float in spec.types else int(text)
         except ValueError:
@@ -168,7 +170,15 @@ def add_classifier_options(options: Options) -> None:
     from napari_beerlanet.core.batch.settings import StudySettings
 
     add_setting(options, StudySettings, "classifier", "--classify", metavar="MODEL")
-    add_setting(options, StudySettings, "classify_only", nargs="+", type=str, metavar="CLASS")
+    add_setting(
+        options,
+        StudySettings,
+        "classify_only",
+        action="extend",
+        nargs="+",
+        type=str,
+        metavar="CLASS",
+    )
 
 
 def classifier_settings(options: argparse.Namespace) -> dict[str, Any]:

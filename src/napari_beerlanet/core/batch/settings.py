@@ -236,11 +236,13 @@ class StudyConfig:
         return self.out / STUDY_FILE
 
     def command(self) -> str:
-        """The same study as a command line; start spectra need the study file."""
+        """The same study as a command line; settings without an option need the study file."""
         words = ["napari-beerlanet", "batch"]
-        if self.settings.spectra is not None:
+        if self.settings.non_default().keys() & _WITHOUT_OPTION:
             return _join_command([*words, str(self.out / STUDY_FILE)])
-        words += [*self.images, "--out", str(self.out)]
+        # Beginning with a dash, a name would be taken for an option.
+        words += [os.path.join(".", p) if p.startswith("-") else p for p in self.images]
+        words += _option("--out", str(self.out))
         words += ["--recursive"] if self.recursive else []
         if self.scheduler:
             words += ["--scheduler", self.scheduler]
@@ -262,6 +264,7 @@ OFF_SWITCHES = {
 """Options that switch off what is on by default."""
 
 _OPTION_NAMES = {"classifier": "--classify"}  # where they are not the setting's name
+_WITHOUT_OPTION = {"spectra", "report_file"}
 
 
 def _command_line_option(name: str, value: Any) -> list[str]:
@@ -270,10 +273,17 @@ def _command_line_option(name: str, value: Any) -> list[str]:
     if value is True:
         return [f"--{name.replace('_', '-')}"]
     option = _OPTION_NAMES.get(name, f"--{name.replace('_', '-')}")
-    if isinstance(value, tuple):
-        return [option, *map(str, value)]
-    # Joined, as a value such as 1e-05 or -x would else be taken for an option.
-    return [f"{option}={value}"] if str(value).startswith("-") else [option, str(value)]
+    if name == "pixel_size" and isinstance(value, tuple):
+        return [option, ",".join(map(str, value))]
+    return _option(option, *(value if isinstance(value, tuple) else (value,)))
+
+
+def _option(option: str, *values: Any) -> list[str]:
+    """An option with its values; joined with each where one would be taken for an option."""
+    texts = [str(value) for value in values]
+    if any(text.startswith("-") for text in texts):
+        return [f"{option}={text}" for text in texts]
+    return [option, *texts]
 
 
 def _join_command(words: list[str]) -> str:

@@ -63,7 +63,7 @@ class DetectSettings(Settings):
     ] = Field("auto", description="Side of the tiles in pixels at the working resolution.")
     pixel_size: Annotated[
         float | tuple[float, float] | None, BeforeValidator(_check_pixel_size)
-    ] = Field(None, description="Micrometres per pixel, where the image does not say.")
+    ] = Field(None, description="Micrometres per pixel, or y,x, where the image does not say.")
     densities: bool = Field(True, description="Measure the stain densities in every box.")
     skip_glass: bool = Field(
         True, description="Skip tiles of a slide that show background and no tissue."
