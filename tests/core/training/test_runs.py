@@ -43,6 +43,24 @@ def test_a_new_run_has_its_settings_and_a_folder_of_its_own(project):
     assert inspect_run(first).state == RunState.NEW
 
 
+@pytest.mark.parametrize("gone", [False, True])
+def test_files_outside_a_project_are_followed_only_where_they_are_gone(tmp_path, gone):
+    """Of a run in any folder, as the command line makes it."""
+    run = tmp_path / "lab" / "run"
+    for folder in (run, tmp_path / "lab" / "crops", tmp_path / "other" / "crops"):
+        folder.mkdir(parents=True)
+    names = {"data": tmp_path / "lab" / "crops", "model": run / "start.safetensors"}
+    (run / "start.safetensors").touch()
+    with RunFolder(run) as folder:
+        folder.write_run(settings={name: str(path) for name, path in names.items()})
+    run.rename(tmp_path / "other" / "run")
+    if gone:
+        (tmp_path / "lab" / "crops").rmdir()
+    settings = read_run(tmp_path / "other" / "run" / "run.json")["settings"]
+    assert settings["model"] == str(tmp_path / "other" / "run" / "start.safetensors")
+    assert settings["data"] == str(tmp_path / ("other" if gone else "lab") / "crops")
+
+
 def test_a_project_that_is_gone_is_named(tmp_path):
     with pytest.raises(FileError, match="no such folder"):
         new_run(tmp_path / "gone", SETTINGS.model_dump())

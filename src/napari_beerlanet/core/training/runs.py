@@ -249,12 +249,19 @@ def read_run(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _moved(value: Any, before: str, here: str) -> Any:
-    """The path that leads from `here` to where the one of a setting led from the folder before."""
+    """The path that leads from `here` to where the one of a setting led from the folder before.
+
+    A copy of a project has its own; other files stay where they are as long as they are there.
+    """
     if not isinstance(value, str) or not os.path.isabs(value):
         return value
     with suppress(ValueError):  # on another drive
-        moved = os.path.normpath(os.path.join(here, os.path.relpath(value, before)))
-        return moved if os.path.exists(moved) else value
+        way = os.path.relpath(value, before)
+        levels = 2 if {Path(before).parent.name, Path(here).parent.name} == {RUNS_DIR} else 0
+        own = Path(way).parts.count(os.pardir) <= levels
+        moved = os.path.normpath(os.path.join(here, way))
+        if (own or not os.path.exists(value)) and os.path.exists(moved):
+            return moved
     return value
 
 
