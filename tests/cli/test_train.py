@@ -22,7 +22,7 @@ from napari_beerlanet.core.common.progress import Cancelled
 from napari_beerlanet.core.detection.detector import Detector
 from napari_beerlanet.core.detection.network import StainDetectionModel
 from napari_beerlanet.core.normalization.methods import fitted_normalizer, save_normalizer
-from napari_beerlanet.core.training.fine_tune import TrainingRun
+from napari_beerlanet.core.training.fine_tune import TrainingRun, _DetectorRun
 from napari_beerlanet.core.training.runs import inspect_run
 from napari_beerlanet.core.training.settings import TrainSettings
 from napari_beerlanet.core.training.train_classifier import ClassifierTrainSettings
@@ -66,7 +66,8 @@ def test_lines_of_json(quick, tmp_path, capfd):
     out, err = capfd.readouterr()
     told = lines(out)
     kinds = [event["event"] for event in told if event["event"] != "warning"]
-    assert kinds == ["start", "batch", "batch", "epoch", "batch", "batch", "epoch", "end"]
+    epoch = ["batch", "batch", "epoch"]
+    assert kinds == ["start", *epoch, *epoch, "compare", "end"]
     assert told == lines((tmp_path / "run" / "progress.jsonl").read_text())
     assert err == ""
     assert told[-1]["best"] == str(tmp_path / "run" / "best.safetensors")
@@ -166,6 +167,14 @@ def test_quiet(quick, capfd):
     out, err = capfd.readouterr()
     assert err == ""
     assert "trained on 4 images" in out
+
+
+def test_a_model_that_takes_cells_for_other_sizes_is_told_at_the_end(quick, capfd, monkeypatch):
+    told = "On 3 of 6 images the new model assumes cells of another size."
+    change = {"code": "sizes", "text": told, "images": 6}
+    monkeypatch.setattr(_DetectorRun, "compare", lambda *_: {"change": change})
+    assert run(*quick, "--epochs=1", "--quiet") == 0
+    assert capfd.readouterr().err == f"napari-beerlanet: {told}\n"
 
 
 def test_a_file_stops_it_and_resume_goes_on(quick, tmp_path, capfd, monkeypatch):

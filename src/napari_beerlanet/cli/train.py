@@ -188,8 +188,10 @@ class _ConsoleOutput:
             self.close()
             if event["message"]:  # it has stopped early
                 print_message(event["message"])
+            if text := event.get("change", {}).get("text"):
+                print_message(text)
             echo(f"{event['best']}: {_describe_model(event['best'])}")
-        elif not self.quiet and kind in ("start", "epoch", "warning"):
+        elif not self.quiet and kind in _EVENT_TEXT:
             self.bar.clear()
             print_message(_EVENT_TEXT[kind](event))
 
@@ -232,5 +234,6 @@ def _format_metrics(metrics: dict[str, Any]) -> str:
 _EVENT_TEXT: dict[str, Callable[[Event], str]] = {
     "start": _describe_start,
     "epoch": _describe_epoch,
+    "compare": lambda event: "comparing the new model with the one before.",
     "warning": lambda event: str(event["message"]),
 }

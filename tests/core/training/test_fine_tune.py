@@ -19,6 +19,7 @@ from PIL import Image
 
 from discs import boxes_of, draw, scattered
 from napari_beerlanet.core.boxes.classes import class_colours
+from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.boxes.geometry import cxcywh_to_xyxy, iou, translate, xyxy_to_cxcywh
 from napari_beerlanet.core.checkpoints.checkpoint import (
     checkpoint_hash,
@@ -137,7 +138,7 @@ def test_files_and_events_of_a_run(whole):
     folder, _ = whole
     assert {path.name for path in folder.iterdir()} == FILES
     told = events(folder)
-    expected = ["start", *["batch", "batch", "batch", "epoch"] * 3, "end"]
+    expected = ["start", *["batch", "batch", "batch", "epoch"] * 3, "compare", "end"]
     assert [e for e in kinds(folder) if e != "warning"] == expected
     batch = [event for event in told if event["event"] == "batch"][1]
     assert (batch["epoch"], batch["epochs"], batch["batch"], batch["batches"]) == (1, 3, 2, 3)
@@ -151,6 +152,59 @@ def test_files_and_events_of_a_run(whole):
     assert [row["epoch"] for row in results(folder)] == ["1", "2", "3"]
     run = json.loads((folder / "run.json").read_text())
     assert (run["state"], run["epoch"]) == ("finished", 3)
+
+
+def sizes_of_half(detect):
+    """`Detector.detect`, but a model that was trained takes cells for half as large."""
+
+    def half(self, *args, **settings):
+        found = detect(self, *args, **settings)
+        boxes = np.tile(np.array([[1, 1, 9, 9]], np.float32), (5, 1))
+        size = 10.0 if self.info["training"] else 20.0
+        labels, scores = np.zeros(5, np.int64), np.ones(5, np.float32)
+        return Detections(boxes, labels, scores, found.names, report={"object_size": size})
+
+    return half
+
+
+def test_a_model_that_takes_cells_for_other_sizes_is_told_at_the_end(
+    start, data, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(Detector, "detect", sizes_of_half(Detector.detect))
+    folder, reports = tmp_path / "run", []
+    fine_tune(start, data, folder, **{**QUICK, "epochs": 1}, report=reports.append)
+    assert kinds(folder)[-2:] == ["compare", "end"]
+    told = events(folder)[-1]["change"]
+    assert (told["code"], told["images"]) == ("sizes", 7)
+    assert told["text"].startswith("On 7 of 7 images the new model assumes cells of another size")
+    assert inspect_run(folder).warning == told["text"]
+    assert "image 7 of 7" in reports[-2].message
+
+    def stop(progress):
+        if "image 3" in progress.message:
+            raise Cancelled
+
+    fine_tune(None, None, folder, resume=True, device="cpu", report=stop)
+    assert kinds(folder)[-2:] == ["compare", "end"]  # trained it is all the same
+    assert "change" not in events(folder)[-1]
+    run = inspect_run(folder)
+    assert (run.state, run.warning) == (RunState.FINISHED, "")
+
+
+def test_what_cannot_be_compared_at_the_end_is_no_failure_of_the_training(
+    start, data, tmp_path, monkeypatch
+):
+    def detect(*args, **settings):
+        raise MemoryError
+
+    folder = tmp_path / "run"
+    monkeypatch.setattr(Detector, "detect", detect)
+    assert fine_tune(start, data, folder, **{**QUICK, "epochs": 1}).classes == list(NAMES)
+    warning, end = events(folder)[-2:]
+    assert (warning["event"], end["event"]) == ("warning", "end")
+    assert warning["message"].startswith(
+        "The new model could not be compared with the one before: Not enough memory"
+    )
 
 
 def test_colours_and_limits_are_inherited_where_they_are_still_true(model, start, data, tmp_path):
@@ -578,9 +632,9 @@ def test_going_on_after_the_end_changes_nothing(whole):
     assert_same_weights(again.network.state_dict(), detector.network.state_dict())
     assert (folder / "best.safetensors").read_bytes() == before
     assert results(folder) == table
-    told = events(folder)[-2:]
+    told = events(folder)[-3:]
     assert "epochs 3" in told[0]["message"]
-    assert told[1]["event"] == "end"
+    assert [one["event"] for one in told] == ["warning", "compare", "end"]
 
 
 def test_what_was_asked_for_already_is_no_difference(start, data, tmp_path):

@@ -12,6 +12,8 @@ from napari_beerlanet.core.checkpoints.serialize import describe_network
 from napari_beerlanet.core.common.storage import DataError, FileError
 from napari_beerlanet.core.detection.detector import Detector
 from napari_beerlanet.core.detection.network import StainDetectionModel
+from napari_beerlanet.core.evaluation.diff import ImageChange, ModelChange
+from napari_beerlanet.core.formats.dataset import read_dataset
 from napari_beerlanet.core.training.comparison import (
     ComparisonRow,
     ModelComparison,
@@ -23,9 +25,9 @@ from napari_beerlanet.core.training.estimate import (
     estimate_duration,
     summarise_dataset,
 )
-from napari_beerlanet.core.training.runs import list_runs, new_run
+from napari_beerlanet.core.training.runs import RunFolder, list_runs, new_run
 from napari_beerlanet.core.training.settings import TrainSettings
-from napari_beerlanet.core.training.setup import resolve_defaults
+from napari_beerlanet.core.training.setup import comparison_key, resolve_defaults
 from napari_beerlanet.ui.common.tasks import Task
 from napari_beerlanet.ui.finetune.curves import TrainingCurves
 from napari_beerlanet.ui.finetune.model_comparison import MetricsTable, keep_and_load_model
@@ -259,6 +261,21 @@ def test_scores_are_measured_again_when_the_data_have_changed(project, tiny):
     write_smear(project, "val", 150, side=64)
     boxes = len((project / "labels" / "val" / "smear-150.txt").read_text().splitlines())
     assert boxes_of_new_data() == before + boxes
+
+
+def test_what_the_training_has_compared_is_not_measured_again(project, tiny):
+    path = create_run(project, tiny, {})
+    save_checkpoint(tiny, path / "best.safetensors")
+    settings = json.loads((path / "run.json").read_text())["settings"]
+    dataset = read_dataset(settings["data"])
+    key = comparison_key(settings["model"], path / "best.safetensors", dataset)
+    change = ModelChange("tiny", (ImageChange("far away", (66.0, 27.0), {"RBC": (9, 9)}),), 1)
+    RunFolder(path, locked=False).write_run(change={"key": key, **change.to_dict()})
+    assert compare_models(path, fields=1).change == change
+    assert compare_models(path, fields=1).change == change
+    write_smear(project, "train", 50, side=64)
+    measured = compare_models(path, fields=1).change
+    assert (measured.total, len(measured.images), measured.code) == (6, 6, "alike")
 
 
 def test_a_kept_model_is_ready_before_panels_ask_what_it_runs_on(monkeypatch, tmp_path):

@@ -97,7 +97,8 @@ def test_a_run_to_its_end(begin, until):
     run = begin(epochs=2)
     assert run.running
     until(lambda: bool(run.ends))
-    assert kinds(run) == ["start", "batch", "batch", "epoch", "batch", "batch", "epoch", "end"]
+    epoch = ["batch", "batch", "epoch"]
+    assert kinds(run) == ["start", *epoch, *epoch, "compare", "end"]
     assert [end.state for end in run.ends] == [RunState.FINISHED]
     assert not run.running
     assert inspect_run(run.folder).state is RunState.FINISHED

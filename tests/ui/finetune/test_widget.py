@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from qtpy.QtGui import QCloseEvent
 
+from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.checkpoints.checkpoint import (
     checkpoint_hash,
     load_checkpoint,
@@ -15,6 +16,7 @@ from napari_beerlanet.core.checkpoints.checkpoint import (
 )
 from napari_beerlanet.core.common.events import RunState
 from napari_beerlanet.core.common.progress import report_progress
+from napari_beerlanet.core.detection.detector import Detector
 from napari_beerlanet.core.training import comparison
 from napari_beerlanet.core.training.runs import RunFolder, inspect_run, new_run, read_run
 from napari_beerlanet.core.training.settings import TrainSettings
@@ -227,6 +229,43 @@ def test_the_result_of_another_run_stays_open_when_keep_ends(
     assert panel.start_bar.text == "Saved as first and loaded for detection."
     assert shown.keep_button.isEnabled()
     until(lambda: shown.comparison is not None)
+
+
+def test_a_model_that_takes_cells_for_other_sizes_is_told_before_it_is_kept(
+    panel, project, tiny, until, monkeypatch
+):
+    """At once what the training has found, then also of the open image."""
+
+    def detect(self, rgb, *args, **settings):
+        size = 20.0 if self.info["training"] and (rgb.shape[0] == 96 or "far" in told) else 66.0
+        boxes, labels = np.tile(np.array([[1, 1, 9, 9]], np.float32), (5, 1)), np.zeros(5, int)
+        return Detections(boxes, labels, np.ones(5), list(NAMES), report={"object_size": size})
+
+    told = []
+    monkeypatch.setattr(Detector, "detect", detect)
+    paths = [create_run(project, tiny, {}) for _ in range(2)]
+    for path in paths:
+        best = Detector(tiny.network, {**tiny.info, "training": {"epochs": 1}})
+        save_checkpoint(best, path / "best.safetensors")
+        RunFolder(path, locked=False).write_run(state="finished", epoch=1)
+    RunFolder(paths[1], locked=False).write_run(change={"text": "It does."})
+    shown = panel.comparison
+    shown.evaluate_run(paths[0], reference_images=1)
+    assert not shown.warning.isVisibleTo(panel)
+    until(lambda: bool(shown.compare_bar.text))
+    assert shown.warning.text().startswith("On the open image the new model assumes cells of")
+    told.append("far")
+    shown.evaluate_run(paths[1], reference_images=1)
+    assert shown.warning.text() == "It does."  # before anything is measured again
+    assert shown.warning.isVisibleTo(panel)
+    until(lambda: bool(shown.compare_bar.text))
+    assert shown.warning.text().startswith("On 5 of 5 images and on the open one the new model")
+    shown.name.setText("checked")
+    shown.keep()
+    until(lambda: get_session(panel.viewer).model is not None)
+    compared = get_session(panel.viewer).model.info["training"]["compared"]
+    assert compared["change"] == {"code": "sizes", "images": 5}
+    assert not shown.warning.isVisibleTo(panel)
 
 
 def test_discarding_ends_the_comparison(panel, project, tiny, until, monkeypatch):

@@ -23,7 +23,6 @@ import numpy as np
 import numpy.typing as npt
 
 from napari_beerlanet.core.checkpoints.checkpoint import (
-    checkpoint_hash,
     load_checkpoint,
     load_classifier,
     load_detector,
@@ -36,15 +35,16 @@ from napari_beerlanet.core.common.storage import DataError, FileError, atomic_pa
 from napari_beerlanet.core.detection.detector import Detector
 from napari_beerlanet.core.evaluation.classification import classification_metrics, classify_items
 from napari_beerlanet.core.evaluation.dataset import REFERENCE_COUNT, compare_on_reference, evaluate
+from napari_beerlanet.core.evaluation.diff import ModelChange
 from napari_beerlanet.core.formats.class_folders import CropDataset, read_crop_dataset
 from napari_beerlanet.core.formats.dataset import (
     Dataset,
     check_dataset,
-    dataset_hash,
     read_dataset,
 )
 from napari_beerlanet.core.images.rgb import ImageError
 from napari_beerlanet.core.training.runs import read_run, unused_model_path
+from napari_beerlanet.core.training.setup import compare_with_parent, comparison_key
 from napari_beerlanet.core.training.train_classifier import (
     ClassifierTrainSettings,
     training_crops,
@@ -108,7 +108,8 @@ class ModelComparison:
     `classes`: for "new data" and "reference", by class, AP50 before and after, and the number of
     boxes; of classifiers the recall, and crops. `before` is None where a classifier was trained
     from a backbone alone. `keys` name the metrics; `changes` are validation crops whose type is
-    another one now, of `crops` in all.
+    another one now, of `crops` in all. `change` says of detectors whether they take cells for other
+    sizes or classes.
     """
 
     before: Any
@@ -120,6 +121,7 @@ class ModelComparison:
     keys: tuple[str, ...] = _METRIC_KEYS
     changes: tuple[CropChange, ...] = ()
     crops: int = 0
+    change: ModelChange | None = None
 
     @property
     def task(self) -> str:
@@ -180,6 +182,8 @@ class ModelComparison:
                 for where, classes in self.classes.items()
             },
             "forgotten": self.forgotten,
+            # Without the sentence: it names images, and a model is given to others.
+            "change": self.change and {"code": self.change.code, "images": len(self.change.images)},
         }
 
 
@@ -191,7 +195,8 @@ def compare_models(
     Cached metrics are read from the run's folder, as long as both models and the data are the same.
     """
     folder = Path(run)
-    settings = read_run(folder / "run.json")["settings"]
+    record = read_run(folder / "run.json")
+    settings = record["settings"]
     best = folder / "best.safetensors"
     if not best.is_file():
         raise FileError(
@@ -204,15 +209,16 @@ def compare_models(
     after = load_detector(best, device="cpu")
     dataset = read_dataset(settings["data"])
     check_dataset(dataset, ["val"], subprogress(report, 0.0, 0.05))
-    key = {
-        "before": checkpoint_hash(settings["model"]),
-        "after": checkpoint_hash(best),
-        "data": dataset_hash(dataset, ["val"]),
-    }
-    metrics = _read_cache(folder, key, fields)
-    if metrics is None:
-        metrics = _evaluate_both(before, after, dataset, report, fields)
-        _write_cache(folder, key, fields, metrics)
+    key = comparison_key(settings["model"], best, dataset)
+    cached = _read_cache(folder, key, fields)
+    if cached is None:
+        change = _recorded_change(record, key) or compare_with_parent(
+            before, after, dataset, subprogress(report, 0.05, 0.35)
+        )
+        metrics = _evaluate_both(before, after, dataset, subprogress(report, 0.35, 1.0), fields)
+        _write_cache(folder, key, fields, {**metrics, "change": change and change.to_dict()})
+    else:
+        metrics, change = cached
     report_progress(report, 1, 1, "done")
     new, reference = metrics["new data"], metrics["reference"]
     return ModelComparison(
@@ -222,7 +228,17 @@ def compare_models(
         reference and tuple(reference),
         tuple(metrics["notes"]),
         metrics.get("classes", {}),
+        change=change,
     )
+
+
+def _recorded_change(record: Mapping[str, Any], key: dict[str, str]) -> ModelChange | None:
+    """What the training has written at its end, if that is of the same models and data."""
+    try:
+        stored = record["change"]
+        return ModelChange.from_dict(stored) if stored["key"] == key else None
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def _evaluate_both(
@@ -231,7 +247,7 @@ def _evaluate_both(
     known = {name.casefold() for name in before.classes}
     shared = [name for name in dataset.names if name.casefold() in known]
     new = [name for name in dataset.names if name not in shared]
-    later = evaluate(after, dataset, report=subprogress(report, 0.05, 0.25))
+    later = evaluate(after, dataset, report=subprogress(report, 0.0, 0.25))
     notes, earlier = [], None
     if shared:
         some = _with_classes(dataset, shared) if new else dataset
@@ -468,11 +484,14 @@ def _main_metrics(metrics: Mapping[str, Any]) -> Metrics:
     return {key: round(float(metrics[key]), 5) for key in _METRIC_KEYS}
 
 
-def _read_cache(folder: Path, key: dict[str, str], fields: int) -> dict[str, Any] | None:
+def _read_cache(
+    folder: Path, key: dict[str, str], fields: int
+) -> tuple[dict[str, Any], ModelChange | None] | None:
     try:
         content = json.loads(regular_file(folder / _CACHE_FILE).read_text(encoding="utf-8"))
         metrics: dict[str, Any] = content["result"]
-        return metrics if content["of"] == key and content["fields"] == fields else None
+        change = metrics["change"] and ModelChange.from_dict(metrics["change"])
+        return (metrics, change) if (content["of"], content["fields"]) == (key, fields) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

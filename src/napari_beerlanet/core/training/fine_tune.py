@@ -3,8 +3,9 @@
     python -m napari_beerlanet.core.training.fine_tune --config RUN/run.json [--resume]
 
 prints one JSON object per line: `start`, then `batch` and `epoch` over and over, now and then a
-`warning`, and one of `end`, `diverged`, `failed`, `cancelled` as the last. A file `stop` in the
-run's folder, Ctrl-C or SIGTERM end it after the batch.
+`warning`, `compare` while the new model is compared with the one before, and one of `end`,
+`diverged`, `failed`, `cancelled` as the last. A file `stop` in the run's folder, Ctrl-C or SIGTERM
+end it after the batch.
 """
 
 from __future__ import annotations
@@ -116,6 +117,8 @@ def fine_tune(
         started with; `model` and `data` may be None then.
     report, progress
         Called after every batch, and with every event; `Cancelled` raised in either ends the run.
+        The last event's "change", if there is one, says how the detections on the images of the
+        data differ from those of the model before: a "code" and a "text".
     pixel_size
         Micrometres per pixel of the training images, if all have the same.
     repeats, keep_statistics, average, share
@@ -233,6 +236,10 @@ class TrainingRun:
         """Train, from the folder's state on if there is one; returns the best model."""
         raise NotImplementedError
 
+    def compare(self, settings: Any, model: Any) -> dict[str, Any]:
+        """How the new model differs from the one before, for the last event."""
+        return {}
+
     def run(self, requested: Any, start: Any, resume: bool) -> Any:
         """Train, and end with one event whatever happens."""
         settings = self._start(requested, start, resume)
@@ -241,6 +248,7 @@ class TrainingRun:
             for note in differences(requested, before, settings) if resume else ():
                 self.emit({"event": "warning", "message": note})
             model = self.train(settings)
+            change = self.compare(settings, model)
         except TrainingDiverged as error:
             diverged = TrainingDiverged(f"{error}; {self._advice_after_divergence()}")
             self._end("diverged", str(diverged))
@@ -256,7 +264,7 @@ class TrainingRun:
             self._end("cancelled", type(error).__name__)
             raise
         early = str((self.folder.read_run() or {}).get("early_stop") or "")
-        self._end("end", early, metrics=model.info["training"]["metrics"])
+        self._end("end", early, metrics=model.info["training"]["metrics"], **change)
         return model
 
     def _advice_after_divergence(self) -> str:
@@ -288,7 +296,7 @@ class TrainingRun:
 
                 save_normalizer(self.normalizer, self.folder.normalizer)
                 settings = settings.replace(normalizer=str(self.folder.normalizer))
-        record = {"settings": settings.model_dump(), "requested": before}
+        record = {"settings": settings.model_dump(), "requested": before, "change": None}
         self.folder.write_run(**record, state="running", message="", process=os.getpid())
         return settings
 
@@ -402,6 +410,41 @@ class _DetectorRun(TrainingRun):
                     ),
                 )
         return load_detector(self.folder.best, device=settings.devices[0])
+
+    def compare(self, settings: TrainSettings, model: Detector) -> dict[str, Any]:
+        """Run the model and its parent on the images of the data; a stop ends only that."""
+        from napari_beerlanet.core.checkpoints.checkpoint import load_detector
+        from napari_beerlanet.core.formats.dataset import read_dataset
+        from napari_beerlanet.core.training.setup import compare_with_parent, comparison_key
+
+        assert settings.model is not None
+        assert settings.data is not None
+        if Path(settings.model).suffix.lower() in (".yaml", ".yml"):
+            return {}
+
+        def report(progress: Progress) -> None:
+            if self.report is not None:
+                self.report(Progress(1, 1, progress.message))  # the training itself is done
+            if self.folder.stop_file.exists():
+                raise Cancelled
+
+        try:
+            self.emit({"event": "compare"})
+            dataset = read_dataset(settings.data)
+            parent = load_detector(settings.model, device=str(model.device))
+            change = compare_with_parent(parent, model, dataset, report)
+            if change is None:
+                return {}
+            key = comparison_key(settings.model, self.folder.best, dataset)
+            self.folder.write_run(change={"key": key, **change.to_dict()})
+            return {"change": change.summary()}
+        except Cancelled:
+            return {}
+        except Exception as error:  # what was learned is kept, whatever goes wrong here
+            message = error_message(error, memory_advice=MEMORY_ADVICE)
+            warning = f"The new model could not be compared with the one before: {message}"
+            self.emit({"event": "warning", "message": warning})
+            return {}
 
     def _resolve(self, settings: TrainSettings) -> TrainSettings:
         """With all defaults resolved and written down: a run is resumed as it was started."""

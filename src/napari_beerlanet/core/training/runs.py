@@ -269,7 +269,8 @@ def _moved(value: Any, before: str, here: str) -> Any:
 class Run:
     """A run as it is now; `settings` are a `TrainSettings`'s, `process` is the id of a live one.
 
-    `epoch` are finished epochs, `current_epoch` is the one that a live process is in.
+    `epoch` are finished epochs, `current_epoch` is the one that a live process is in. `warning` is
+    what to know before its model is kept.
     """
 
     path: Path
@@ -282,6 +283,7 @@ class Run:
     process: int | None = None
     best_epoch: int | None = None
     current_epoch: int | None = None
+    warning: str = ""
 
     @property
     def status(self) -> str:
@@ -338,7 +340,7 @@ def inspect_run(path: str | os.PathLike[str]) -> Run:
     state = _STATE_BY_RECORD.get(str(content.get("state")), RunState.INTERRUPTED)
     if process is not None:
         state = RunState.PAUSED if _is_suspended(process) else RunState.RUNNING
-    settings = content["settings"]
+    settings, change = content["settings"], content.get("change")
     return Run(
         folder,
         state,
@@ -350,6 +352,7 @@ def inspect_run(path: str | os.PathLike[str]) -> Run:
         None if process is None else int(process.pid),
         _as_int(content.get("best_epoch")),
         None if process is None else _current_epoch(folder),
+        str(change.get("text") or "") if isinstance(change, dict) else "",
     )
 
 

@@ -38,6 +38,11 @@ from napari_beerlanet.core.detection.network import DEFAULT_ATTENTION_POOL, Stai
 from napari_beerlanet.core.detection.object_sizes import choose_reference, pool_sizes
 from napari_beerlanet.core.detection.stain_statistics import AnnotatedSample
 from napari_beerlanet.core.detection.ultralytics_api import cv2
+from napari_beerlanet.core.evaluation.diff import (
+    ModelChange,
+    compare_on_images,
+    images_to_compare,
+)
 from napari_beerlanet.core.formats.dataset import (
     Dataset,
     LabelledImage,
@@ -305,6 +310,27 @@ def is_untrained(detector: Detector) -> bool:
     """Whether the front end has never been trained: the file was a plain YOLO, or a layout."""
     notes = detector.info.get("notes", ())
     return any("front end is untrained" in n or "front end are untrained" in n for n in notes)
+
+
+def comparison_key(model: str | Path, best: Path, dataset: Dataset) -> dict[str, str]:
+    """What a comparison of a run's model with its parent depends on."""
+    splits = {"val": dataset.splits.get("val", []), "compared": images_to_compare(dataset)}
+    data = Dataset(dataset.path, dataset.names, splits, inspections=dataset.inspections)
+    return {
+        "before": checkpoint_hash(model),
+        "after": checkpoint_hash(best),
+        "data": dataset_hash(data, list(splits)),
+    }
+
+
+def compare_with_parent(
+    parent: Detector, model: Detector, dataset: Dataset, report: Report | None = None
+) -> ModelChange | None:
+    """How a model's detections differ from its parent's; None where the parent has none to show."""
+    if is_untrained(parent):
+        return None
+    total = sum(len(items) for items in dataset.splits.values())
+    return compare_on_images(parent, model, images_to_compare(dataset), total, report)
 
 
 def training_image_size(settings: TrainSettings, parent: Detector) -> int:

@@ -21,6 +21,7 @@ from napari_beerlanet.core.checkpoints.checkpoint import model_kind
 from napari_beerlanet.core.checkpoints.info import CLASSIFIER, DETECTOR
 from napari_beerlanet.core.common.messages import count_of
 from napari_beerlanet.core.common.progress import Report, subprogress
+from napari_beerlanet.core.evaluation.diff import MAX_COMPARED_PIXELS
 from napari_beerlanet.core.training.runs import inspect_run
 from napari_beerlanet.ui.common.controls import (
     button,
@@ -59,7 +60,6 @@ if TYPE_CHECKING:  # what takes long to load is loaded in worker threads
         ModelComparison,
     )
 
-_MAX_COMPARED_PIXELS = 16e6  # larger images are not compared
 _HEADERS = {
     "detect": ("mAP in percent", "before", "after", ""),
     "classify": ("Accuracy in percent", "before", "after", ""),
@@ -144,6 +144,9 @@ class ModelComparisonPanel(QWidget):
         )
         self.close_button = button("Close", "Close this comparison; the model is kept.", self.clear)
         self.decision = row(self.keep_button, self.discard_button)
+        self.warning = heading("")  # where nobody keeps the model without seeing it
+        self.warning.setWordWrap(True)
+        layout.addWidget(self.warning)
         layout.addWidget(self.name)
         layout.addWidget(self.decision)
         layout.addWidget(row(self.close_button))
@@ -164,6 +167,7 @@ class ModelComparisonPanel(QWidget):
         self.clear()
         self.folder = folder
         self.name.setText(_default_model_name(folder))
+        self._show_warning(inspect_run(folder).warning)
         self._update_controls()
         self.show()
 
@@ -181,6 +185,7 @@ class ModelComparisonPanel(QWidget):
             task.cancel()
         remove_comparison(self._viewer)
         self.comparison = self.folder = self.kept_path = None
+        self._show_warning("")
         self.changes_line.hide()
         self.changes.hide()
         self._summaries.clear()
@@ -197,6 +202,7 @@ class ModelComparisonPanel(QWidget):
         self.comparison = comparison
         self.table.set_rows([*comparison.rows(), *comparison.class_rows()], comparison.task)
         self._show_changes(comparison)
+        self._show_warning(comparison.change.text if comparison.change else "")
         forgotten = [f"Forgotten: {text}." for text in comparison.forgotten]
         notes = [*forgotten, *comparison.notes]
         self.notes.setText("\n".join(notes))
@@ -207,6 +213,11 @@ class ModelComparisonPanel(QWidget):
             self._record_comparison(self.kept_path, comparison)
         elif self.image_choice.layer is not None and comparison.task == "detect":
             self.compare_image()
+
+    def _show_warning(self, text: str) -> None:
+        """Say that the new model takes cells for other sizes or classes."""
+        self.warning.setText(text)
+        self.warning.setVisible(bool(text))
 
     def _show_changes(self, comparison: ModelComparison) -> None:
         """Of a classifier: the crops whose type has changed."""
@@ -242,7 +253,7 @@ class ModelComparisonPanel(QWidget):
             self.compare_bar.set_message("Open an image to compare the detections of both models.")
             return
         plane, size = current_plane(layer, self._viewer), pixel_size(layer)
-        if plane.shape[0] * plane.shape[1] > _MAX_COMPARED_PIXELS:
+        if plane.shape[0] * plane.shape[1] > MAX_COMPARED_PIXELS:
             self.compare_bar.set_message("This image is too large to compare; open a crop of it.")
             return
         before, after = self.comparison.before, self.comparison.after
@@ -256,6 +267,9 @@ class ModelComparisonPanel(QWidget):
 
         annotations = annotations_of(self._viewer, layer, plane)
         against = describe_against(diff, annotations) if annotations is not None else ""
+        if self.comparison is not None and self.comparison.change is not None:
+            change = self.comparison.change.with_open_image(diff.before, diff.after)
+            self._show_warning(change.text)
         self._summaries[layer] = f"{plane.name}: {diff.summary()} {against}".rstrip()
         if layer in self._viewer.layers:
             show_comparison(self._viewer, layer, diff, plane.index, self.toggles.visible_kinds)

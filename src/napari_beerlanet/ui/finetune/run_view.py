@@ -146,6 +146,8 @@ class RunView(QWidget):
         elif event["event"] == "epoch" and self.process is not None:
             self.curves.read_epochs(self.process.folder)
             self.preview.on_epoch(event, self.process.folder, self._data)
+        elif event["event"] == "compare":
+            self.activity.report("Comparing with the model before …", 1.0)
         elif event["event"] == "warning":
             earlier = self.warnings_line.text().split("\n")
             self._set_warnings([*earlier, str(event.get("message") or "")])
