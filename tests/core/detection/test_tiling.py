@@ -9,6 +9,7 @@ from scipy import ndimage
 from discs import boxes_of, draw, scattered
 from napari_beerlanet.core.common.rectangle import Rectangle
 from napari_beerlanet.core.detection.tiling import (
+    TileGrid,
     busiest_windows,
     is_empty,
     merge_tiles,
@@ -238,3 +239,29 @@ def test_windows_are_where_something_is():
     for y, x in busiest_windows(np.zeros((20, 3000, 3), np.uint8), 100, 3):
         assert y == 0
         assert 0 <= x <= 2900
+
+
+class CountedList(list):
+    """A list that counts how many of its items are read."""
+
+    read = 0
+
+    def __getitem__(self, which):
+        self.read += len(range(len(self))[which]) if isinstance(which, slice) else 1
+        return super().__getitem__(which)
+
+    def __iter__(self):
+        self.read += len(self)
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("shape", [(9000, 12000), (100, 12000), (9000, 100), (100, 100)])
+def test_neighbours_of_a_tile_are_found_without_looking_at_all_tiles(shape):
+    plan = plan_tiles(shape, 1.0, 128, 60)
+    grid = TileGrid(shape, CountedList(plan.tiles), plan.size)
+    grid.overlapping(0)
+    for number in {0, len(plan.tiles) // 3, len(plan.tiles) - 1}:
+        grid.tiles.read = 0
+        near, tile = grid.overlapping(number), plan.tiles[number]
+        assert grid.tiles.read == 0
+        assert near == [k for k, other in enumerate(plan.tiles) if tile.touches(other)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -295,7 +295,8 @@ class SlideDetection(TileRun[RawDetections]):
         """Boxes that a tile adds to its neighbours', and those of theirs that it replaces."""
         tiles = self._store.tiles
         self._alive[number] = np.ones(len(tiles[number]), bool)
-        near, grid = overlapping_tiles(self.grid, number)
+        near = self.grid.overlapping(number)
+        grid = replace(self.grid, tiles=[self.grid.tiles[k] for k in near])
         here = [k for k in near if k in tiles]
         alive = [np.flatnonzero(self._alive[k]) for k in here]
         boxes = RawDetections.concatenate([tiles[k][a] for k, a in zip(here, alive, strict=True)])
@@ -334,19 +335,3 @@ def tile_centres(grid: TileGrid) -> npt.NDArray[np.float64]:
     first = grid.tiles[0]
     corners = np.array([(tile.y, tile.x) for tile in grid.tiles], np.float64)
     return np.asarray(corners + np.array([first.height / 2, first.width / 2]))
-
-
-def overlapping_tiles(grid: TileGrid, number: int) -> tuple[list[int], TileGrid]:
-    """Numbers of all tiles that overlap one, itself too, and a grid of them alone."""
-    tiles, tile = grid.tiles, grid.tiles[number]
-    columns = sum(t.y == tiles[0].y for t in tiles[: _max_columns(grid)])
-    rows = len(tiles) // columns
-    down = [r for r in range(rows) if abs(tiles[r * columns].y - tile.y) < tile.height]
-    across = [c for c in range(columns) if abs(tiles[c].x - tile.x) < tile.width]
-    near = [r * columns + c for r in down for c in across]
-    return near, TileGrid(grid.shape, [tiles[k] for k in near], grid.size)
-
-
-def _max_columns(grid: TileGrid) -> int:
-    """More tiles than a row has."""
-    return min(len(grid.tiles), grid.shape[1] + 1)

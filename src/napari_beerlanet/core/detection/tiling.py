@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +33,7 @@ _MIN_CONTRAST = 6.0  # grey levels by which a block with a part of an object dif
 
 @dataclass(frozen=True)
 class TileGrid:
-    """Tiles of an image of `shape` (H, W), each to be resized to `size` (h, w)."""
+    """Tiles of an image of `shape` (H, W), row by row, each to be resized to `size` (h, w)."""
 
     shape: tuple[int, int]
     tiles: list[Rectangle]
@@ -43,6 +44,21 @@ class TileGrid:
         """Image pixels per working pixel along x and y."""
         first = self.tiles[0]
         return first.width / self.size[1], first.height / self.size[0]
+
+    def overlapping(self, number: int) -> list[int]:
+        """Return the numbers of all tiles that overlap one, itself too."""
+        down, across = self._overlaps
+        row, column = divmod(number, len(across))
+        return [r * len(across) + c for r in down[row] for c in across[column]]
+
+    @cached_property
+    def _overlaps(self) -> tuple[list[range], list[range]]:
+        """For each row and for each column of tiles, those that overlap it."""
+        first = self.tiles[0]
+        columns = sum(tile.y == first.y for tile in self.tiles)
+        across = _overlapping_ranges([tile.x for tile in self.tiles[:columns]], first.width)
+        down = _overlapping_ranges([tile.y for tile in self.tiles[::columns]], first.height)
+        return down, across
 
 
 def plan_tiles(shape: tuple[int, int], scale: float, tile: int, overlap: int) -> TileGrid:
@@ -170,18 +186,10 @@ def _overlapping_pairs(
     numbers, first = np.unique(owner[order], return_index=True)
     of = dict(zip(numbers.tolist(), np.split(order, first[1:]), strict=True)) if len(order) else {}
     tiles = grid.tiles
-    columns = sum(tile.y == tiles[0].y for tile in tiles)
-    across = _overlapping_ranges([tile.x for tile in tiles[:columns]], tiles[0].width)
-    down = _overlapping_ranges([tile.y for tile in tiles[::columns]], tiles[0].height)
     for a in of:
-        for row in down[a // columns]:
-            for column in across[a % columns]:
-                b = row * columns + column
-                if b > a and b in of:
-                    yield (
-                        _boxes_in_tile(of[a], xyxy, tiles[b]),
-                        _boxes_in_tile(of[b], xyxy, tiles[a]),
-                    )
+        for b in grid.overlapping(a):
+            if b > a and b in of:
+                yield _boxes_in_tile(of[a], xyxy, tiles[b]), _boxes_in_tile(of[b], xyxy, tiles[a])
 
 
 def _overlapping_ranges(starts: list[int], side: int) -> list[range]:
