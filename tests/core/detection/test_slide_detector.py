@@ -327,3 +327,25 @@ def test_lazy_pixels_are_sliced_like_an_image(image, monkeypatch):
     np.testing.assert_array_equal(palette.counts, palette_of(image.reshape(-1, 3)).counts)
     np.testing.assert_array_equal(coarse[10:300, 5:77], image[10:300, 5:77])
     np.testing.assert_array_equal(coarse[::8, ::8], image[::8, ::8])
+
+
+@pytest.mark.parametrize("killed_after", [0, 1])
+def test_an_image_of_one_tile_has_the_same_stains_after_a_kill(
+    model, image, tmp_path, killed_after
+):
+    """Its stains are fitted to what the network is shown, which is smaller than the image."""
+    part = np.ascontiguousarray(image[:600, :640])
+    settings = {"object_size": 80, "skip_glass": False}
+    right = model.detect(part, object_size=80)
+    file = tmp_path / "found.tiles"
+    with SlideDetection(model, lazy(part), results=file, **settings) as run:
+        assert len(run.grid.tiles) == 1
+        for _ in range(killed_after):
+            next(run.detect_tiles())
+    with SlideDetection(model, lazy(part), results=file, **settings) as run:
+        assert run.resumed == killed_after
+        for _ in run.detect_tiles():
+            pass
+        found = run.detections(densities=True)
+    same(found, right)
+    assert found.report["stain"] == right.report["stain"]

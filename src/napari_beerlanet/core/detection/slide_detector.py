@@ -165,6 +165,8 @@ class SlideDetection(TileRun[RawDetections]):
         tiles, pipeline = self._store.tiles, self._pipeline
         if len(self.grid.tiles) == 1 and tiles:
             raw = tiles[0]
+            if pipeline.fit is None:  # resumed; stains are fitted to what the network is shown
+                pipeline.detect_at(pipeline.scale_choice)
         else:
             parts = [tiles.get(k, _NO_DETECTIONS) for k in range(len(self.grid.tiles))]
             raw = pipeline.runner.merge_tiles(parts, self.grid, self.settings.iou)
