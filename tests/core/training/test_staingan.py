@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import struct
 import subprocess
@@ -196,6 +197,21 @@ def test_a_run_is_not_resumed_with_other_settings(laboratories, whole):
     assert isinstance(again, StainGanNormalizer)
     with pytest.raises(ValueError, match=r"started with steps 6, not 7; .*choose another folder"):
         train_staingan(*laboratories, folder, resume=True, **TINY | {"steps": 7})
+
+
+def test_images_of_a_resumed_run_may_have_moved_but_are_the_same(laboratories, tmp_path):
+    def report(progress):
+        if progress.message.startswith("step 1 "):
+            raise Cancelled
+
+    dark, bright = (shutil.copytree(path, tmp_path / path.name) for path in laboratories)
+    with pytest.raises(Cancelled):
+        train_staingan(dark, bright, tmp_path / "run", report=report, **TINY)
+    bright = bright.rename(tmp_path / "moved")
+    train_staingan(dark, bright, tmp_path / "run", resume=True, **TINY)
+    Image.new("RGB", (60, 70)).save(dark / "another.png")
+    with pytest.raises(ValueError, match=r"started with other images as source; .* another folder"):
+        train_staingan(dark, bright, tmp_path / "run", resume=True, **TINY)
 
 
 def test_more_steps_make_the_looks_of_the_other_laboratory(laboratories):

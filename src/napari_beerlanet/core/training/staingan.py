@@ -94,20 +94,22 @@ def train_staingan(
     chosen = StainGanSettings(**settings)
     with RunFolder(output) as folder:
         earlier = folder.read_run()
-        if resume and earlier is not None:
+        images = {"source": source, "target": target}
+        whole = None not in images.values()
+        if resume and earlier is not None and (folder.state_file.exists() or not whole):
             if earlier["settings"].get("task") != "staingan":
                 raise FileError(f"{folder.path}: the run in this folder trains no StainGAN.")
             chosen = StainGanSettings(**earlier["settings"]).replace(device=chosen.device)
             _check_resumable(folder, earlier, chosen, settings)
-            files = earlier["files"]
+            files = _same_files(folder, earlier["files"], images)
         else:
             if folder.normalizer.exists():
                 raise FileError(f"{folder.path}: there is a run in this folder; resume it.")
             folder.check_not_overwriting()
-            if source is None or target is None:
+            if not whole:
                 raise ValueError(f"{folder.path}: no run to resume; give source and target.")
-            files = {"source": _image_files(source), "target": _image_files(target)}
-            chosen = chosen.replace(source=_folder_name(source), target=_folder_name(target))
+            files = {name: _image_files(given) for name, given in images.items()}
+            chosen = chosen.replace(**{name: _folder_name(given) for name, given in images.items()})
         folder.write_run(
             settings=chosen.model_dump(),
             files=files,
@@ -141,6 +143,20 @@ def _check_resumable(
             f"{quoted(getattr(own, name))}, not {quoted(requested[name])}; ask for the same, or "
             "choose another folder."
         )
+
+
+def _same_files(
+    folder: RunFolder, files: dict[str, list[str]], images: dict[str, Any]
+) -> dict[str, list[str]]:
+    """The images of a run, where they are now if they are given again; others are refused."""
+    now = {name: _image_files(given) for name, given in images.items() if given is not None}
+    for name, paths in now.items():
+        if [Path(path).name for path in paths] != [Path(path).name for path in files[name]]:
+            raise ValueError(
+                f"{folder.path}: the run in this folder was started with other images as {name}; "
+                "give the same, or choose another folder."
+            )
+    return {**files, **now}
 
 
 def _run(
