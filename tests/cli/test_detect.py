@@ -190,3 +190,38 @@ def test_packaged_model_on_another_laboratory(model, shared):
         found += len(shown)
     assert true / (true + missed) > 0.93
     assert true / found > 0.75
+
+
+# --- info ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "kind"), [("blood-cells", "detector"), ("malaria", "classifier")])
+def test_info_prints_what_a_model_is(capsys, name, kind):
+    assert run("info", name) == 0
+    facts = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
+    info = read_info(name)
+    assert (facts["Name"], facts["Kind"]) == (name, kind)
+    assert facts["Classes"] == ", ".join(info["classes"])
+    assert facts["SHA-256"] == checkpoint.checkpoint_hash(name)
+    assert facts["Limits"] == limits_text(info)
+    assert info["training"]["data"] in facts["Trained on"]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("nowhere.safetensors", "no such file"),
+        ("blood-cell", "blood-cells"),
+        ("picture.safetensors", "not a checkpoint"),
+        ("picture.pt", "picture.pt"),
+    ],
+)
+def test_info_of_what_is_no_model_is_one_sentence(tmp_path, monkeypatch, capsys, given, words):
+    monkeypatch.chdir(tmp_path)
+    for ending in ("safetensors", "pt"):
+        Image.fromarray(np.zeros((9, 9, 3), np.uint8)).save(f"picture.{ending}", "PNG")
+    assert run("info", given) == 2
+    said = capsys.readouterr()
+    assert not said.out
+    assert words in said.err
+    assert len(said.err.splitlines()) == 1

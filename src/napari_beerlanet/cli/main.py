@@ -25,6 +25,7 @@ from napari_beerlanet.cli import (
     detect,
     evaluate,
     export,
+    info,
     malaria,
     normalize,
     report,
@@ -52,6 +53,7 @@ _COMMANDS: dict[str, Any] = {
     "report": report,
     "convert": convert,
     "export": export,
+    "info": info,
     "train": train,
     "demo": demo,
 }

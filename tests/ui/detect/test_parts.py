@@ -10,13 +10,13 @@ import pytest
 import napari_beerlanet as nb
 from napari_beerlanet.core.boxes.classes import ClassCounts
 from napari_beerlanet.core.checkpoints.checkpoint import read_info
+from napari_beerlanet.core.checkpoints.model_card import model_facts
 from napari_beerlanet.ui.common import recent
 from napari_beerlanet.ui.common.controls import FractionSlider
 from napari_beerlanet.ui.common.model_picker import ModelPicker, get_reader
 from napari_beerlanet.ui.common.model_section import (
     ModelCard,
     class_chips,
-    model_facts,
     summary_line,
 )
 from napari_beerlanet.ui.common.session import get_session

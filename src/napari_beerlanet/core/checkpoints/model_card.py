@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from napari_beerlanet.core.boxes.annotations import MIN_CLASS_BOXES
+from napari_beerlanet.core.checkpoints.info import limits_text
 from napari_beerlanet.core.common.messages import count_of, format_score
 
 MIN_VALIDATION_IMAGES = 5
@@ -92,6 +93,31 @@ def test_scores(info: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
         (name, _scores(m)) for name, m in metrics.items() if isinstance(m, Mapping) and "mAP50" in m
     ]
+
+
+def model_facts(info: Mapping[str, Any], device: str = "") -> list[tuple[str, str]]:
+    """Return name and value of everything worth knowing of a model."""
+    facts = [("Name", str(info.get("name") or "—"))]
+    if device:
+        facts.append(("Runs on", device))
+    if info.get("front_end", "beerlanet") == "beerlanet":
+        stains = f"{info['components']} components, {info['iterations']} iterations"
+        facts.append(("Stains", stains))
+    facts += training_facts(info)
+    if limits_text(info):
+        facts.append(("Limits", limits_text(info)))
+    if info.get("applies_to"):
+        facts.append(("Meant for", ", ".join(info["applies_to"])))
+    if info.get("image_size"):
+        facts.append(("Image size", f"{info['image_size']} pixels"))
+    if info.get("input_size"):
+        facts.append(("Crop size", f"{info['input_size']} pixels"))
+    if info.get("pixel_size"):
+        facts.append(("Pixel size", f"{info['pixel_size']:.3g} µm"))
+    for name, size in (info.get("object_sizes") or {}).items():
+        range_ = f"{size['median']:.0f} pixels ({size['low']:.0f} to {size['high']:.0f})"
+        facts.append((f"Size of {name}", f"{range_}, {size['count']:.0f} annotated"))
+    return facts + [("Note", str(note)) for note in info.get("notes") or []]
 
 
 def training_facts(info: Mapping[str, Any]) -> list[tuple[str, str]]:

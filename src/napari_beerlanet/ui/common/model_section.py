@@ -21,8 +21,8 @@ from napari_beerlanet.core.checkpoints.checkpoint import (
     packaged_models,
     read_info,
 )
-from napari_beerlanet.core.checkpoints.info import CLASSIFIER, DETECTOR, limits_text
-from napari_beerlanet.core.checkpoints.model_card import headline, training_facts
+from napari_beerlanet.core.checkpoints.info import CLASSIFIER, DETECTOR
+from napari_beerlanet.core.checkpoints.model_card import headline, model_facts
 from napari_beerlanet.core.common.device import import_torch
 from napari_beerlanet.core.common.progress import Cancelled, Report, report_progress
 from napari_beerlanet.core.detection.settings import DetectSettings, OpenVinoMode
@@ -340,31 +340,6 @@ def summary_line(info: Mapping[str, Any], device: str = "") -> str:
     parts += [score] if score else []
     parts += [f"runs on {device}"] if device else []
     return " · ".join(parts) or "No information on its training."
-
-
-def model_facts(info: Mapping[str, Any], device: str = "") -> list[tuple[str, str]]:
-    """Name and value of everything worth knowing."""
-    facts = [("Name", str(info.get("name") or "—"))]
-    if device:
-        facts.append(("Runs on", device))
-    if info.get("front_end", "beerlanet") == "beerlanet":
-        stains = f"{info['components']} components, {info['iterations']} iterations"
-        facts.append(("Stains", stains))
-    facts += training_facts(info)
-    if limits_text(info):
-        facts.append(("Limits", limits_text(info)))
-    if info.get("applies_to"):
-        facts.append(("Meant for", ", ".join(info["applies_to"])))
-    if info.get("image_size"):
-        facts.append(("Image size", f"{info['image_size']} pixels"))
-    if info.get("input_size"):
-        facts.append(("Crop size", f"{info['input_size']} pixels"))
-    if info.get("pixel_size"):
-        facts.append(("Pixel size", f"{info['pixel_size']:.3g} µm"))
-    for name, size in (info.get("object_sizes") or {}).items():
-        range_ = f"{size['median']:.0f} pixels ({size['low']:.0f} to {size['high']:.0f})"
-        facts.append((f"Size of {name}", f"{range_}, {size['count']:.0f} annotated"))
-    return facts + [("Note", str(note)) for note in info.get("notes") or []]
 
 
 class ModelPanel(Panel):
