@@ -6,19 +6,14 @@ import numpy as np
 import pytest
 
 from napari_beerlanet.core.stains.decompose import decompose
-from napari_beerlanet.core.stains.settings import (
-    DEFAULT_COMPONENTS,
-    DEFAULT_ITERATIONS,
-    DecomposeSettings,
-)
+from napari_beerlanet.core.stains.settings import DEFAULT_COMPONENTS, DecomposeSettings
 from pictures import section
 
 
 def test_decompose_takes_its_defaults_from_the_settings():
     parameters = inspect.signature(decompose).parameters
     for name in DecomposeSettings.model_fields:
-        expected = DEFAULT_ITERATIONS if name == "iterations" else DecomposeSettings.default(name)
-        assert parameters[name].default == expected, name
+        assert parameters[name].default == DecomposeSettings.default(name), name
 
 
 def test_every_setting_has_a_description():

@@ -63,8 +63,8 @@ def draw_heatmap(
 ) -> tuple[RGBAImage, float]:
     """The picture of boxes (n, 4) with `labels` (n,) into `colours` (k, 3) from 0 to 255.
 
-    `full`: boxes in a cell that make it opaque; None to take it from these boxes. Returned with the
-    picture, so that others of the same image may be on the same scale.
+    `opaque_count`: boxes in a cell that make it opaque; None to take it from these boxes. Returned
+    with the picture, so that others of the same image may be on the same scale.
     """
     cells, size = grid.cells_of(xyxy), grid.shape[0] * grid.shape[1]
     number = np.bincount(cells, minlength=size).astype(np.float32)

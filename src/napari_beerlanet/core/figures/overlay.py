@@ -31,7 +31,7 @@ def draw_overlay(
     """Draw detections into their image (H, W, 3 or 4): (H, W, 3) uint8.
 
     `colours` are "#rrggbb" by class. With `confidence`, those with at least this score are drawn,
-    and the legend says so. `longest` makes the picture smaller where a side is longer.
+    and the legend says so. `max_side` makes the picture smaller where a side is longer.
     """
     visible = detections if confidence is None else detections.above(confidence)
     pixels = check_rgb(rgb).pixels

@@ -119,7 +119,7 @@ def clip_floats(pixels: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def to_uint8(pixels: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """8-bit colours of (…, 3 or 4) pixels; alpha becomes all or nothing, as it weighs."""
+    """8-bit colours of (…, 3 or 4) pixels; alpha of more than 8 bits becomes 0 or 255."""
     if pixels.dtype == np.uint16:
         values = ((pixels.astype(np.uint32) * 255 + 32767) // 65535).astype(np.uint8)
     elif pixels.dtype == np.uint8:

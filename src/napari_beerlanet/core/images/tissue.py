@@ -95,7 +95,7 @@ def find_tissue(levels: Sequence[Any]) -> TissueMask:
 
 
 def classify_thumbnail(small: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """(h, w) uint8, GLASS, TISSUE, PEN or BORDER, for each pixel of a thumbnail (h, w, 3 or 4)."""
+    """(h, w) uint8 of a thumbnail (h, w, 3 or 4): BACKGROUND, TISSUE, PEN or BORDER."""
     from scipy import ndimage
 
     rgb = small[..., :3].astype(np.int16)

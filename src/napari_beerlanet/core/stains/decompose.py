@@ -27,7 +27,7 @@ from napari_beerlanet.core.images.rgb import (
 from napari_beerlanet.core.stains.decomposition import Decomposition, DensityArray, map_pixels
 from napari_beerlanet.core.stains.palette import Palette, palette_of, palette_pays
 from napari_beerlanet.core.stains.presets import NamedSpectrum, StainPreset, match_names
-from napari_beerlanet.core.stains.settings import DEFAULT_ITERATIONS, DecomposeSettings, Method
+from napari_beerlanet.core.stains.settings import DecomposeSettings, Method
 from napari_beerlanet.core.stains.solver import kernels, model_selection
 from napari_beerlanet.core.stains.solver.columns import (
     PIXELS_PER_BLOCK,
@@ -54,7 +54,7 @@ Array = npt.NDArray[np.float64]
 
 _MAX_DENSITIES_IN_MEMORY = 1 << 24  # of a dense solve: 128 MB as float64
 _MIN_MEAN_DENSITY = 1e-12  # below it a component is rounding and no stain
-_DEFAULTS = DecomposeSettings(iterations=DEFAULT_ITERATIONS)
+_DEFAULTS = DecomposeSettings()
 
 
 def decompose(
@@ -84,8 +84,8 @@ def decompose(
         r, the number of components; `spectra`, if given, decides it. "auto" with K steps, or with
         given λ or γ: the stains are counted by "converge" and "auto", then fitted again from there.
     iterations
-        K steps of Algorithm 1, or "converge" for the objective's minimum, with parallel
-        components merged: what to use for looking at stains.
+        "converge" for the objective's minimum, with parallel components merged; or K steps of
+        Algorithm 1, as in the unrolled layer.
     spectra
         (3, r) start values, None for `default_spectra(components)`; or a `StainPreset`, which has
         names, too.

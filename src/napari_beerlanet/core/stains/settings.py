@@ -23,7 +23,7 @@ DEFAULT_COMPONENTS = 8
 """r where nothing else is given; more than an image has stains, as the solver drops the rest."""
 
 DEFAULT_ITERATIONS = 10
-"""K of Algorithm 1 in the paper: for networks, and for `decompose` where nothing else is given."""
+"""K of Algorithm 1 in the paper: for networks."""
 
 
 def _spectra_rows(value: Any) -> Any:
