@@ -560,8 +560,12 @@ def test_what_counts_as_divergence(losses, scores, words):
     assert all(word in reason for word in words), reason
 
 
-def test_an_early_stop_is_said_as_such(start, data, tmp_path, monkeypatch):
-    fitness = iter([0.9, 0.2, 0.1, 0.1, 0.1, 0.1])
+@pytest.mark.parametrize(
+    ("scores", "best"), [([0.9, 0.2, 0.1, 0.1, 0.1, 0.1], 1), ([0.5, 0.48, 0.5, 0.5, 0.5, 0.5], 4)]
+)
+def test_an_early_stop_is_said_as_such(start, data, tmp_path, monkeypatch, scores, best):
+    """Also on a plateau, of which the last epoch is the best."""
+    fitness = iter(scores)
     validate = DeterministicTrainer.validate
 
     def as_told(self):
@@ -574,7 +578,7 @@ def test_an_early_stop_is_said_as_such(start, data, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     fine_tune(start, data, folder, **{**QUICK, "epochs": 6}, patience=3)
     run = json.loads((folder / "run.json").read_text())
-    assert (run["state"], run["epoch"], run["best_epoch"]) == ("finished", 4, 1)
+    assert (run["state"], run["epoch"], run["best_epoch"]) == ("finished", 4, best)
     sentence = "Stopped early at epoch 4 of 6: no improvement for 3 epochs."
     assert run["message"] == events(folder)[-1]["message"] == sentence
 

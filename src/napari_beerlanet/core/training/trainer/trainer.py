@@ -247,14 +247,17 @@ class StainTrainer(DeterministicTrainer):
                 module.eval()
 
     def validate(self) -> Any:
-        """Ultralytics' metrics and fitness; a later epoch within the tolerance is best."""
+        """Ultralytics' metrics and fitness; a later epoch within the tolerance is best.
+
+        It is no improvement, though: training stops early on a plateau.
+        """
         metrics, fitness = super().validate()
         if (
             fitness is not None
             and self.fitness_tolerance
             and fitness > self.stopper.best_fitness - self.fitness_tolerance
         ):
-            self.best_fitness, self.stopper.best_epoch = fitness, self.epoch + 1
+            self.best_fitness = fitness
         return metrics, fitness
 
     def build_optimizer(self, model: Any, *args: Any, **kwargs: Any) -> Any:
