@@ -259,7 +259,12 @@ def test_a_model_that_takes_cells_for_other_sizes_is_told_before_it_is_kept(
     assert shown.warning.text() == "It does."  # before anything is measured again
     assert shown.warning.isVisibleTo(panel)
     until(lambda: bool(shown.compare_bar.text))
-    assert shown.warning.text().startswith("On 5 of 5 images and on the open one the new model")
+    both, field = "On 5 of 5 images and on the open one the new model", shown.image_choice.layer
+    assert shown.warning.text().startswith(both)
+    shown.image_choice.choose(panel.viewer.add_image(np.array(field.data), name="another"))
+    assert shown.warning.text().startswith("On 5 of 5 images the new model")
+    shown.image_choice.choose(field)
+    assert shown.warning.text().startswith(both)
     shown.name.setText("checked")
     shown.keep()
     until(lambda: get_session(panel.viewer).model is not None)

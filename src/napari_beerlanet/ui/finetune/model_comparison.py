@@ -91,7 +91,8 @@ class ModelComparisonPanel(QWidget):
         self.folder: Path | None = None
         self.kept_path: Path | None = None
         self.kept_kind = DETECTOR
-        self._summaries: WeakKeyDictionary[Image, str] = WeakKeyDictionary()  # of compared images
+        self._told: WeakKeyDictionary[Image, tuple[str, str]] = WeakKeyDictionary()
+        """Of compared images the summary, and the warning that counts them."""
         self.evaluate_task, self.compare_task, self.keep_task = (panel.task() for _ in range(3))
         self.evaluate_bar = TaskProgressBar(self.evaluate_task)
         self.compare_bar = TaskProgressBar(self.compare_task)
@@ -188,7 +189,7 @@ class ModelComparisonPanel(QWidget):
         self._show_warning("")
         self.changes_line.hide()
         self.changes.hide()
-        self._summaries.clear()
+        self._told.clear()
         self.title.setText(_TITLE)
         self.table.clear()
         self.notes.hide()
@@ -267,17 +268,20 @@ class ModelComparisonPanel(QWidget):
 
         annotations = annotations_of(self._viewer, layer, plane)
         against = describe_against(diff, annotations) if annotations is not None else ""
-        if self.comparison is not None and self.comparison.change is not None:
-            change = self.comparison.change.with_open_image(diff.before, diff.after)
-            self._show_warning(change.text)
-        self._summaries[layer] = f"{plane.name}: {diff.summary()} {against}".rstrip()
+        change = self.comparison.change if self.comparison is not None else None
+        warning = change.with_open_image(diff.before, diff.after).text if change else ""
+        self._told[layer] = f"{plane.name}: {diff.summary()} {against}".rstrip(), warning
         if layer in self._viewer.layers:
             show_comparison(self._viewer, layer, diff, plane.index, self.toggles.visible_kinds)
         self._show_summary(self.image_choice.layer)
 
     def _show_summary(self, image: Image | None) -> None:
         """Show what was compared on the chosen image, and nothing of another one."""
-        self.compare_bar.set_message(self._summaries.get(image, "") if image is not None else "")
+        change = self.comparison.change if self.comparison is not None else None
+        nothing = "", change.text if change else self.warning.text()
+        summary, warning = self._told.get(image, nothing) if image is not None else nothing
+        self.compare_bar.set_message(summary)
+        self._show_warning(warning)
         shown = comparison_layer(self._viewer)
         is_of_image = shown is not None and source_image(self._viewer, shown) is image
         self.toggles.setVisible(image is not None and is_of_image)
