@@ -158,6 +158,9 @@ def test_many_tiles_are_rounded_where_that_finds_the_same(packaged, smear):
     slide = detect_slide(packaged, smear, **MANY, skip_glass=False)
     assert slide.report["device"] == "CPU, OpenVINO (bfloat16)"
     np.testing.assert_array_equal(slide.xyxy, found.xyxy)
+    first, again = (packaged.detect(smear, tile=128).report for _ in range(2))
+    assert first["device"] == "CPU, OpenVINO (bfloat16)"
+    assert again == first, "the second time from the cache"
     few = packaged.detect(smear, object_size=40.0)
     assert few.report["device"] == "CPU, OpenVINO"
 
@@ -183,6 +186,24 @@ def test_many_tiles_are_not_rounded_where_that_finds_other_boxes(
     np.testing.assert_array_equal(found.xyxy, exact.xyxy)
     slide = detect_slide(packaged, smear, **MANY, skip_glass=False)
     np.testing.assert_array_equal(slide.xyxy, exact.xyxy)
+
+
+def test_where_a_gpu_s_memory_does_not_suffice_the_cpu_runs_it(tiny, smear, monkeypatch):
+    detector, infer = twin(tiny), InferenceRunner.infer_tiles
+
+    def scarce(self, *given, **more):
+        if self.device.type == "cuda":
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return infer(self, *given, **more)
+
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tiny card")
+    monkeypatch.setattr(InferenceRunner, "infer_tiles", scarce)
+    settings = {"object_size": 20.0, "tile": 128, "openvino": "float32", "skip_glass": False}
+    right = detect_slide(detector, smear, **settings)
+    monkeypatch.setattr(detector.runner, "device", torch.device("cuda:0"))
+    found = detect_slide(detector, smear, **settings)
+    assert found.report["device"] == right.report["device"] == "CPU, OpenVINO"
+    np.testing.assert_array_equal(found.xyxy, right.xyxy)
 
 
 @pytest.mark.usefixtures("automatic", "many")

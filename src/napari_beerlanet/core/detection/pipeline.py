@@ -72,11 +72,12 @@ _DOUBT = 0.3  # how often a likely scale turns out not to be right
 
 @dataclass(frozen=True)
 class NetworkPass:
-    """What was detected in an image at one scale, in which tiles and with which stain fit."""
+    """What was detected in an image at one scale: in which tiles, with which stain fit, by what."""
 
     detections: RawDetections
     grid: TileGrid
     fit: StainFit
+    openvino: OpenVinoNetwork | None
 
 
 @dataclass
@@ -283,7 +284,7 @@ class DetectionPipeline:
         done = self._passes.get(choice.scale)
         if done is None:
             done = self._detect_tiles(self.pixels, choice.scale, self._work.step(1, 1))
-        self.grid, self.fit = done.grid, done.fit
+        self.grid, self.fit, self.used_openvino = done.grid, done.fit, done.openvino
         largest = largest_size(self._sizes, 0.0)
         if len(self.grid.tiles) > 1 and self.tile < 2.5 * largest:
             self.notes.append(
@@ -333,6 +334,7 @@ class DetectionPipeline:
             return False
         self.runner = on_cpu(self.runner.source, self.runner.device, what)
         self.notes += self.runner.notes
+        self.openvino = self.runner.openvino(self.settings.openvino, self.notes)
         return True
 
     def _run_grid(self, pixels: Pixels, grid: TileGrid, report: Report | None) -> NetworkPass:
@@ -352,11 +354,10 @@ class DetectionPipeline:
             openvino=openvino,
             report=report,
         )
-        self.used_openvino = openvino
         self.notes += [note for note in notes if note not in self.notes]
         if shown_whole:
             self._cached.fits[grid.size] = fit
-        return NetworkPass(detections, grid, fit)
+        return NetworkPass(detections, grid, fit, openvino)
 
     def openvino_for(
         self, pixels: Any, grid: TileGrid, fit: StainFit | TileMixer

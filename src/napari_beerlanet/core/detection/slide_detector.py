@@ -269,6 +269,7 @@ class SlideDetection(TileRun[RawDetections]):
                 raise
         pipeline.runner.free_memory()
         if pipeline.move_to_cpu(f"tiles of {pipeline.tile} pixels"):
+            del self._openvino  # the CPU may have it
             return self._infer_tiles(pixels, numbers)
         raise MemoryError(f"Memory does not suffice for tiles of {pipeline.tile} pixels; set tile.")
 
