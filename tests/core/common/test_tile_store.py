@@ -6,11 +6,13 @@ import os
 import shutil
 import signal
 import sqlite3
+import struct
 import subprocess
 import sys
 import zipfile
 import zlib
 from contextlib import closing, contextmanager
+from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
@@ -238,9 +240,8 @@ def test_a_damaged_file_is_kept_under_another_name(tmp_path):
     assert names == ["a.tiles", "a.tiles.damaged", "a.tiles.damaged2"], "another run's is replaced"
 
 
-def test_what_a_kill_left_half_written_is_undone(tmp_path):
-    """Where a network drive has no write-ahead log, there is a journal to roll back."""
-    path, killed = tmp_path / "a.tiles", tmp_path / "b.tiles"
+def killed_while_writing(path, killed):
+    """A copy of a file and its journal in the middle of a transaction."""
     made(path).close()
     with closing(sqlite3.connect(path, isolation_level=None)) as writer:
         writer.executescript("PRAGMA cache_size = 1; BEGIN")
@@ -248,8 +249,33 @@ def test_what_a_kill_left_half_written_is_undone(tmp_path):
         writer.executemany("INSERT INTO tile VALUES (?, ?, 0)", [(k, b"2" * 9999) for k in (4, 5)])
         for ending in ("", "-journal"):
             shutil.copy(f"{path}{ending}", f"{killed}{ending}")
+
+
+def test_what_a_kill_left_half_written_is_undone(tmp_path):
+    """Where a network drive has no write-ahead log, there is a journal to roll back."""
+    killed = tmp_path / "b.tiles"
+    killed_while_writing(tmp_path / "a.tiles", killed)
     with closing(DetectionTiles.resume(killed, HEADER["identity"])) as store:
         check(store, [0, 3])
+
+
+def test_a_journal_does_not_have_other_files_deleted(tmp_path):
+    """SQLite deletes the file that a journal names as that of a transaction over many databases."""
+    killed, other = tmp_path / "b.tiles", tmp_path / "thesis.txt"
+    killed_while_writing(tmp_path / "a.tiles", killed)
+    other.write_text("two years of work")
+    name, journal = str(other).encode(), Path(f"{killed}-journal")
+    lock_page = (1 << 30) // 4096 + 1
+    tail = struct.pack(">II", len(name), sum(name)) + bytes.fromhex("d9d505f920a163d7")
+    journal.write_bytes(journal.read_bytes() + struct.pack(">I", lock_page) + name + tail)
+    for attempt in (
+        lambda: read_summary(killed),
+        lambda: DetectionTiles.resume(killed, HEADER["identity"]),
+    ):
+        with pytest.raises(FileError, match=r"b\.tiles"):
+            attempt()
+    assert other.exists()
+    assert killed.exists()
 
 
 def test_where_tiles_are_kept(tmp_path, monkeypatch):

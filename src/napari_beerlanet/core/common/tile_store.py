@@ -46,6 +46,7 @@ _SCHEMA = f"""
     {";".join(_TABLES.values())};
 """
 _FILES = ("", "-wal", "-shm", "-journal")  # endings of those that make up a database
+_NAMES_ANOTHER = bytes.fromhex("d9d505f920a163d7")  # at the end of a journal
 _BUSY_TIMEOUT_S = 5.0
 _NOT_WRITABLE = {errno.EROFS, errno.EACCES, errno.EPERM}
 _IDENTITY_WORDS = {
@@ -92,7 +93,7 @@ def read_summary(path: Path) -> tuple[dict[str, Any], int] | None:
     """
     if not path.is_file():
         return None
-    with suppress(_DamagedError), _sqlite_errors(path), closing(_connect(path)) as connection:
+    with suppress(_DamagedError), _sqlite_errors(path), closing(_connect(path, True)) as connection:
         header = _read_header(connection)
         (count,) = connection.execute("SELECT count(*) FROM tile").fetchone()
         return header, count
@@ -178,7 +179,7 @@ class TileStore(Generic[T]):
         try:
             store.notes += _make_way(path, store.header.get("identity"))
             with _sqlite_errors(path):
-                with closing(_connect(path, create=True)) as connection:
+                with closing(_connect(path)) as connection:
                     _initialise(connection, store.header, arrays)
                 store._open()
         except BaseException:
@@ -192,6 +193,8 @@ class TileStore(Generic[T]):
 
         One that cannot be read just now is a `FileError`.
         """
+        with suppress(_DamagedError):
+            _roll_back(path)
         summary = read_summary(path)
         if summary is None or summary[0].get("identity") != _as_json(identity):
             return None
@@ -235,7 +238,7 @@ class TileStore(Generic[T]):
 
     def _load(self) -> None:
         """Read the file; a `sqlite3.DatabaseError` where it is damaged."""
-        with closing(_connect(self.path)) as connection:
+        with closing(_connect(self.path, read_only=True)) as connection:
             self.header = _read_header(connection)
             (state,) = connection.execute("PRAGMA quick_check(1)").fetchone()
             if state != "ok":
@@ -346,10 +349,24 @@ class TileRun(Generic[T]):
         self.close()
 
 
-def _connect(path: Path, create: bool = False) -> sqlite3.Connection:
-    # Not read-only, also for reading: what a kill has left half-written is to be undone.
-    uri = f"{path.absolute().as_uri()}?mode={'rwc' if create else 'rw'}"
+def _connect(path: Path, read_only: bool = False) -> sqlite3.Connection:
+    uri = f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
     return sqlite3.connect(uri, uri=True, timeout=_BUSY_TIMEOUT_S, check_same_thread=False)
+
+
+def _roll_back(path: Path) -> None:
+    """Undo what a kill has left half-written, where SQLite kept a journal of it.
+
+    Not where the journal names another one, which SQLite would delete: ours never do.
+    """
+    journal = Path(f"{path}-journal")
+    if path.is_file() and journal.is_file() and not journal.is_symlink():
+        with journal.open("rb") as file:
+            file.seek(max(journal.stat().st_size - len(_NAMES_ANOTHER), 0))
+            names_another = file.read() == _NAMES_ANOTHER
+        if not names_another:
+            with _sqlite_errors(path), closing(_connect(path)) as connection:
+                connection.execute("PRAGMA schema_version").fetchone()
 
 
 def _read_header(connection: sqlite3.Connection) -> dict[str, Any]:
