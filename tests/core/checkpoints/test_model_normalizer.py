@@ -149,6 +149,40 @@ def test_an_image_without_stain_is_told_of(normalizer):
     assert any("unchanged" in note for note in found.report["notes"])
 
 
+def test_a_slide_without_stain_is_told_of(normalizer, tmp_path):
+    """Also where the run resumes."""
+    model, blank = tiny_classifier(), np.full((90, 90, 3), 250, np.uint8)
+    model.network.normalizer = normalizer
+    for _ in range(2):
+        found = classify_slide(model, [blank], patch=30, min_tissue=0, results=tmp_path / "run")
+        assert any("unchanged" in note for note in found.report["notes"])
+
+
+@pytest.mark.parametrize("task", ["detect", "classify"])
+def test_training_images_without_stain_are_told_of_once(template, tmp_path, task):
+    normalizer = make_normalizer("macenko").fit([template])
+    if task == "detect":
+        data = write_smears(tmp_path / "data", train=3, val=1, side=64)
+        files = sorted((tmp_path / "data/images/train").iterdir())[:2]
+    else:
+        data = write_classes(tmp_path / "data", 4)
+        files = [tmp_path / "data" / name for name in ("dark/dark-0.png", "pale/pale-1.png")]
+    for k, file in enumerate(files):  # not the same image twice, which two splits may not have
+        Image.fromarray(np.full((64, 64, 3), 250 - k, np.uint8)).save(file)
+    said = []
+    settings = {"epochs": 2, "batch": 2, "device": "cpu", "progress": said.append}
+    if task == "detect":
+        train_detector(
+            data, tmp_path / "run", tiny_detector(), "none", normalizer, image_size=64, **settings
+        )
+    else:
+        settings |= {"input_size": 32, "normalizer": normalizer}
+        train_classifier(data, tmp_path / "run", SMALL, "grey", **settings)
+    told = [event["message"] for event in said if "unchanged" in event.get("message", "")]
+    assert len(told) == 1
+    assert told[0].endswith(f"({files[0].name} and 1 more image).")
+
+
 def test_digests_tell_normalizers_apart(normalizer, smear):
     other = make_normalizer(normalizer.method).fit([smear])
     digests = {weights_digest(tiny_detector(n).network) for n in (None, normalizer, other)}

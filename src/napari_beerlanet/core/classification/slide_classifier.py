@@ -304,11 +304,11 @@ class SlideClassification(TileRun[Scores]):
         """(rows, columns) which patches are classified."""
         earlier, self.changed = PatchTiles.resume_or_explain(results, identity)
         self._front: StainFit | None = None
+        self._notes: list[str] = []  # on stains, memory that did not suffice, the file of results
         self._palette: dict[str, npt.NDArray[Any]] = {}
         self._prepare_stains(earlier, palette, report)
         self._store = earlier or self._create_store(results, identity, report)
-        # On memory that did not suffice, and on the file of results.
-        self._notes = list(self._store.notes)
+        self._notes += self._store.notes
         self.map = self._empty_map(pixel_size)
         """What is known so far; its scores are written to as tiles are done."""
         for number, flat in self._store.tiles.items():
@@ -355,7 +355,9 @@ class SlideClassification(TileRun[Scores]):
                 palette = palette_from_arrays(earlier.arrays)
             palette = palette or self._pixels.palette(counting)
             self._palette = palette_to_arrays(palette)
-            self._pixels, palette, _ = self._pixels.normalized(network.normalizer, palette)
+            normalized = self._pixels.normalized(network.normalizer, palette)
+            self._pixels, palette, colour_map = normalized
+            self._notes += colour_map.notes
         if network.fits_images and self._fit == "image":
             if earlier is not None:
                 self._front = fit_from_arrays(earlier.arrays)

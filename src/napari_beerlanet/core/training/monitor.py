@@ -110,6 +110,8 @@ class TrainingMonitor:
 
     def on_epoch_end(self, trainer: StainTrainer) -> None:
         """Write the epoch's files, then emit its event."""
+        for message in trainer.image_notes.new_sentences() if _is_main_process() else ():
+            self.emit({"event": "warning", "message": message})
         metrics = self.read_metrics(trainer)
         row = {"epoch": trainer.finished_epochs, **trainer.epoch_metrics}
         self.rows = [*self.rows, row]

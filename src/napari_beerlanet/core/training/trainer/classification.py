@@ -37,7 +37,7 @@ from napari_beerlanet.core.evaluation.classification import classification_metri
 from napari_beerlanet.core.formats.class_folders import CropDataset, LabelledCrop
 from napari_beerlanet.core.images.files import read_image
 from napari_beerlanet.core.images.rgb import PADDING_GREY
-from napari_beerlanet.core.training.trainer.data import ImageJitter
+from napari_beerlanet.core.training.trainer.data import ImageJitter, ImageNotes
 
 _CONTEXT = 1.9  # sides of a crop that are kept around a box, so that crops may move and turn
 _OVERSAMPLING = 1.25  # pixels that are kept for each of the crop's
@@ -88,9 +88,10 @@ class TrainingCrops:
         settings: ClassifierSettings,
         seed: int = 0,
         normalizer: Any = None,
+        notes: ImageNotes | None = None,
     ) -> None:
         self.items, self.settings, self.seed = items, settings, seed
-        self.normalizer = normalizer
+        self.normalizer, self.notes = normalizer, notes
         self.labels = np.array([item.label for item in items], np.int64)
         self._patches: dict[int, _Patch] = {}
         self._loaded: dict[int, _Patch] = {}
@@ -167,7 +168,12 @@ class TrainingCrops:
     def _read(self, image: Path) -> Pixels:
         """Return an image (H, W, 3), normalised."""
         pixels = read_image(image).pixels
-        return to_rgb8(pixels if self.normalizer is None else self.normalizer.apply(pixels).rgb)
+        if self.normalizer is not None:
+            done = self.normalizer.apply(pixels)
+            pixels = done.rgb
+            if self.notes is not None:
+                self.notes.add(image, done.notes)
+        return to_rgb8(pixels)
 
     def _square(self, pixels: Pixels, item: LabelledCrop) -> tuple[float, float, float]:
         """Centre and side of an item's crop in its image."""
@@ -355,7 +361,8 @@ class ClassifierTrainer:
         self.dataset, self.settings = dataset, settings
         self.augmentation, self.device, self.callback = augmentation, device, callback
         self.parent = None if parent is None else {k: v.clone() for k, v in parent.items()}
-        shown = network.settings, settings.seed, network.normalizer
+        self.image_notes = ImageNotes()
+        shown = network.settings, settings.seed, network.normalizer, self.image_notes
         self.data = TrainingCrops(dataset.splits["train"], *shown)
         self.validation = TrainingCrops(dataset.splits["val"], *shown)
         self._plain_validation: list[Pixels] = []

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 import random
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,6 +27,7 @@ import torch
 from napari_beerlanet.core.boxes.annotations import Annotations
 from napari_beerlanet.core.boxes.geometry import centre_inside, cxcywh_to_xyxy, xyxy_to_cxcywh
 from napari_beerlanet.core.boxes.regions import Region
+from napari_beerlanet.core.common.messages import count_of
 from napari_beerlanet.core.common.rectangle import Rectangle
 from napari_beerlanet.core.common.threads import run_parallel
 from napari_beerlanet.core.detection.object_sizes import (
@@ -216,6 +219,32 @@ class StainJitter(ImageJitter):
 LoadedImage = tuple[npt.NDArray[np.uint8], tuple[int, int], tuple[int, int]]
 
 
+class ImageNotes:
+    """What a normalizer says of images: a sentence for each of its notes, told once."""
+
+    def __init__(self) -> None:
+        self._images: dict[str, set[str]] = {}
+        self._told: set[str] = set()
+        self._lock = threading.Lock()  # images are read by several threads
+
+    def add(self, path: str | Path, notes: Sequence[str]) -> None:
+        """Remember the notes of an image."""
+        with self._lock:
+            for note in notes:
+                self._images.setdefault(note, set()).add(os.path.basename(path))
+
+    def new_sentences(self) -> list[str]:
+        """Return a sentence for each note that has not been told, with the images that it is of."""
+        with self._lock:
+            new = {note: sorted(self._images[note]) for note in self._images.keys() - self._told}
+        self._told.update(new)
+        sentences = []
+        for note, (first, *others) in sorted(new.items()):
+            more = f" and {count_of(len(others), 'more image')}" if others else ""
+            sentences.append(f"{note.rstrip('.')} ({first}{more}).")
+        return sentences
+
+
 class StainDataset(YOLODataset):  # type: ignore[misc]
     """Batches of `LabelledImage`s (`img_path`) with a jitter in place of hue and saturation.
 
@@ -230,10 +259,12 @@ class StainDataset(YOLODataset):  # type: ignore[misc]
         facts: Mapping[Path, ImageInspection],
         jitter: ImageJitter | None = None,
         normalizer: Any = None,
+        notes: ImageNotes | None = None,
         **settings: Any,
     ) -> None:
         self.facts, self.jitter, self.normalizer = facts, jitter, normalizer
         self.items = {item_name(item): item for item in img_path}
+        self.notes = notes
         super().__init__(img_path=img_path, task="detect", **settings)
 
     def get_img_files(self, img_path: Sequence[LabelledImage]) -> list[str]:
@@ -260,7 +291,7 @@ class StainDataset(YOLODataset):  # type: ignore[misc]
         """Image i (h, w, 3) BGR, its longer side resized to `imgsz`; (H, W) before; (h, w)."""
         if self.ims[i] is not None:
             return self.ims[i], self.im_hw0[i], self.im_hw[i]
-        image = read_item(self.items[self.im_files[i]], self.normalizer)
+        image = read_item(self.items[self.im_files[i]], self.normalizer, self.notes)
         height, width = image.shape[:2]
         ratio = self.imgsz / max(height, width)
         if ratio != 1:
@@ -341,11 +372,19 @@ class ReplayedPhotograph:
         return torch.from_numpy(planes)[None].float() / 255
 
 
-def read_bgr(path: str | Path, normalizer: Any = None) -> npt.NDArray[np.uint8]:
-    """An image file as (H, W, 3) uint8 BGR, normalised; what alpha hides becomes padding."""
+def read_bgr(
+    path: str | Path, normalizer: Any = None, notes: ImageNotes | None = None
+) -> npt.NDArray[np.uint8]:
+    """Return an image file as (H, W, 3) uint8 BGR, normalised; what alpha hides becomes padding.
+
+    What the normalizer says of it is added to `notes`.
+    """
     pixels = to_uint8(read_image(path).pixels)
     if normalizer is not None:
-        pixels = normalizer.apply(pixels).rgb
+        done = normalizer.apply(pixels)
+        pixels = done.rgb
+        if notes is not None:
+            notes.add(path, done.notes)
     return np.ascontiguousarray(fill_transparent(pixels)[..., ::-1])
 
 
@@ -459,9 +498,11 @@ def shown_shape(item: LabelledImage, facts: Mapping[Path, ImageInspection]) -> t
     return item.shape if isinstance(item, ImageView) else facts[item.image].shape
 
 
-def read_item(item: LabelledImage, normalizer: Any = None) -> npt.NDArray[np.uint8]:
+def read_item(
+    item: LabelledImage, normalizer: Any = None, notes: ImageNotes | None = None
+) -> npt.NDArray[np.uint8]:
     """What is shown of an image, as `read_bgr`."""
-    pixels = read_bgr(item.image, normalizer)
+    pixels = read_bgr(item.image, normalizer, notes)
     if not isinstance(item, ImageView):
         return pixels
     return cut_crop(pixels, item.annotations, item.window, item.side).pixels

@@ -30,6 +30,7 @@ from napari_beerlanet.core.formats.dataset import Dataset, inspect_images, read_
 from napari_beerlanet.core.stains.front_end import FRONT_END_PREFIXES
 from napari_beerlanet.core.training.trainer.data import (
     ImageJitter,
+    ImageNotes,
     ReplayedPhotograph,
     StainDataset,
 )
@@ -121,6 +122,7 @@ class StainTrainer(DeterministicTrainer):
         self.repeats, self.keep_statistics, self.average = repeats, keep_statistics, average
         self.share, self.fitness_tolerance = share, fitness_tolerance
         self.new_classes, self.validate_every = frozenset(new_classes), validate_every
+        self.image_notes = ImageNotes()
         self.ema: Any = None
         super().__init__({**DEFAULT_ARGS, **overrides}, callback, state)
 
@@ -143,6 +145,7 @@ class StainTrainer(DeterministicTrainer):
             facts=self.dataset.inspections,
             jitter=self.jitter if train else None,
             normalizer=getattr(unwrap_model(self.model), "normalizer", None),
+            notes=self.image_notes,
             imgsz=self.args.imgsz,
             batch_size=batch,
             augment=train,
