@@ -363,6 +363,15 @@ def test_damaged_files_do_not_stop_the_rest(tmp_path, out, capsys):
     assert summary(capsys) == "0 done, 2 skipped, 3 failed"
 
 
+@pytest.mark.parametrize("command", ["decompose", "batch"])
+def test_a_name_too_long_for_results_does_not_stop_the_rest(tmp_path, out, capsys, command):
+    sources = [save(tmp_path / f"{name}.png", k) for k, name in enumerate(("a", "m" * 244, "z"))]
+    assert run(command, *sources, "--out", out, *FAST[:-1], *FAST[-1:] * (command != "batch")) == 1
+    captured = capsys.readouterr()
+    assert captured.out.splitlines()[-1].startswith("2 done, 0 skipped, 1 failed")
+    assert captured.err.count("file name too long") == 1
+
+
 def test_quiet_and_debug(tmp_path, out, capsys):
     (tmp_path / "a.png").write_text("no image")
     save(tmp_path / "b.png")

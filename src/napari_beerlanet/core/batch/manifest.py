@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -136,7 +137,8 @@ class FileRecords:
     def find(self, job: ImageJob) -> tuple[str, Record | None]:
         """The name of an image's results, and its record if it is done with these settings."""
         name, record, source = self._earlier(job)
-        there = all(path.exists() for path in self._files(name).values())
+        # `Path.exists` raises where a name is too long, which is the error of this image alone.
+        there = all(map(os.path.exists, self._files(name).values()))
         current = record.get("settings") == self._settings() and is_unchanged(record, source)
         return name, record if current and there else None
 
