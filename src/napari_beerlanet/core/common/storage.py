@@ -10,11 +10,13 @@ import math
 import os
 import re
 import shutil
+import socket
 import time
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,13 @@ _HASHED_ROWS = 256  # that are in memory at a time of a lazy image
 
 _MAX_YAML_BYTES = 1 << 20  # ten thousand class names have room
 _MAX_YAML_DEPTH = 100  # libyaml calls itself for each, until the process crashes
+
+_PROCESS = uuid.uuid4().hex[:8]  # tells this process from an earlier one of the same number
+_PARTIAL = re.compile(
+    r"\.(?P<computer>[0-9a-f]{8})-(?P<number>[0-9]{1,9})-(?P<process>[0-9a-f]{8})-[0-9a-f]{8}\.partial"
+)
+_LOOK_INTERVAL = 50  # between two looks into a folder, as many times as long as a look
+_last_look: dict[Path, tuple[float, float]] = {}  # by folder: when, and seconds that it took
 
 _flush_later: ContextVar[bool] = ContextVar("flush_later", default=False)
 _FORMULA = re.compile(r"'*[=+\-@\t\r]")  # how a cell starts that a spreadsheet may execute
@@ -48,13 +57,15 @@ def atomic_path(path: str | os.PathLike[str], *, durable: bool = True) -> Iterat
     """A path beside `path` to write a file or folder to, which becomes `path` at the end.
 
     Where the block raises (Ctrl-C, too) nothing is left behind, and what stood at `path` stays.
+    What a kill leaves is removed by the next write to the same folder.
     `durable` waits until a file is on the disk, which takes minutes while the disk writes gigabytes
     of others. Without it a power cut may leave an empty file: for caches and conveniences, whose
     readers take a damaged file for none.
     """
     path = Path(path)
     # The suffix stays, as writers go by it; the name does not, as it may be of the longest length.
-    unfinished = path.with_name(f".{uuid.uuid4().hex[:16]}.partial{path.suffix}")
+    unfinished = path.with_name(_partial_name(path.suffix))
+    _remove_dead_files(path.parent)
     try:
         yield unfinished
         if durable:
@@ -66,9 +77,49 @@ def atomic_path(path: str | os.PathLike[str], *, durable: bool = True) -> Iterat
 
 
 def remove_partial_files(folder: Path) -> None:
-    """Remove what a kill during `atomic_path` has left in a folder."""
+    """Remove all that is half written in a folder, for whoever alone may write there."""
     for unfinished in folder.glob(".*.partial*"):
         remove_path(unfinished)
+
+
+@cache
+def _computer() -> str:
+    """Return what tells this computer, or container, from others that write to the same disk."""
+    try:
+        numbers = os.stat("/proc/self/ns/pid").st_ino  # of its processes
+    except OSError:
+        numbers = 0
+    name = f"{socket.gethostname()} {uuid.getnode()} {numbers}"
+    return hashlib.sha256(name.encode()).hexdigest()[:8]
+
+
+def _partial_name(suffix: str = "") -> str:
+    """Return a name for what is being written, which says by whom."""
+    return f".{_computer()}-{os.getpid()}-{_PROCESS}-{uuid.uuid4().hex[:8]}.partial{suffix}"
+
+
+def _remove_dead_files(folder: Path) -> None:
+    """Remove what processes of this computer that are gone were writing to a folder."""
+    looked, took = _last_look.get(folder, (-math.inf, 0.0))
+    started = time.monotonic()
+    if started - looked < _LOOK_INTERVAL * took:  # many thousand files take their time
+        return
+    with suppress(OSError):
+        for name in os.listdir(folder):
+            found = _PARTIAL.match(name)
+            if found is None or found["computer"] != _computer():
+                continue
+            if int(found["number"]) == os.getpid():
+                dead = found["process"] != _PROCESS
+            else:
+                import psutil
+
+                dead = not psutil.pid_exists(int(found["number"]))
+            if dead:
+                shutil.rmtree(folder / name, ignore_errors=True)
+                with suppress(OSError):
+                    (folder / name).unlink(missing_ok=True)
+    _last_look[folder] = started, time.monotonic() - started
 
 
 @contextmanager
@@ -81,7 +132,8 @@ def staged_folder(folder: str | os.PathLike[str]) -> Iterator[Path]:
     """
     folder = Path(folder)
     new = [path for path in (folder, *folder.parents) if not path.exists()]
-    stage = folder / f".{uuid.uuid4().hex[:16]}.partial"
+    stage = folder / _partial_name()
+    _remove_dead_files(folder)
     token = _flush_later.set(True)
     try:
         stage.mkdir(parents=True)
@@ -155,7 +207,7 @@ def _replace_path(new: Path, path: Path) -> None:
     if not path.is_dir() or path.is_symlink():
         os.replace(new, path)
         return
-    old = path.with_name(f".{uuid.uuid4().hex[:16]}.partial")  # no system replaces a full folder
+    old = path.with_name(_partial_name())  # no system replaces a full folder
     os.replace(path, old)
     try:
         os.replace(new, path)
