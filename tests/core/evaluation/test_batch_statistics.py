@@ -1,5 +1,7 @@
 """Batch statistics of other images: what changes, what does not, and bad input."""
 
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from discs import disc_detector
 from napari_beerlanet.core.checkpoints.serialize import describe_network
 from napari_beerlanet.core.detection.detector import Detector
 from napari_beerlanet.core.detection.network import StainDetectionModel
+from napari_beerlanet.core.evaluation import batch_statistics
 from napari_beerlanet.core.evaluation.batch_statistics import adapt_batch_statistics
 from napari_beerlanet.samples import blood_smear
 from tinyclasses import cell, tiny_classifier
@@ -61,6 +64,28 @@ def test_images_of_any_size_and_type_count_and_files_too(tmp_path):
     first = adapt_batch_statistics(model, [image, image])
     again = adapt_batch_statistics(model, [path, image.astype(np.uint16) * 257])
     assert same(split(first.network)[0], split(again.network)[0])
+
+
+def test_only_a_batch_of_images_is_in_memory(tmp_path, monkeypatch):
+    alive, most = [], []
+    resized = batch_statistics._resized
+
+    def watched(pixels, size):
+        tile = resized(pixels, size)
+        alive.append(weakref.ref(tile))
+        most.append(sum(one() is not None for one in alive))
+        return tile
+
+    monkeypatch.setattr(batch_statistics, "_resized", watched)
+    smears = []
+    for k in range(24):
+        smears.append(tmp_path / f"{k}.png")
+        shape = (64, 64) if k % 3 else (64, 96)
+        field = blood_smear(shape, seed=k, cell_diameter=20.0)
+        Image.fromarray(field.image).save(smears[-1])
+    adapt_batch_statistics(plain_detector(), smears)
+    assert len(alive) == 24
+    assert max(most) <= 8
 
 
 def test_beerlanet_is_in_front_as_ever():

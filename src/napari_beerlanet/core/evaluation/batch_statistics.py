@@ -85,24 +85,27 @@ def _show_crops(model: Classifier, network: Any, images: Sequence[Any], report: 
 
 
 def _show_images(model: Detector, network: Any, images: Sequence[Any], report: Any) -> None:
-    """Images of one size are shown together."""
+    """Show images of one size together; files are read twice, so that few are in memory."""
     stride, side = int(network.stride.max()), int(model.info["image_size"])
-    sizes: dict[tuple[int, ...], list[npt.NDArray[np.uint8]]] = {}
+    sizes: dict[tuple[int, int], list[Any]] = {}
     for k, image in enumerate(images):
         report_progress(report, k, 2 * len(images), "adapting batch statistics")
+        height, width = check_rgb(_pixels(image)).pixels.shape[:2]
+        scale = side / max(height, width)
+        size = max(round(height * scale), 1), max(round(width * scale), 1)
+        sizes.setdefault(size, []).append(image)
+
+    def mixed(image: Any, size: tuple[int, int]) -> torch.Tensor:
         pixels = network.normalize(to_uint8(check_rgb(_pixels(image)).pixels))
-        tile = _resized(fill_transparent(pixels), side)
-        sizes.setdefault(tile.shape, []).append(tile)
+        tile = _resized(fill_transparent(pixels), size)
+        return fit_stain(network, tile).mix_tiles(network, tiling.pad_tile(tile, stride)[0][None])
+
     shown = len(images)
-    for tiles in sizes.values():
-        for _, part in _batches(tiles, _DETECTOR_BATCH):
+    for size, mine in sizes.items():
+        for _, part in _batches(mine, _DETECTOR_BATCH):
             report_progress(report, shown, 2 * len(images), "adapting batch statistics")
             shown += len(part)
-            mixed = [
-                fit_stain(network, tile).mix_tiles(network, tiling.pad_tile(tile, stride)[0][None])
-                for tile in part
-            ]
-            network.predict_mixed(torch.cat(mixed))
+            network.predict_mixed(torch.cat([mixed(image, size) for image in part]))
 
 
 def _batches(items: list[Any], size: int) -> list[tuple[int, list[Any]]]:
@@ -117,9 +120,7 @@ def _pixels(image: Any) -> npt.NDArray[Any]:
     return np.asarray(image)
 
 
-def _resized(pixels: npt.NDArray[np.uint8], side: int) -> npt.NDArray[np.uint8]:
-    """An image with its longer side so many pixels long, as in training."""
+def _resized(pixels: npt.NDArray[np.uint8], size: tuple[int, int]) -> npt.NDArray[np.uint8]:
+    """Return an image at a `size` (h, w), as in training."""
     height, width = pixels.shape[:2]
-    scale = side / max(height, width)
-    size = max(round(height * scale), 1), max(round(width * scale), 1)
     return tiling.read_tile(pixels, Rectangle.from_edges(0, 0, width, height), size)
