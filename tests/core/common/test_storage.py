@@ -128,7 +128,7 @@ def test_what_another_computer_writes_is_left_alone(tmp_path, monkeypatch):
 
 
 def test_what_a_process_of_the_same_number_has_left_before_is_cleared(tmp_path, monkeypatch):
-    """As in a container that is started again."""
+    """As after a restart of the computer."""
     monkeypatch.setattr(storage, "_PROCESS", "0" * 8)
     (tmp_path / storage._partial_name(".bin")).touch()
     monkeypatch.undo()

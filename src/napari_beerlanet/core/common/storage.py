@@ -86,11 +86,11 @@ def remove_partial_files(folder: Path) -> None:
 def _computer() -> str:
     """Return what tells this computer, or container, from others that write to the same disk."""
     try:
-        numbers = os.stat("/proc/self/ns/pid").st_ino  # of its processes
+        machine = Path("/etc/machine-id").read_text()
+        machine += str(os.stat("/proc/self/ns/pid").st_ino)  # what numbers its processes
     except OSError:
-        numbers = 0
-    name = f"{socket.gethostname()} {uuid.getnode()} {numbers}"
-    return hashlib.sha256(name.encode()).hexdigest()[:8]
+        machine = str(uuid.getnode())
+    return hashlib.sha256(f"{socket.gethostname()} {machine}".encode()).hexdigest()[:8]
 
 
 def _partial_name(suffix: str = "") -> str:

@@ -115,7 +115,7 @@ class ClassifierTrainSettings(ClassifierSettings, RunSettings):
         "(1 where none is given); training itself is balanced.",
     )
     validation: float = Field(
-        0.2, gt=0, lt=1, description="Part of each class to validate on, where no set is given."
+        0.2, gt=0, lt=1, description="Part of a class, or of images, that validates without a set."
     )
     scale_jitter: float = Field(
         0.2, ge=0, le=1, description="How much the scale of crops varies (of its logarithm)."
