@@ -32,7 +32,7 @@ from napari_beerlanet.ui.common.controls import (
     wrapping_label,
 )
 from napari_beerlanet.ui.common.model_section import make_ready
-from napari_beerlanet.ui.common.panel import Panel
+from napari_beerlanet.ui.common.panel import Panel, ThemedLabel
 from napari_beerlanet.ui.common.progress_bar import TaskProgressBar
 from napari_beerlanet.ui.common.recent import add_recent_model
 from napari_beerlanet.ui.common.session import get_session
@@ -145,8 +145,7 @@ class ModelComparisonPanel(QWidget):
         )
         self.close_button = button("Close", "Close this comparison; the model is kept.", self.clear)
         self.decision = row(self.keep_button, self.discard_button)
-        self.warning = heading("")  # where nobody keeps the model without seeing it
-        self.warning.setWordWrap(True)
+        self.warning = ThemedLabel(kind="warning")  # nobody keeps the model without seeing it
         layout.addWidget(self.warning)
         layout.addWidget(self.name)
         layout.addWidget(self.decision)
@@ -207,7 +206,7 @@ class ModelComparisonPanel(QWidget):
         forgotten = [f"Forgotten: {text}." for text in comparison.forgotten]
         notes = [*forgotten, *comparison.notes]
         self.notes.setText("\n".join(notes))
-        self.notes.setEnabled(bool(forgotten))  # not muted
+        self.notes.set_kind("warning" if forgotten else "hint")
         self.notes.setVisible(bool(notes))
         self._update_controls()
         if self.kept_path is not None:
