@@ -415,20 +415,39 @@ def test_decisions_on_an_image_that_is_left_are_written_off_the_gui_thread(
     assert load_review(path, some())[1] == 2
 
 
-def test_decisions_that_cannot_be_written_are_told(open_review, until, monkeypatch):
-    viewer, panel, _ = open_review()
-    said = []
+@pytest.mark.parametrize("meanwhile", ["the image stays", "another image", "the panel is closed"])
+def test_decisions_that_cannot_be_written_are_told_once_and_written_later(
+    open_review, until, monkeypatch, meanwhile
+):
+    """As on a full disk, until there is space again."""
+    viewer, panel, detection_layer = open_review()
+    said, tried, space = [], [], threading.Event()
     monkeypatch.setattr("napari_beerlanet.ui.common.notifications.show_error", said.append)
+    monkeypatch.setattr("napari_beerlanet.ui.review.autosave._RETRY_DELAY_MS", 50)
 
     def save(path, *rest):
-        raise FileError(f"{path.name}: no space left")
+        tried.append(path)
+        if not space.is_set():
+            raise FileError(f"{path.name}: no space left")
+        return save_review(path, *rest)
 
     monkeypatch.setattr("napari_beerlanet.ui.review.autosave.save_review", save)
     panel.next()
     panel.accept()
     path = panel.autosave.path
-    detected_image(viewer, "other", some(16), 255 - PICTURE)
-    until(lambda: said == [f"{path.name}: no space left"])
+    if meanwhile == "another image":
+        detected_image(viewer, "other", some(16), 255 - PICTURE)
+    elif meanwhile == "the panel is closed":
+        viewer.window.remove_dock_widget(panel)
+        panel = ReviewWidget(viewer)
+        viewer.window.add_dock_widget(panel)
+        until(lambda: panel.autosave.path == path)
+        assert panel.review.progress()[0] == 1, "they are shown, though not on disk"
+    until(lambda: tried.count(path) > 3)
+    assert said == [f"{path.name}: no space left Retrying every few seconds."]
+    space.set()
+    until(lambda: path.exists())
+    assert load_review(path, some())[1] == 1
 
 
 def test_each_plane_of_a_stack_has_its_own_review(shared_viewer, until):

@@ -11,18 +11,26 @@ from typing import NamedTuple
 from weakref import WeakSet
 
 import numpy as np
+from qtpy.QtCore import QTimer
 from superqt.utils import qdebounced
 
 from napari_beerlanet.core.boxes.detections import Detections
+from napari_beerlanet.core.common.messages import error_message
 from napari_beerlanet.core.common.progress import Report
 from napari_beerlanet.core.common.storage import FileError, pixel_hash
-from napari_beerlanet.core.review.review import Review, load_review, save_review
+from napari_beerlanet.core.review.review import (
+    Review,
+    carry_over_decisions,
+    load_review,
+    save_review,
+)
 from napari_beerlanet.ui.common.notifications import notify_error
 from napari_beerlanet.ui.common.panel import Panel
 from napari_beerlanet.ui.common.recent import user_data_folder
+from napari_beerlanet.ui.common.tasks import TaskOutcome
 from napari_beerlanet.ui.review.target import ReviewTarget
 
-_AUTOSAVE_DELAY_MS = 1500
+_AUTOSAVE_DELAY_MS, _RETRY_DELAY_MS = 1500, 5000
 _KEY_DIGITS = 32  # of an image's hash, in the names of files
 
 
@@ -55,11 +63,15 @@ def _find_saved_review(folder: Path, key: str, detections: Detections) -> _Saved
 
 
 class _PendingSaves:
-    """Copies of reviews that are to be written, the newest for each file, by any thread."""
+    """Copies of reviews that are to be written, the newest for each file, by any thread.
+
+    What cannot be written stays; `errors` has the first failure of each file.
+    """
 
     def __init__(self) -> None:
-        self.errors: SimpleQueue[Exception] = SimpleQueue()
-        self._reviews: dict[Path, tuple[Review, str]] = {}
+        self.errors: SimpleQueue[str] = SimpleQueue()
+        self.reviews: dict[Path, tuple[Review, str]] = {}
+        self._failing: set[Path] = set()
         self._writing = threading.Lock()
 
     def add(self, path: Path, review: Review, name: str) -> None:
@@ -68,17 +80,25 @@ class _PendingSaves:
         unchanging.status, unchanging.labels = review.status.copy(), review.labels.copy()
         unchanging.names, unchanging.type_names = list(review.names), list(review.type_names)
         unchanging.type_labels = review.type_labels.copy()
-        self._reviews[path] = unchanging, name
+        self.reviews[path] = unchanging, name
 
     def write(self) -> None:
-        """All of them are on disk when this returns, but for those of `errors`."""
+        """All of them are on disk when this returns, but for those that fail."""
         with self._writing:
-            while self._reviews:
-                path, (review, name) = self._reviews.popitem()
+            for path, (review, name) in list(self.reviews.items()):
                 try:
                     save_review(path, review, name)
                 except (OSError, FileError) as error:
-                    self.errors.put(error)
+                    if path not in self._failing:
+                        self._failing.add(path)
+                        self.errors.put(f"{error_message(error)} Retrying every few seconds.")
+                else:
+                    self._failing.discard(path)
+                    if self.reviews[path][0] is review:  # there may be a newer one
+                        del self.reviews[path]
+
+
+_pending = _PendingSaves()  # of all panels: what one could not write before it closed is kept
 
 
 class ReviewAutosave:
@@ -86,9 +106,11 @@ class ReviewAutosave:
 
     def __init__(self, panel: Panel) -> None:
         self.task, self._save_task = panel.task(), panel.task()
-        self._pending = _PendingSaves()
         for task in (self.task, self._save_task):
-            task.ended.connect(self._tell_errors)
+            task.ended.connect(self._written)
+        self._retry = QTimer(panel)
+        self._retry.setSingleShot(True)
+        self._retry.timeout.connect(self._write)
         self._review: Review | None = None
         self._name = ""
         self._path: Path | None = None
@@ -111,14 +133,18 @@ class ReviewAutosave:
         self._unsaved = False
         self._review, self._name, self._path = review, target.name, None
         read_pixels, folder = target.read_fingerprint_pixels, reviews_folder()
-        pending = self._pending
 
         def work(report: Report) -> _SavedReview:
-            pending.write()  # what is read next may be among them
+            _pending.write()  # what is read next may be among them
             key = pixel_hash(read_pixels())[:_KEY_DIGITS]
-            return _find_saved_review(folder, key, review.detections)
+            saved = _find_saved_review(folder, key, review.detections)
+            unwritten, _ = _pending.reviews.get(saved.path, (None, ""))
+            if unwritten is None:
+                return saved
+            newer = Review(review.detections)
+            return _SavedReview(saved.path, newer, carry_over_decisions(unwritten, newer))
 
-        self.task.start(work, lambda saved: self._apply(review, saved, loaded))
+        self.task.start(work, lambda saved: self._apply(review, saved, loaded), notify_error)
 
     def _apply(self, review: Review, saved: _SavedReview, loaded: Callable[[int], None]) -> None:
         if review is not self._review:
@@ -145,8 +171,9 @@ class ReviewAutosave:
     def save_now(self) -> None:
         """Save what is unsaved in the GUI thread: the panel is about to be closed."""
         self._save_debounced.cancel()
+        self._retry.stop()
         self._take_unsaved()
-        self._pending.write()
+        _pending.write()
         self._tell_errors()
 
     def _save(self) -> None:
@@ -156,20 +183,24 @@ class ReviewAutosave:
             self._save_debounced()
 
     def _write(self) -> None:
-        pending = self._pending
-        self._save_task.start(lambda report: pending.write())
+        self._save_task.start(lambda report: _pending.write())
 
     def _take_unsaved(self) -> bool:
         """Have what is unsaved written, if it is known where; whether there was something."""
         if not self._unsaved or self._review is None or self._path is None:
             return False
         self._unsaved = False
-        self._pending.add(self._path, self._review, self._name)
+        _pending.add(self._path, self._review, self._name)
         return True
 
-    def _tell_errors(self, outcome: object = None) -> None:
+    def _written(self, outcome: object = None) -> None:
+        self._tell_errors()
+        if _pending.reviews and outcome is not TaskOutcome.CANCELLED:
+            self._retry.start(_RETRY_DELAY_MS)
+
+    def _tell_errors(self) -> None:
         while True:
             try:
-                notify_error(self._pending.errors.get_nowait())
+                notify_error(_pending.errors.get_nowait())
             except Empty:
                 return
