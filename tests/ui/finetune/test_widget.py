@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 import pytest
-from qtpy.QtGui import QCloseEvent
+from qtpy.QtGui import QCloseEvent, QHideEvent
 
 from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.checkpoints.checkpoint import (
@@ -147,6 +147,8 @@ def test_closing_the_viewer_and_finding_the_run_again(panel, project, until, qtb
     until(lambda: inspect_run(folder).epoch > 0)
     again.close_confirmation.ask = lambda: "stop"
     again.close_confirmation.eventFilter(window, QCloseEvent())
+    assert again.run_view.running
+    again.close_confirmation.eventFilter(window, QHideEvent())
     until(lambda: not again.run_view.running)
     assert inspect_run(folder).state is RunState.STOPPED
     stopped = re.compile(r"stopped after epoch \d+ of 2000", re.IGNORECASE)

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -46,6 +47,7 @@ EVENTS_FILE = "progress.jsonl"
 _POLL_INTERVAL_MS = 200
 _REPLAY_BYTES = 1 << 16  # of earlier events that are emitted again when a run is attached
 _EXIT_GRACE_PERIOD_S = 10.0  # for a process to exit after its final event
+_DRIVE_PATIENCE_S = 0.5  # for a file to be created before the window goes on
 _MIN_FREE_BYTES = 20e6  # on a disk that is not full
 _LOG_TAIL_BYTES = 2000
 _MAX_VISIBLE_FAILURES = 5
@@ -210,11 +212,16 @@ class BackgroundProcess(QObject):
 
     def _poll(self) -> None:
         """Read what is new, off the GUI thread: the drive may be slow, or not answer."""
-        tail, process = self._tail, self._process
+        tail, process, folder = self._tail, self._process, self.folder
+        if tail is not None and self.stopping:
+            self._escalate_stop()
         if tail is None or self._reading.running:
             return
+        stopping = self.stopping and self._final_event is None
 
         def work(report: Report) -> tuple[bool, list[Event]]:
+            if stopping and not (folder / "stop").exists():  # a run that starts removes it
+                request_stop(folder, None)
             alive = is_alive(process)  # before reading, so that its last events are read
             return alive, tail.read()
 
@@ -229,8 +236,6 @@ class BackgroundProcess(QObject):
                 self._finish(self._resolve_end())
         elif self._exit_is_overdue():
             self.kill()
-        elif self.stopping:
-            self._escalate_stop()
 
     def _exit_is_overdue(self) -> bool:
         waited = time.monotonic() - self._final_event_at
@@ -249,10 +254,8 @@ class BackgroundProcess(QObject):
             self.event_received.emit(event)
 
     def _escalate_stop(self) -> None:
-        """Repeat the request, since a run that starts removes it; then send signals."""
+        """Send signals to a run that has not stopped in time, without a look at its drive."""
         waited = time.monotonic() - self._stop_requested_at
-        if self._final_event is None and not (self.folder / "stop").exists():
-            request_stop(self.folder, None)
         if waited > self.stop_timeouts[1]:
             self.kill()
         elif waited > self.stop_timeouts[0] and self._process is not None:
@@ -345,9 +348,18 @@ def lower_priority(process: psutil.Process) -> None:
 
 
 def request_stop(folder: Path, process: psutil.Process | None) -> None:
-    """Create the file that stops a run; a `process` that does not look for it yet gets a signal."""
-    with suppress(OSError):
-        (folder / "stop").touch()
+    """Create the file that stops a run; a `process` that does not look for it yet gets a signal.
+
+    A drive that does not answer is not waited for.
+    """
+
+    def touch() -> None:
+        with suppress(OSError):
+            (folder / "stop").touch()
+
+    touching = threading.Thread(target=touch, daemon=True)
+    touching.start()
+    touching.join(_DRIVE_PATIENCE_S)
     if process is not None:
         with suppress(psutil.Error):
             process.terminate()
@@ -638,7 +650,8 @@ class CloseConfirmation(QObject):
     """An event filter on the main window that asks before it closes. `ask` may be replaced.
 
     `process` returns the active run, if there is one; `question` is a title and a question. The
-    answer "stay" keeps the window open.
+    answer "stay" keeps the window open. Any other is carried out once the window has closed: until
+    then another run's question, or napari's own, may still be answered with no.
     """
 
     def __init__(
@@ -650,23 +663,29 @@ class CloseConfirmation(QObject):
     ) -> None:
         super().__init__(parent)
         self._window, self._process = window, process
+        self._answer: CloseAnswer | None = None
         self.ask: Callable[[], CloseAnswer] = lambda: ask_before_closing(window, *question)
         if window is not None:
             window.installEventFilter(self)
 
     def eventFilter(self, watched: QObject | None, event: QEvent | None) -> bool:
         """Qt's own name."""
-        if event is None or event.type() != QEvent.Type.Close:
+        kind = event.type() if event is not None else None
+        process = self._process() if kind in (QEvent.Type.Close, QEvent.Type.Hide) else None
+        if event is None or process is None or not process.running:
             return False
-        process = self._process()
-        answer = self.ask() if process is not None and process.running else "continue"
-        if answer == "stay":
-            event.ignore()
-        elif process is not None and answer == "stop":
-            process.stop()
-        elif process is not None:
-            process.resume()  # nobody would be there to do it
-        return answer == "stay"
+        if kind == QEvent.Type.Close:
+            self._answer = self.ask()
+            if self._answer == "stay":
+                event.ignore()
+            return self._answer == "stay"
+        if not event.spontaneous():  # as it is where the window is minimised
+            answer, self._answer = self._answer, None
+            if answer == "stop":
+                process.stop()
+            elif answer == "continue":
+                process.resume()  # nobody would be there to do it
+        return False
 
     def end(self) -> None:
         """Remove the filter."""
