@@ -420,7 +420,7 @@ def test_decisions_that_cannot_be_written_are_told_once_and_written_later(
     open_review, until, monkeypatch, meanwhile
 ):
     """As on a full disk, until there is space again."""
-    viewer, panel, detection_layer = open_review()
+    viewer, panel, _ = open_review()
     said, tried, space = [], [], threading.Event()
     monkeypatch.setattr("napari_beerlanet.ui.common.notifications.show_error", said.append)
     monkeypatch.setattr("napari_beerlanet.ui.review.autosave._RETRY_DELAY_MS", 50)
