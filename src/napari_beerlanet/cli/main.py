@@ -17,7 +17,6 @@ from napari_beerlanet._version import __version__
 from napari_beerlanet.cli import (
     batch,
     benchmark,
-    benchmark_device,
     classify,
     convert,
     decompose,
@@ -49,7 +48,6 @@ _COMMANDS: dict[str, Any] = {
     "evaluate": evaluate,
     "batch": batch,
     "benchmark": benchmark,
-    "benchmark-device": benchmark_device,
     "report": report,
     "convert": convert,
     "export": export,

@@ -1,97 +1,73 @@
-"""The command `benchmark-device`: one table of what a GPU does, and how fast, beside the CPU."""
+"""What a GPU does, and how fast, beside the CPU, as one table to send us.
 
-from __future__ import annotations
+    python benchmarks/device.py [--device cuda:0] [--side 640]
+
+Decomposes an image, runs the layer forward and backward, detects cells and takes training steps on
+the CPU and on the device. Prints times, how far the device's results are from the CPU's, versions
+and the device's name; takes a minute or two and writes no file.
+"""
 
 import argparse
 import os
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from napari_beerlanet.cli.common import (
-    DEFAULT_MODEL,
-    UsageError,
-    add_device_option,
-    echo,
-    print_message,
-    raise_if_interrupted,
-    whole_number,
+import numpy as np
+import torch
+
+from napari_beerlanet.core.boxes.geometry import iou
+from napari_beerlanet.core.checkpoints.checkpoint import load_detector
+from napari_beerlanet.core.common.device import (
+    copy_to,
+    describe_device,
+    free_memory,
+    is_out_of_memory,
+    pick_device,
+    synchronize,
 )
+from napari_beerlanet.core.common.messages import error_detail
+from napari_beerlanet.core.detection import pipeline
+from napari_beerlanet.core.detection.detector import Detector
+from napari_beerlanet.core.stains.decompose import decompose
+from napari_beerlanet.core.stains.layer import BeerLaNet
+from napari_beerlanet.core.training.estimate import training_step
+from napari_beerlanet.core.training.monitor import package_versions
+from napari_beerlanet.samples import blood_smear
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-    import torch
-
-    from napari_beerlanet.core.detection.detector import Detector
-
-HELP = "time a GPU against the CPU, in one table to send us"
-DESCRIPTION = (
-    "Decompose an image, run the layer forward and backward, detect cells and take training steps "
-    "on the CPU and on the device, and print one table with times, how far the device's results "
-    "are from the CPU's, versions and the device's name. It takes a minute or two and writes no "
-    "file. No GPU was at hand when this program was written: please send us the table."
-)
-_MIN_SIDE = 128
-_BATCH = 4  # images of a training step
-_TIMED_S = 0.5  # at least, of one measurement
+BATCH = 4  # images of a training step
+TIMED_S = 0.5  # at least, of one measurement
 
 Measured = tuple[float, Any]  # seconds, the result
 
 
-def add_options(command: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
-    add = command.add_argument
-    add_device_option(command)
-    add(
-        "--model", default=DEFAULT_MODEL, metavar="MODEL", help="a detector (default: the packaged)"
-    )
-    add(
-        "--side",
-        type=whole_number,
-        default=640,
-        metavar="PIXELS",
-        help="side of the images (default 640)",
-    )
-
-
-def run(options: argparse.Namespace) -> int:
-    """Measure and print the table."""
-    from napari_beerlanet.core.common.device import describe_device, pick_device
-
-    if options.side < _MIN_SIDE:
-        raise UsageError(f"--side must be at least {_MIN_SIDE}, not {options.side}.")
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda:0, mps")
+    parser.add_argument("--model", default="blood-cells", help="a detector")
+    parser.add_argument("--side", type=int, default=640, help="of the images, in pixels")
+    options = parser.parse_args(arguments)
     device = pick_device(options.device)
-    on_cpu = pick_device("cpu")
-    for line in _machine(device):
-        echo(line)
-    echo("")
-    print_message("measuring the CPU ...")
-    columns = {"CPU": measure_device(on_cpu, options.model, options.side)}
+    print("\n".join(_machine(device)), end="\n\n")
+    print("measuring the CPU ...", file=sys.stderr)
+    columns = {"CPU": measure_device(pick_device("cpu"), options.model, options.side)}
     if device.type != "cpu":
-        print_message(f"measuring {describe_device(device)} ...")
+        print(f"measuring {describe_device(device)} ...", file=sys.stderr)
         columns[str(device)] = measure_device(device, options.model, options.side)
-    for line in speed_table(columns):
-        echo(line)
-    echo("")
+    print("\n".join(speed_table(columns)), end="\n\n")
     if device.type == "cpu":
-        echo("Only the CPU was measured: torch finds no GPU here, or another device was asked for.")
+        print("Only the CPU was measured: torch finds no GPU here, or another was asked for.")
     else:
-        echo("Difference: the largest one from the CPU's result; of boxes, the share without a")
-        echo(
-            "counterpart (IoU above 0.9). Detection is in float16 on CUDA. “memory”: there was too"
-        )
-        echo("little of it; try --side 320. Please send us this table.")
-    return 0
+        print("Difference: the largest one from the CPU's result; of boxes, the share without a")
+        print("counterpart (IoU above 0.9). Detection is in float16 on CUDA. “memory”: there was")
+        print("too little of it; try --side 320. Please send us this table.")
 
 
 def measure_device(device: torch.device, model: str, side: int) -> dict[str, Measured | str]:
     """Seconds and result of each stage on a device, or why there is none."""
-    from napari_beerlanet.core.common.device import free_memory, is_out_of_memory
-    from napari_beerlanet.core.common.messages import error_detail
-
     image = _smear(side)
     detector: list[Detector] = []
     stages: dict[str, Callable[[], Measured]] = {
@@ -101,13 +77,12 @@ def measure_device(device: torch.device, model: str, side: int) -> dict[str, Mea
         f"layer {side} × {side}, and backward": lambda: _layer(image, device, backward=True),
         "load the detector": lambda: _load(model, device, detector),
         f"detect in {2 * side} × {2 * side}": lambda: _detect(detector[0], _smear(2 * side)),
-        f"training step, {_BATCH} images of {side} × {side}": lambda: _train(
+        f"training step, {BATCH} images of {side} × {side}": lambda: _train(
             detector[0], device, side
         ),
     }
     results: dict[str, Measured | str] = {}
     for name, stage in stages.items():
-        raise_if_interrupted()
         if not detector and name.startswith(("detect", "training")):
             results[name] = "no detector"
             continue
@@ -148,14 +123,10 @@ def _cell(result: Measured | str) -> str:
 
 def _difference(expected: Any, found: Any) -> str:
     """How far a result is from the CPU's: a number for arrays, a share for boxes."""
-    import numpy as np
-
     if expected is None:
         return ""
     if isinstance(expected, np.ndarray):
         return f"{float(np.abs(found - expected).max()):.1e}"
-    from napari_beerlanet.core.boxes.geometry import iou
-
     most = max(len(expected), len(found))
     if not most:
         return "no boxes"
@@ -166,11 +137,6 @@ def _difference(expected: Any, found: Any) -> str:
 
 def _machine(device: torch.device) -> list[str]:
     """What is measured with what."""
-    import torch
-
-    from napari_beerlanet.core.common.device import describe_device
-    from napari_beerlanet.core.training.monitor import package_versions
-
     versions = ", ".join(f"{name} {version}" for name, version in package_versions().items())
     lines = [f"Device: {describe_device(device)}"]
     if device.type == "cuda":
@@ -181,19 +147,14 @@ def _machine(device: torch.device) -> list[str]:
     return [*lines, f"{platform.system()} {platform.release()}", versions]
 
 
-def _smear(side: int) -> npt.NDArray[np.uint8]:
+def _smear(side: int) -> np.ndarray:
     """(side, side, 3) of a synthetic smear, with as many colours as a photograph."""
-    from napari_beerlanet.samples import blood_smear
-
-    image: npt.NDArray[np.uint8] = blood_smear((side, side), seed=0, cell_diameter=60.0).image
-    return image
+    return blood_smear((side, side), seed=0, cell_diameter=60.0).image
 
 
 def _time(work: Callable[[], Any], device: torch.device) -> Measured:
     """The median over half a second, after a call that does not count, and the last result."""
-    from napari_beerlanet.core.common.device import synchronize
-
-    result: Any = None
+    result = None
 
     def once() -> float:
         nonlocal result
@@ -204,25 +165,18 @@ def _time(work: Callable[[], Any], device: torch.device) -> Measured:
 
     once()
     seconds: list[float] = []
-    while len(seconds) < 3 or sum(seconds) < _TIMED_S:
+    while len(seconds) < 3 or sum(seconds) < TIMED_S:
         seconds.append(once())
     return statistics.median(seconds), result
 
 
 def _decompose(image: Any, device: torch.device, method: str) -> Measured:
-    from napari_beerlanet.core.stains.decompose import decompose
-
-    settings: dict[str, Any] = {"iterations": 10, "method": method, "device": device}
+    settings = {"iterations": 10, "method": method, "device": device}
     seconds, done = _time(lambda: decompose(image, **settings), device)
     return seconds, done.densities
 
 
 def _layer(image: Any, device: torch.device, backward: bool) -> Measured:
-    import numpy as np
-    import torch
-
-    from napari_beerlanet.core.stains.layer import BeerLaNet
-
     layer = BeerLaNet().to(device)
     planes = torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))[None]
     planes = planes.to(device).float() / 255
@@ -230,11 +184,10 @@ def _layer(image: Any, device: torch.device, backward: bool) -> Measured:
     def step() -> torch.Tensor:
         layer.zero_grad()
         with torch.set_grad_enabled(backward):
-            densities: torch.Tensor = layer(planes)
+            densities = layer(planes)
             if not backward:
                 return densities
-            densities.square().mean().backward()  # type: ignore[no-untyped-call]
-            assert layer.raw_spectra.grad is not None
+            densities.square().mean().backward()
             return layer.raw_spectra.grad
 
     seconds, result = _time(step, device)
@@ -242,8 +195,6 @@ def _layer(image: Any, device: torch.device, backward: bool) -> Measured:
 
 
 def _load(model: str, device: torch.device, loaded: list[Detector]) -> Measured:
-    from napari_beerlanet.core.checkpoints.checkpoint import load_detector
-
     started = time.perf_counter()
     loaded.append(load_detector(model, device))
     assert loaded[0].runner is not None  # fused and on its device
@@ -251,8 +202,6 @@ def _load(model: str, device: torch.device, loaded: list[Detector]) -> Measured:
 
 
 def _detect(detector: Detector, image: Any) -> Measured:
-    from napari_beerlanet.core.detection import pipeline
-
     def run_once() -> Any:
         detector._image_cache = pipeline.ImageCache()  # else a second run has nothing to do
         return detector.detect(image, object_size=60.0, densities=False)
@@ -261,12 +210,11 @@ def _detect(detector: Detector, image: Any) -> Measured:
 
 
 def _train(detector: Detector, device: torch.device, side: int) -> Measured:
-    import torch
-
-    from napari_beerlanet.core.common.device import copy_to
-    from napari_beerlanet.core.training.estimate import training_step
-
     network = copy_to(detector.network, device).train().requires_grad_(True)
     image = torch.from_numpy(_smear(side).transpose(2, 0, 1).copy()).to(device).float() / 255
-    images = image[None].repeat(_BATCH, 1, 1, 1)
+    images = image[None].repeat(BATCH, 1, 1, 1)
     return _time(lambda: training_step(network, images), device)[0], None
+
+
+if __name__ == "__main__":
+    main()

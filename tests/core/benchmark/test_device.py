@@ -1,24 +1,28 @@
-"""The table of `benchmark-device`."""
+"""The table of `benchmarks/device.py`."""
+
+import sys
 
 import numpy as np
 import pytest
 import torch
 
-from napari_beerlanet.cli import benchmark_device
-from napari_beerlanet.cli.benchmark_device import measure_device, speed_table
-from napari_beerlanet.cli.main import main
 from napari_beerlanet.core.boxes.detections import RawDetections
 
 STAGES = ("colours", "pixels", "forward", "backward", "load", "detect", "training step")
 
 
-@pytest.fixture(autouse=True)
-def brief(monkeypatch):
-    monkeypatch.setattr(benchmark_device, "_TIMED_S", 0.0)
+@pytest.fixture
+def script(root, monkeypatch):
+    monkeypatch.syspath_prepend(root / "benchmarks")
+    import device
+
+    monkeypatch.setattr(device, "TIMED_S", 0.0)
+    yield device
+    sys.modules.pop("device")
 
 
-def test_without_a_gpu_the_cpu_alone_is_measured_and_that_is_said(capsys):
-    assert main(["benchmark-device", "--device", "cpu", "--side", "128"]) == 0
+def test_without_a_gpu_the_cpu_alone_is_measured_and_that_is_said(script, capsys):
+    script.main(["--device", "cpu", "--side", "128"])
     printed = capsys.readouterr().out
     rows = [line for line in printed.splitlines() if line.startswith("| ")]
     assert len(rows) == 1 + len(STAGES)
@@ -29,27 +33,22 @@ def test_without_a_gpu_the_cpu_alone_is_measured_and_that_is_said(capsys):
     assert f"torch {torch.__version__}" in printed
 
 
-def test_sides_that_are_too_small_are_refused(capsys):
-    assert main(["benchmark-device", "--side", "64"]) == 2
-    assert "--side must be at least 128" in capsys.readouterr().err
-
-
-def test_a_stage_that_fails_does_not_hide_the_others(monkeypatch):
+def test_a_stage_that_fails_does_not_hide_the_others(script, monkeypatch):
     def scarce(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     def broken(*_):
         raise RuntimeError("not implemented for this device")
 
-    monkeypatch.setattr(benchmark_device, "_layer", scarce)
-    monkeypatch.setattr(benchmark_device, "_load", broken)
-    cells = list(measure_device(torch.device("cpu"), "blood-cells", 128).values())
+    monkeypatch.setattr(script, "_layer", scarce)
+    monkeypatch.setattr(script, "_load", broken)
+    cells = list(script.measure_device(torch.device("cpu"), "blood-cells", 128).values())
     assert cells[2:4] == ["memory", "memory"]
     assert cells[4] == "failed: not implemented for this device"
     assert cells[5:] == ["no detector", "no detector"]
 
 
-def test_the_table_compares_two_devices():
+def test_the_table_compares_two_devices(script):
     def boxes(*corners):
         n = len(corners)
         return RawDetections(
@@ -59,7 +58,7 @@ def test_the_table_compares_two_devices():
     both = boxes((0, 0, 10, 10), (20, 20, 30, 30))
     cpu = {"a": (0.2, np.zeros(3)), "b": (0.1, both), "c": "memory", "d": (0.1, None)}
     gpu = {"a": (0.1, np.full(3, 1e-6)), "b": (0.2, both[:1]), "c": (0.1, None), "d": "memory"}
-    lines = speed_table({"CPU": cpu, "cuda:0": gpu})
+    lines = script.speed_table({"CPU": cpu, "cuda:0": gpu})
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     assert cells[0] == ["", "CPU", "cuda:0", "ratio", "difference"]
     assert cells[2:] == [
