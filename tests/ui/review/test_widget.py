@@ -25,6 +25,7 @@ from napari_beerlanet.ui.common.session import get_session
 from napari_beerlanet.ui.detections.detection_layer import DetectionLayer
 from napari_beerlanet.ui.review.autosave import reviews_folder
 from napari_beerlanet.ui.review.widget import ReviewWidget
+from napari_beerlanet.ui.viewer.box_shapes import corners_from_boxes
 from reviews import NAMES, PICTURE, annotate, detected_image, some
 
 pytestmark = pytest.mark.window
@@ -413,6 +414,45 @@ def test_decisions_on_an_image_that_is_left_are_written_off_the_gui_thread(
     viewer.window.remove_dock_widget(panel)
     assert written[path] is threading.main_thread()
     assert load_review(path, some())[1] == 2
+
+
+def test_edits_on_the_canvas_outlast_the_session(open_review, until):
+    """Boxes that were moved, deleted, relabelled and drawn; beside decisions."""
+
+    def boxes(layer):
+        here = layer.read_back()
+        names = [here.names[k] for k in here.labels]
+        status = here.features["status"].tolist()
+        return sorted(zip(here.xyxy.tolist(), names, status, strict=True))
+
+    viewer, panel, detection_layer = open_review()
+    panel.next()
+    panel.accept()
+    before = boxes(detection_layer)
+    layer = detection_layer.layer
+    shapes = [np.array(shape) for shape in layer.data]
+    shapes[1] += 7
+    layer.data = shapes
+    layer.selected_data = {2}
+    layer.remove_selected()
+    table = layer.features.copy()
+    table.loc[4, "class"] = "a new class"
+    layer.features = table
+    layer.add_rectangles(corners_from_boxes(np.array([[5, 300, 45, 340]]))[0])
+    edited = boxes(detection_layer)
+    assert len(edited) == len(before)
+    assert len(set(map(str, before)) - set(map(str, edited))) == 3
+    until(lambda: panel.autosave.path.exists())
+    viewer.window.remove_dock_widget(panel)
+    again = ReviewWidget(viewer)
+    viewer.window.add_dock_widget(again)
+    until(lambda: again.autosave.path is not None and again.review.progress()[0] == 1)
+    assert boxes(detection_layer) == edited, "they are there once"
+    viewer.window.remove_dock_widget(again)
+    _, panel, detection_layer = open_review()
+    until(lambda: panel.review.progress()[0] == 1)
+    assert boxes(detection_layer) == edited
+    assert panel.bar.text == "5 decisions of an earlier session loaded."
 
 
 @pytest.mark.parametrize("meanwhile", ["the image stays", "another image", "the panel is closed"])

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -457,14 +457,31 @@ _DECISION_LENGTHS = (8, 9)  # entries of a decision; the last is a cell type, wh
 _DECISIONS_PER_WRITE = 1000
 
 
-def save_review(path: str | os.PathLike[str], review: Review, image: str = "") -> Path:
-    """Write all decisions, whole or not at all; `image` is its name, for people."""
+class BoxEdit(NamedTuple):
+    """A box that the user drew (`was` is None), deleted (`box` is None), moved or relabelled."""
+
+    was: list[float] | None
+    box: list[float] | None
+    name: str
+    score: float
+    status: str
+    cell_type: str = ""
+
+
+def save_review(
+    path: str | os.PathLike[str],
+    review: Review,
+    image: str = "",
+    edits: Sequence[BoxEdit] = (),
+) -> Path:
+    """Write all decisions and edits, whole or not at all; `image` is its name, for people."""
     content = {
         "kind": _FILE_KIND,
         "version": _FORMAT_VERSION,
         "image": image,
         "model": review.detections.report.get("model"),
         "detections": len(review),
+        "edits": edits,
     }
     head = json.dumps(content, ensure_ascii=False)[:-1]
     path = Path(path)
@@ -505,6 +522,27 @@ def load_review(path: str | os.PathLike[str], detections: Detections) -> tuple[R
         raise FileError(f"{path}: its decisions cannot be read.") from error
     review = Review(detections)
     return review, carry_over_decisions(earlier, review)
+
+
+def load_edits(path: str | os.PathLike[str]) -> list[BoxEdit]:
+    """The edits of boxes that were saved with a review."""
+    content = read_json_of_kind(path, [_FILE_KIND], _FORMAT_VERSION, "a review")
+    try:
+        return [
+            BoxEdit(_read_box(was), _read_box(box), str(name), float(score), str(status), str(kind))
+            for was, box, name, score, status, kind in content.get("edits", [])
+        ]
+    except (TypeError, ValueError, OverflowError) as error:
+        raise FileError(f"{path}: its edits cannot be read.") from error
+
+
+def _read_box(given: Any) -> list[float] | None:
+    if given is None:
+        return None
+    x1, y1, x2, y2 = map(float, given)
+    if not (np.isfinite([x1, y1, x2, y2]).all() and x1 <= x2 and y1 <= y2):
+        raise ValueError("not a box")
+    return [x1, y1, x2, y2]
 
 
 def carry_over_decisions(earlier: Review, review: Review, iou: float = 0.7) -> int:

@@ -22,6 +22,7 @@ from superqt.utils import QSignalThrottler
 
 from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.detection.settings import DetectSettings
+from napari_beerlanet.core.review.review import BoxEdit
 from napari_beerlanet.ui.common.panel import Connection
 from napari_beerlanet.ui.common.session import get_session
 from napari_beerlanet.ui.detections.box_store import (
@@ -38,6 +39,7 @@ from napari_beerlanet.ui.detections.drawing import (
     EditListener,
     create_detections_layer,
 )
+from napari_beerlanet.ui.detections.edits import edits_of, store_of_edits, transfer_edits
 from napari_beerlanet.ui.detections.visible_boxes import PlaneStores
 from napari_beerlanet.ui.viewer.layers import (
     boxes_removed,
@@ -218,6 +220,22 @@ class DetectionLayer:
         """The boxes of the current plane that pass the filter, with the user's edits."""
         self._commit_edits(force=True)
         return LayerDetections.of(self.filtered())
+
+    def edits(self, index: PlaneIndex) -> list[BoxEdit]:
+        """What the user has edited on a plane."""
+        self._commit_edits(force=True)
+        store = self.stores.get(index)
+        return [] if store is None else edits_of(store)
+
+    def restore_edits(self, edits: Sequence[BoxEdit], index: PlaneIndex) -> None:
+        """Edit the boxes of a plane as the user did in an earlier session."""
+        store = self.stores.get(index)
+        if edits and self.alive and store is not None:
+            self._commit_edits(force=True)
+            transfer_edits(store_of_edits(edits), store)
+            self._edit_listener.edited = True
+            self._redraw_all()
+            self.changed.emit()
 
     def read_all(self) -> dict[PlaneIndex, tuple[LayerDetections, dict[str, str]]]:
         """The boxes of every plane with the user's edits, and the colours of their classes.

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from napari_beerlanet.core.boxes.detections import TYPE_COLUMN, Detections
+from napari_beerlanet.core.review.review import STATES, BoxEdit
 from napari_beerlanet.ui.detections.box_store import (
+    ADDED,
     EDITED,
     FOUND,
     BoxStore,
@@ -63,16 +65,20 @@ def transfer_edits(old: BoxStore, new: BoxStore) -> None:
     """Apply the edits of one store to another, whose model boxes are newer.
 
     A box that the user edited or deleted replaces the same box of the model; where the model has it
-    no longer, the edited box becomes one of the user's own.
+    no longer, the edited box becomes one of the user's own. What is edited in both stays.
     """
     new.make_writable()
+    edited = new.touched.copy()
+    there = {new.xyxy[row].tobytes() for row in np.flatnonzero(edited & new.alive)}
     rows = np.flatnonzero(old.touched)
     places = _matching_rows([_original_box(old, int(row)) for row in rows], new)
     for row, at in zip(rows.tolist(), places, strict=True):
         label = new.label_index(old.names[old.labels[row]])
         if at is None:
-            if old.alive[row]:
+            if old.alive[row] and old.xyxy[row].tobytes() not in there:
                 _append_user_box(old, row, label, new)
+            continue
+        if edited[at]:
             continue
         _save_original(new, at)
         new.xyxy[at], new.labels[at] = old.xyxy[row], label
@@ -81,6 +87,48 @@ def transfer_edits(old: BoxStore, new: BoxStore) -> None:
         new.states[at] = new.status_code(old.status_names[old.states[row]])
         new.alive[at], new.touched[at] = old.alive[row], True
     new.version += 1
+
+
+def edits_of(store: BoxStore) -> list[BoxEdit]:
+    """What the user has edited, for a file."""
+    edits = []
+    for row in np.flatnonzero(store.touched).tolist():
+        original = _original_box(store, row)
+        if original is not None or store.alive[row]:
+            edits.append(
+                BoxEdit(
+                    None if original is None else original.tolist(),
+                    store.xyxy[row].tolist() if store.alive[row] else None,
+                    store.names[store.labels[row]],
+                    float(store.scores[row]),
+                    store.status_names[store.states[row]],
+                    _type_of_row(store, row),
+                )
+            )
+    return edits
+
+
+def store_of_edits(edits: Sequence[BoxEdit]) -> BoxStore:
+    """A store of nothing but edited boxes, to be transferred to another; the inverse."""
+    names = list(dict.fromkeys(edit.name for edit in edits))
+    labels = {name: k for k, name in enumerate(names)}
+    store = BoxStore(Detections.empty(names))
+    for edit in edits:
+        columns = {
+            "xyxy": np.array([edit.was or edit.box], np.float32),
+            "labels": [labels[edit.name]],
+            "scores": [edit.score],
+            "type_codes": [store.type_code(edit.cell_type)],
+        }
+        store.append(columns, {}, by_user=True)
+        known = edit.status in (ADDED, *STATES)
+        store.states[-1] = store.status_code(edit.status if known else EDITED)
+        if edit.was is not None:
+            store.origin[-1] = 0
+            _save_original(store, len(store) - 1)
+            store.alive[-1] = edit.box is not None
+            store.xyxy[-1] = edit.box or edit.was
+    return store
 
 
 def _append_user_box(old: BoxStore, row: int, label: int, new: BoxStore) -> None:

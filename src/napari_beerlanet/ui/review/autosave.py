@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
@@ -19,8 +19,10 @@ from napari_beerlanet.core.common.messages import error_message
 from napari_beerlanet.core.common.progress import Report
 from napari_beerlanet.core.common.storage import FileError, pixel_hash
 from napari_beerlanet.core.review.review import (
+    BoxEdit,
     Review,
     carry_over_decisions,
+    load_edits,
     load_review,
     save_review,
 )
@@ -45,6 +47,7 @@ class _SavedReview(NamedTuple):
     path: Path
     review: Review | None = None
     box_count: int = 0
+    edits: Sequence[BoxEdit] = ()
     problem: str | None = None
 
 
@@ -56,7 +59,8 @@ def _find_saved_review(folder: Path, key: str, detections: Detections) -> _Saved
         if not path.exists():
             return _SavedReview(path, problem=problem)
         try:
-            return _SavedReview(path, *load_review(path, detections), problem=problem)
+            review, count = load_review(path, detections)
+            return _SavedReview(path, review, count, load_edits(path), problem)
         except FileError as error:
             problem = str(error)
     raise FileError(f"{folder}: all reviews of this image are unreadable; delete some of them.")
@@ -70,24 +74,25 @@ class _PendingSaves:
 
     def __init__(self) -> None:
         self.errors: SimpleQueue[str] = SimpleQueue()
-        self.reviews: dict[Path, tuple[Review, str]] = {}
+        self.reviews: dict[Path, tuple[Review, str, list[BoxEdit]]] = {}
         self._failing: set[Path] = set()
         self._writing = threading.Lock()
 
-    def add(self, path: Path, review: Review, name: str) -> None:
+    def add(self, path: Path, review: Review, name: str, edits: list[BoxEdit]) -> None:
         """Have a review written as it is now; `name` is its image's."""
         unchanging = copy.copy(review)
         unchanging.status, unchanging.labels = review.status.copy(), review.labels.copy()
         unchanging.names, unchanging.type_names = list(review.names), list(review.type_names)
         unchanging.type_labels = review.type_labels.copy()
-        self.reviews[path] = unchanging, name
+        self.reviews[path] = unchanging, name, edits
 
     def write(self) -> None:
         """All of them are on disk when this returns, but for those that fail."""
         with self._writing:
-            for path, (review, name) in list(self.reviews.items()):
+            for path, (review, name, edits) in list(self.reviews.items()):
                 try:
-                    save_review(path, review, name)
+                    if edits or review.status.any() or path.exists():
+                        save_review(path, review, name, edits)
                 except (OSError, FileError) as error:
                     if path not in self._failing:
                         self._failing.add(path)
@@ -112,7 +117,7 @@ class ReviewAutosave:
         self._retry.setSingleShot(True)
         self._retry.timeout.connect(self._write)
         self._review: Review | None = None
-        self._name = ""
+        self._target: ReviewTarget | None = None
         self._path: Path | None = None
         self._unsaved = False
         self._left_unsaved: WeakSet[Review] = WeakSet()  # left before their file was known
@@ -131,18 +136,18 @@ class ReviewAutosave:
         elif self._unsaved and self._review is not None:
             self._left_unsaved.add(self._review)
         self._unsaved = False
-        self._review, self._name, self._path = review, target.name, None
+        self._review, self._target, self._path = review, target, None
         read_pixels, folder = target.read_fingerprint_pixels, reviews_folder()
 
         def work(report: Report) -> _SavedReview:
             _pending.write()  # what is read next may be among them
             key = pixel_hash(read_pixels())[:_KEY_DIGITS]
             saved = _find_saved_review(folder, key, review.detections)
-            unwritten, _ = _pending.reviews.get(saved.path, (None, ""))
-            if unwritten is None:
+            if saved.path not in _pending.reviews:
                 return saved
+            unwritten, _, edits = _pending.reviews[saved.path]
             newer = Review(review.detections)
-            return _SavedReview(saved.path, newer, carry_over_decisions(unwritten, newer))
+            return _SavedReview(saved.path, newer, carry_over_decisions(unwritten, newer), edits)
 
         self.task.start(work, lambda saved: self._apply(review, saved, loaded), notify_error)
 
@@ -158,7 +163,9 @@ class ReviewAutosave:
             new = review.status == 0  # without a decision made while the file was read
             review.status[new], review.labels[new] = earlier.status[new], earlier.labels[new]
             review.type_labels[new] = types[earlier.type_labels[new]]
-        loaded(saved.box_count)
+        if self._target is not None:
+            self._target.restore_edits(saved.edits)
+        loaded(saved.box_count + len(saved.edits))
         if review in self._left_unsaved:
             self._left_unsaved.discard(review)
             self.save_soon()
@@ -187,10 +194,11 @@ class ReviewAutosave:
 
     def _take_unsaved(self) -> bool:
         """Have what is unsaved written, if it is known where; whether there was something."""
-        if not self._unsaved or self._review is None or self._path is None:
+        target = self._target
+        if not self._unsaved or self._review is None or self._path is None or target is None:
             return False
         self._unsaved = False
-        _pending.add(self._path, self._review, self._name)
+        _pending.add(self._path, self._review, target.name, target.edits())
         return True
 
     def _written(self, outcome: object = None) -> None:

@@ -17,7 +17,7 @@ from superqt.utils import qthrottled
 
 from napari_beerlanet.core.boxes.detections import TYPE_COLUMN, Detections
 from napari_beerlanet.core.detection.settings import DetectSettings
-from napari_beerlanet.core.review.review import ACCEPTED, REJECTED, STATES, Review
+from napari_beerlanet.core.review.review import ACCEPTED, REJECTED, STATES, BoxEdit, Review
 from napari_beerlanet.ui.common.session import get_session
 from napari_beerlanet.ui.detections.detection_layer import DetectionLayer
 from napari_beerlanet.ui.detections.image_detections import detection_layers
@@ -168,6 +168,14 @@ class ReviewTarget:
                 review.type_labels,
                 review.type_names,
             )
+
+    def edits(self) -> list[BoxEdit]:
+        """What the user has edited on the canvas."""
+        return self.detection_layer.edits(self.plane.index)
+
+    def restore_edits(self, edits: Sequence[BoxEdit]) -> None:
+        """Edit the boxes as in an earlier session."""
+        self.detection_layer.restore_edits(edits, self.plane.index)
 
     def accepted_detections(self, review: Review) -> Detections:
         """Accepted boxes, and those moved or drawn on the canvas, as they are now."""

@@ -335,9 +335,15 @@ class ReviewWidget(Panel):
     def _bind_target(self, target: ReviewTarget | None) -> None:
         """Let the keys work on the canvas, too."""
         if self.target is not None:
+            self.target.detection_layer.changed.disconnect(self._canvas_edited, missing_ok=True)
             self.target.unbind()
         if target is not None:
             target.bind(self.keys, self.go_to)
+            target.detection_layer.changed.connect(self._canvas_edited)
+
+    def _canvas_edited(self) -> None:
+        """Save what the user draws, moves, deletes or relabels there."""
+        self.autosave.save_soon()
 
     def _decisions_loaded(self, count: int) -> None:
         """Decisions of an earlier session were loaded."""
