@@ -1,5 +1,6 @@
-"""Files on disk: hashes of pixels, writes that are whole or not at all."""
+"""Files on disk: hashes of pixels, writes that are whole or not at all, YAML."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -9,10 +10,13 @@ import numpy as np
 import pytest
 
 from napari_beerlanet.core.common import storage
+from napari_beerlanet.core.common.messages import error_message
 from napari_beerlanet.core.common.storage import (
+    FileError,
     atomic_path,
     pixel_digest,
     pixel_hash,
+    read_yaml,
     staged_folder,
 )
 
@@ -134,3 +138,28 @@ def test_what_a_process_of_the_same_number_has_left_before_is_cleared(tmp_path, 
     monkeypatch.undo()
     write_file(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"b.txt"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["names: [!!bool maybe]", "names: !!timestamp x", "names: !!set {a, b}", "!!merge x: 1"],
+)
+def test_a_yaml_file_with_a_type_of_its_own(tmp_path, text):
+    (path := tmp_path / "data.yaml").write_text(text)
+    with pytest.raises(FileError, match=r"data\.yaml: a tag \(!!\w+\), which is not read; write"):
+        read_yaml(path)
+    path.write_text("names: [!!str 5, ! b, 'c']")
+    assert read_yaml(path) == {"names": ["5", "b", "c"]}
+
+
+@pytest.mark.parametrize("writing", [atomic_path, staged_folder])
+def test_a_full_disk_is_told_with_the_place(tmp_path, writing):
+    """What writes to an open file says no name."""
+
+    def fill(place):
+        with writing(place):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space") as full:
+        fill(tmp_path / "results")
+    assert error_message(full.value) == f"{tmp_path / 'results'}: no space left on device."

@@ -1,6 +1,7 @@
 """What is an image and what is not, and the way from pixel values to columns and back."""
 
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from napari_beerlanet.core.images.rgb import (
     from_columns,
     intensity_floor,
     to_columns,
+    to_uint8,
     white_level,
 )
 from pictures import smear
@@ -314,3 +316,10 @@ def test_tensors_that_are_no_arrays(kind):
         ImageError, match=r"^This Tensor is no array in memory \(.{5,80}\)\. Accept"
     ):
         check_rgb(tensor)
+
+
+def test_values_that_are_no_numbers_are_shown_as_white():
+    pixels = np.array([[[np.nan, 0.5, np.inf]]], np.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert to_uint8(pixels).tolist() == [[[255, 128, 255]]]

@@ -200,6 +200,10 @@ def test_a_folder_of_a_newer_version_is_not_written_to(project):
             '{"classes": ["a"], "split": {"b": "test"}}',
             r" \(split\.b should be train or val, not 'test'\)",
         ),
+        (
+            '{"classes": ["a"], "split": {"b\\n\\u001b[2J": "test"}}',
+            r" \(split\.b\\n\\x1b\[2J should be train or val, not 'test'\)",
+        ),
     ],
 )
 def test_a_damaged_project_is_told(project, content, reason):

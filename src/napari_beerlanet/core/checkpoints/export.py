@@ -7,6 +7,7 @@ of some sixty lines that needs NumPy alone to apply it, and gives the boxes of `
 
 from __future__ import annotations
 
+import errno
 import json
 import warnings
 from collections.abc import Callable
@@ -132,7 +133,10 @@ def _write_openvino(network: Any, path: Path) -> None:
     converted = to_openvino(network)
     compiled = openvino.compile_model(converted, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     _refuse(describe_difference(network, lambda x: torch.tensor(compiled(x.numpy())[0])))
-    openvino.save_model(converted, path, compress_to_fp16=False)
+    try:
+        openvino.save_model(converted, path, compress_to_fp16=False)
+    except RuntimeError as error:  # which says no more
+        raise OSError(errno.EIO, "the disk is full, or refuses to be written to") from error
 
 
 def _refuse(difference: str) -> None:

@@ -62,7 +62,7 @@ def system_reason(error: OSError) -> str:
 def first_problem(error: ValidationError) -> str:
     """The first thing that pydantic found wrong: "x should be a valid integer, not 'a'"."""
     first = error.errors(include_url=False, include_context=False)[0]
-    place = ".".join(map(str, first["loc"])) or "it"
+    place = shortened(printable(".".join(map(str, first["loc"])))) or "it"
     if first["type"] == "missing":
         return f"{place} is missing"
     if first["type"] == "json_invalid":

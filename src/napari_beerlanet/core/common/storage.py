@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from napari_beerlanet.core.common.arrays import load_array
-from napari_beerlanet.core.common.messages import error_detail, quoted, system_reason
+from napari_beerlanet.core.common.messages import error_detail, quoted, shortened, system_reason
 from napari_beerlanet.core.common.progress import Progress, Report
 
 _MAX_FULL_HASH_BYTES = 1 << 28  # up to which all of an image is hashed; of a larger one, a sample
@@ -39,6 +39,8 @@ _PARTIAL = re.compile(
 )
 _LOOK_INTERVAL = 50  # between two looks into a folder, as many times as long as a look
 _last_look: dict[Path, tuple[float, float]] = {}  # by folder: when, and seconds that it took
+_DISK_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+_PLAIN_TAGS = (None, "!", "tag:yaml.org,2002:str")
 
 _flush_later: ContextVar[bool] = ContextVar("flush_later", default=False)
 _FORMULA = re.compile(r"'*[=+\-@\t\r]")  # how a cell starts that a spreadsheet may execute
@@ -71,9 +73,16 @@ def atomic_path(path: str | os.PathLike[str], *, durable: bool = True) -> Iterat
         if durable:
             _flush_to_disk(unfinished)
         _replace_path(unfinished, path)
-    except BaseException:
+    except BaseException as error:
         remove_path(unfinished)
+        _name_place(error, path)
         raise
+
+
+def _name_place(error: BaseException, path: Path) -> None:
+    """Say where the disk is full: writing to an open file tells no name."""
+    if isinstance(error, OSError) and error.errno in _DISK_ERRNOS and error.filename is None:
+        error.filename = str(path)
 
 
 def remove_partial_files(folder: Path) -> None:
@@ -142,8 +151,9 @@ def staged_folder(folder: str | os.PathLike[str]) -> Iterator[Path]:
         for path in sorted(stage.iterdir()):
             _replace_path(path, folder / path.name)
         remove_path(stage)
-    except BaseException:
+    except BaseException as error:
         remove_path(stage)
+        _name_place(error, folder)
         for path in new:
             try:
                 path.rmdir()
@@ -299,7 +309,11 @@ def read_yaml(path: str | os.PathLike[str]) -> Any:
         for event in yaml.parse(text, Loader=loader):
             depth += isinstance(event, yaml.CollectionStartEvent)
             depth -= isinstance(event, yaml.CollectionEndEvent)
-            if isinstance(event, yaml.ScalarEvent) and "<<" in (event.value, event.tag):
+            tag = getattr(event, "tag", None)
+            if tag not in _PLAIN_TAGS:
+                name = shortened(tag.replace("tag:yaml.org,2002:", "!!"))
+                raise FileError(f"{path}: a tag ({name}), which is not read; write plain values.")
+            if isinstance(event, yaml.ScalarEvent) and event.value == "<<":
                 raise FileError(
                     f"{path}: a merge key (<<), which is not read; write its entries out."
                 )

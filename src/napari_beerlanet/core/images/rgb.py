@@ -125,7 +125,7 @@ def to_uint8(pixels: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     elif pixels.dtype == np.uint8:
         return pixels
     else:
-        values = np.asarray(np.rint(np.clip(pixels, 0, 1) * 255), dtype=np.uint8)
+        values = np.asarray(np.rint(clip_floats(pixels) * 255), dtype=np.uint8)
     if pixels.shape[-1] == 4:
         values[..., 3] = np.where(pixels[..., 3] > 0, 255, 0)
     return values
