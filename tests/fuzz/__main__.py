@@ -27,7 +27,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
-from corpus import good_files, hostile_files  # noqa: E402
+from corpus import good_files, hostile_files, small_files  # noqa: E402
 from mutate import mutate  # noqa: E402
 from opener import MAX_BYTES, MAX_SECONDS  # noqa: E402
 
@@ -137,12 +137,13 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         good = good_files(Path(folder) / "good")
         hostile = hostile_files(Path(folder) / "hostile")
+        small = small_files(Path(folder) / "small")
         opener = Opener(good)
         if options.corpus:
-            print_corpus(opener, hostile)
+            print_corpus(opener, [*hostile, *small])
             opener.close()
             return 0
-        for path in [*good, *hostile]:
+        for path in [*good, *hostile, *small]:
             check(opener, path, tally, options.keep)
         # Files of which many are read in a second come as often as models, which take longer.
         sources = [(path.name.partition(".")[2], path.read_bytes()) for path in [*good, *hostile]]

@@ -565,6 +565,7 @@ HOSTILE: dict[str, Callable[[Path], None]] = {
     "many-images.json": _text(_coco(20_000, 20_000)),
     "many-names.yaml": _text("names: [" + "[]," * 1_000_000 + "]"),
     "claims.tif": _large_tiff,
+    "no-places.tif": _tiff({k: v for k, v in _rgb_tags(64).items() if k != 273}),
     "nothing-stored.tif": _tiff(_rgb_tags(20_000, bits=[64] * 3, format=[3] * 3)),
     "samples.tif": _tiff(_rgb_tags(3000, samples=[60_000], bits=[8] * 60_000)),
     "many-pages.tif": _many_pages(200_000),
@@ -645,13 +646,6 @@ HOSTILE: dict[str, Callable[[Path], None]] = {
             ("MaxPool", ["a20"], ["y"], {"kernel_shape": [1, 1], "strides": [2**20, 1]}),
         ]
     ),
-    "long-kernel.onnx": write_onnx(
-        [
-            ("Resize", ["x", "", "s"], ["a"], {"mode": "nearest"}),
-            ("AveragePool", ["a"], ["y"], {"kernel_shape": [301, 301], "strides": [1, 1]}),
-        ],
-        {"s": [1.0, 1.0, 16.0, 16.0]},
-    ),
     "loop.onnx": _onnx_loop,
     "constant.onnx": write_onnx(
         [
@@ -674,3 +668,421 @@ HOSTILE: dict[str, Callable[[Path], None]] = {
     ),
 }
 """Writers by the name of the file."""
+
+
+# --- small files that cost much, in families ------------------------------------------------------
+
+
+def _chain(lengths: list[int], tags: int, back: int) -> Callable[[Path], None]:
+    """Pages of so many tags each, the last of which is followed by the one numbered `back`."""
+
+    def write(path: Path) -> None:
+        data, places = bytearray(b"II*\0" + struct.pack("<I", 8)), []
+        for k in range(lengths[0]):
+            places.append(len(data))
+            entries = {256: [16 + k % 9], 257: [16]} | {60_000 + n: [n] for n in range(tags)}
+            data += _page(entries, 0)[0]
+            last = k == lengths[0] - 1
+            data += struct.pack("<I", places[back] if last else len(data) + 4)
+        path.write_bytes(data)
+
+    return write
+
+
+def _shared_values(tags: int, count: int, kind: int) -> Callable[[Path], None]:
+    """A page whose tags have all the same values."""
+
+    def write(path: Path) -> None:
+        known = _rgb_tags(64)
+        page, values = _page(known, 8 + 12 * tags)
+        begin = 8 + 2 + 12 * (len(known) + tags) + 4
+        entries = page[2:] + b"".join(
+            struct.pack("<HHII", 279, kind, count, begin) for n in range(tags)
+        )
+        head = struct.pack("<H", len(known) + tags)
+        path.write_bytes(b"II*\0" + struct.pack("<I", 8) + head + entries + bytes(4) + values)
+        with path.open("ab") as file:
+            file.write(bytes(count * {1: 1, 3: 2, 4: 4, 12: 8}[kind]))
+
+    return write
+
+
+def _overlapping(pages: int, step: int, tags: int) -> Callable[[Path], None]:
+    """Pages that begin one within the other, so that each has the tags of the next, too."""
+
+    def write(path: Path) -> None:
+        data = bytearray(8 + (pages + tags) * max(step, 12) + 64)
+        data[:8] = b"II*\0" + struct.pack("<I", 8)
+        for k in range(pages):
+            at = 8 + k * step
+            struct.pack_into("<H", data, at, tags)
+            end = at + 2 + 12 * tags
+            if end + 4 <= len(data):
+                struct.pack_into("<I", data, end, at + step if k < pages - 1 else 0)
+        path.write_bytes(data)
+
+    return write
+
+
+def _subpages(count: int, same: bool) -> Callable[[Path], None]:
+    """A page of many pages below it, which are itself or one after the other."""
+    return _tiff(_rgb_tags(16, pages=[8 if same else 8 + 2 * k for k in range(count)], counts=[96]))
+
+
+def _one_chunk(codec: str, number: int, side: int, tiles: int = 1) -> Callable[[Path], None]:
+    """A black TIFF in tiles that are all the same bytes, compressed without pictures' ways."""
+
+    def write(path: Path) -> None:
+        import imagecodecs
+
+        coded = bytes(getattr(imagecodecs, f"{codec}_encode")(bytes(3 * side * side)))
+        tags = _rgb_tags(side * tiles, tile=[side], compression=[number])
+        tags |= {324: [8] * tiles**2, 325: [len(coded)] * tiles**2}
+        page, values = _page(tags, 8)
+        tags[324] = [8 + len(page) + 4 + len(values)] * tiles**2
+        _tiff(tags, coded)(path)
+
+    return write
+
+
+def _jpeg2000(side: int, exponent: int, levels: int, components: int = 3, tile: int = 0) -> bytes:
+    """A JPEG 2000 of a header alone, with precincts of 2 ** exponent pixels."""
+    place = (side, side, 0, 0, tile or side, tile or side, 0, 0)
+    size = struct.pack(">H8IH", 0, *place, components) + b"\7\1\1" * components
+    precincts = bytes([exponent * 17] * (levels + 1))
+    style = struct.pack(">BBHBBBBBB", 1, 0, 1, 0, levels, 4, 4, 0, 1) + precincts
+    steps = bytes([0x40] + [0x40] * (3 * levels + 1))
+    parts = ((0x51, size), (0x52, style), (0x5C, steps))
+    head = b"".join(struct.pack(">BBH", 255, k, len(p) + 2) + p for k, p in parts)
+    return b"\xff\x4f" + head + struct.pack(">BBHHIBB", 255, 0x90, 10, 0, 0, 0, 1) + b"\xff\x93\0\0"
+
+
+def _scans(side: int, scans: int, progressive: bool, kinds: int = 3) -> bytes:
+    """A JPEG in which the passes over all pixels come again and again."""
+    import io
+
+    from PIL import Image
+
+    Image.new("RGB", (side, side)).save(
+        kept := io.BytesIO(), "JPEG", progressive=progressive, quality=1
+    )
+    data = kept.getvalue()
+    last = data.rfind(b"\xff\xda")
+    scan = data[last:-2]
+    if not progressive:  # a pass of one component, which ends before its pixels do
+        scan = b"\xff\xda\0\x08\x01\x01\0\0\x3f\0" + b"\0" * 4
+    return data[:-2] + scan * scans + data[-2:]
+
+
+def _bmp(width: int, height: int, bits: int, data: bytes = b"\0\1") -> Callable[[Path], None]:
+    """A run-length BMP of so many pixels, in a few bytes."""
+    colours = bytes(4 * 2**bits)
+    head = struct.pack(
+        "<IiiHHIIiiII", 40, width, height, 1, bits, 1 if bits == 8 else 2, 0, 1, 1, 0, 0
+    )
+    start = struct.pack("<2sIHHI", b"BM", 54 + len(colours) + len(data), 0, 0, 54 + len(colours))
+    return lambda path: path.write_bytes(start + head + colours + data) and None
+
+
+def _picture(kind: str, side: int, mode: str = "RGB", pad: int = 0, **options) -> Callable:
+    """A black picture, followed by so many bytes of nothing."""
+
+    def write(path: Path) -> None:
+        from PIL import Image
+
+        Image.new(mode, (side, side)).save(path, kind, **options)
+        with path.open("ab") as file:
+            file.write(bytes(pad))
+
+    return write
+
+
+def _film(kind: str, frames: int, side: int) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        from PIL import Image
+
+        shown = [Image.new("L", (side, side), k % 250).convert("P") for k in range(frames)]
+        shown[0].save(path, kind, save_all=True, append_images=shown[1:])
+
+    return write
+
+
+def _tga(width: int, height: int, data: bytes) -> Callable[[Path], None]:
+    head = struct.pack("<BBBHHBHHHHBB", 0, 0, 10, 0, 0, 0, 0, 0, width, height, 24, 0x20)
+    return lambda path: path.write_bytes(head + data) and None
+
+
+def _wide_layout(channels: int, kernel: int, layers: int, name: str = "Conv") -> str:
+    row = [-1, 1, name, [channels, kernel, 2] if name == "Conv" else [channels]]
+    first = [-1, 1, "Conv", [channels, 3, 8]]
+    rows = [first, [-1, 1, "Conv", [8, 3, 2]], [-1, 1, "Conv", [channels, 3, 1]], *[row] * layers]
+    head = [[-1, 1, "Conv", [8, 1, 1]], [[-1], 1, "Detect", ["nc"]]]
+    return json.dumps({"nc": 2, "backbone": rows, "head": head})
+
+
+def _written(make: Callable[[], bytes | str]) -> Callable[[Path], None]:
+    """What a function returns, as a file."""
+
+    def write(path: Path) -> None:
+        data = make()
+        path.write_bytes(data.encode() if isinstance(data, str) else data)
+
+    return write
+
+
+def _strip(codec: str, number: int, side: int, bits: int = 8, **more) -> Callable[[Path], None]:
+    """A black TIFF in one strip."""
+
+    def write(path: Path) -> None:
+        import imagecodecs
+
+        raw = bytes(3 * side * side * bits // 8)
+        coded = bytes(getattr(imagecodecs, f"{codec}_encode")(raw, **more))
+        tags = _rgb_tags(side, compression=[number], counts=[len(coded)], bits=[bits] * 3)
+        tags |= {339: [1 if bits < 32 else 3] * 3}
+        page, values = _page(tags, 8)
+        tags[273] = [8 + len(page) + 4 + len(values)]
+        _tiff(tags, coded)(path)
+
+    return write
+
+
+def _onnx(kind: str, times: int) -> Callable[[Path], None]:
+    """A generator that enlarges, doubles, fills, or looks far."""
+    resized = ("Resize", ["x", "", "s"], ["a"], {"mode": "nearest"})
+    scale = {"s": [1.0, 1.0, float(times), float(times)]}
+    if kind == "enlarged":
+        return write_onnx([resized, _convolution("a", "y")], scale)
+    if kind == "filled":
+        layers = [("ConstantOfShape", ["s"], ["a"], {}), ("Add", ["x", "a"], ["y"], {})]
+        return write_onnx(layers, {"s": [times * 1000, 3, 64, 64]})
+    doubled = [
+        ("Concat", [f"a{k}" if k else "x"] * 2, [f"a{k + 1}"], {"axis": 1}) for k in range(times)
+    ]
+    return write_onnx(
+        [*doubled, ("Slice", [f"a{times}", "b", "e", "c"], ["y"], {})],
+        {"b": [0], "e": [3], "c": [1]},
+    )
+
+
+def _rows(kind: str, count: int) -> str:
+    """Boxes each of which has a column, a class, or a list of its own."""
+    if kind == "columns":
+        return _coco(1, 1, [{f"only {k}": k} for k in range(count)])
+    if kind == "lists":
+        return '{"images": [' + "[]," * count + "[]]}"
+    if kind == "header":
+        return "class,x1,y1,x2,y2," + ",".join(f"c{k}" for k in range(count)) + "\na,0,0,1,1\n"
+    if kind == "cells":
+        header = "class,x1,y1,x2,y2," + ",".join(f"c{k}" for k in range(999)) + "\n"
+        return header + ("a,0,0,1,1" + "," * 999 + "\n") * (count // 1000)
+    if kind == "words":
+        return "0 .5 .5 .1 .1 " + "1 " * count
+    return '<annotation><object a="' + '"/><a b="' * count + '"/></object></annotation>'
+
+
+_JPEG, _J2K = 7, 34712
+SMALL: dict[str, dict[str, Callable[[Path], None]]] = {
+    "loops": {
+        f"{n}-{tags}-{back}.tif": _chain([n], tags, back)
+        for n, tags, back in [
+            (1, 0, 0),
+            (2, 5, 1),
+            (50, 3, 7),
+            (99, 0, 98),
+            (101, 0, 50),
+            (200, 12, 150),
+            (1000, 0, 500),
+            (1000, 30, 999),
+            (1300, 0, 700),
+            (9000, 2, 4500),
+        ]
+    },
+    "values": {
+        f"{n}-{count}-{kind}.tif": _shared_values(n, count, kind)
+        for n, count, kind in [
+            (4000, 100, 4),
+            (4000, 1000, 4),
+            (4000, 10_000, 4),
+            (4000, 100_000, 1),
+            (3000, 9000, 12),
+            (3000, 50_000, 3),
+            (1000, 100_000, 4),
+            (500, 200_000, 4),
+            (4000, 60_000, 12),
+            (100, 240_000, 4),
+        ]
+    },
+    "overlapping": {
+        f"{n}-{step}-{tags}.tif": _overlapping(n, step, tags)
+        for n, step, tags in [
+            (100, 12, 50),
+            (1000, 12, 500),
+            (5000, 12, 3000),
+            (9999, 12, 4000),
+            (9000, 2, 9),
+            (9000, 14, 4000),
+            (500, 24, 4000),
+            (9999, 24, 100),
+            (9999, 6, 1000),
+            (3000, 12, 2000),
+        ]
+    },
+    "below": {
+        f"{n}-{same}.tif": _subpages(n, same)
+        for n in (100, 3000, 9000, 60_000, 240_000)
+        for same in (False, True)
+    },
+    "same": {
+        f"{codec}-{side}-{tiles}.tif": _one_chunk(codec, number, side, tiles)
+        for codec, number, side, tiles in [
+            ("deflate", 8, 512, 40),
+            ("deflate", 8, 256, 200),
+            ("zstd", 50000, 512, 60),
+            ("zstd", 50000, 64, 200),
+            ("lzw", 5, 512, 60),
+            ("lzw", 5, 256, 80),
+            ("lzma", 34925, 512, 60),
+            ("zstd", 50000, 1024, 100),
+            ("deflate", 8, 2048, 20),
+            ("zstd", 50000, 4096, 12),
+        ]
+    },
+    "chunks": {
+        f"{codec}-{side}.tif": _strip(codec, number, side)
+        for codec, number, side in [
+            ("deflate", 8, 9000),
+            ("deflate", 8, 16_000),
+            ("zstd", 50000, 9000),
+            ("zstd", 50000, 19_000),
+            ("lzma", 34925, 12_000),
+            ("lzw", 5, 8000),
+            ("deflate", 8, 5000),
+            ("zstd", 50000, 14_000),
+            ("deflate", 8, 12_000),
+            ("zstd", 50000, 17_000),
+        ]
+    },
+    "precincts": {
+        f"{side}-{exponent}-{levels}{kind}": write(_jpeg2000(side, exponent, levels))
+        for kind, write in (
+            (".jp2", lambda d: _written(lambda: d)),
+            (".tif", lambda d: _tile(_J2K, lambda: d)),
+        )
+        for side, exponent, levels in [
+            (1000, 0, 0),
+            (2000, 1, 1),
+            (2500, 0, 0),
+            (4000, 1, 5),
+            (6000, 2, 2),
+        ]
+    },
+    "passes": {
+        f"{side}-{n}-{progressive}.jpg": _written(
+            lambda side=side, n=n, progressive=progressive: _scans(side, n, progressive)
+        )
+        for side, n in [(500, 20_000), (2000, 5000), (4000, 2000), (4000, 35), (6000, 35)]
+        for progressive in (False, True)
+    },
+    "passes of a tile": {
+        f"{side}-{n}-{progressive}.tif": _tile(
+            _JPEG, lambda side=side, n=n, progressive=progressive: _scans(side, n, progressive)
+        )
+        for side, n in [(64, 40_000), (512, 20_000), (1500, 5000), (2000, 1000), (2000, 49)]
+        for progressive in (False, True)
+    },
+    "runs": {
+        f"{width}-{height}-{bits}.bmp": _bmp(width, height, bits, data)
+        for width, height, bits, data in [
+            (9000, 9000, 8, b"\0\1"),
+            (13_000, 13_000, 8, b"\0\1"),
+            (5000, 5000, 4, b"\0\1"),
+            (60_000, 2900, 8, b"\0\0" * 2900),
+            (3000, 3000, 8, b"\0\2\1\1" * 9000),
+            (100, 1_000_000, 8, b"\0\1"),
+            (999_999, 170, 8, b"\0\0" * 170),
+            (8000, 8000, 8, b"\xff\0" * 250_000),
+            (12_000, 9000, 4, b"\0\0" * 9000),
+            (4000, 4000, 8, b"\0\0" * 4000),
+        ]
+    },
+    "pictures": {
+        "9500.png": write_png(9500, 9500),
+        "13000.png": write_png(13_000, 13_000),
+        "narrow.png": write_png(900_000, 150),
+        "7000.webp": _picture("WEBP", 7000, lossless=True),
+        "12000.webp": _picture("WEBP", 12_000),
+        "9000.gif": _picture("GIF", 9000, "P"),
+        "frames.gif": _film("GIF", 3000, 16),
+        "frames.webp": _film("WEBP", 300, 64),
+        "8000.jpg": _picture("JPEG", 8000, quality=1),
+        "9000.jp2": _picture("JPEG2000", 7000),
+    },
+    "padded": {
+        **{f"{side}.png": _picture("PNG", side, pad=500_000) for side in (5000, 11_000, 13_000)},
+        **{f"{side}.webp": _picture("WEBP", side, pad=700_000) for side in (5000, 12_000)},
+        **{f"{side}.jp2": _picture("JPEG2000", side, pad=900_000) for side in (2000, 7000)},
+        "9000.tga": _tga(9000, 9000, b"\xff\0\0\0" * 200_000),
+        "13000.tga": _tga(13_000, 13_000, b"\xff\0\0\0" * 250_000),
+        "12000.jpg": _picture("JPEG", 12_000, quality=1, progressive=True),
+    },
+    "weights": {
+        f"{channels}-{kernel}-{layers}-{name}.layout.yaml": _text(
+            _wide_layout(channels, kernel, layers, name)
+        )
+        for channels, kernel, layers, name in [
+            (8192, 3, 1, "Conv"),
+            (8192, 16, 4, "Conv"),
+            (4096, 7, 3, "Conv"),
+            (2048, 9, 2, "Conv"),
+            (8192, 1, 9, "Conv"),
+            (8192, 1, 1, "C2f"),
+            (4096, 1, 5, "C3"),
+            (8192, 1, 1, "SPPF"),
+            (2048, 1, 60, "C2f"),
+            (8192, 1, 1, "PSA"),
+        ]
+    },
+    "layers": {
+        f"{kind}-{times}.onnx": _onnx(kind, times)
+        for kind, times in [
+            ("enlarged", 20),
+            ("enlarged", 100),
+            ("enlarged", 300),
+            ("doubled", 10),
+            ("doubled", 14),
+            ("doubled", 20),
+            ("filled", 5),
+            ("filled", 30),
+            ("filled", 100),
+            ("enlarged", 50),
+        ]
+    },
+    "rows": {
+        f"{kind}-{count}.{suffix}": _text(_rows(kind, count))
+        for kind, count, suffix in [
+            ("columns", 5000, "json"),
+            ("columns", 10_000, "json"),
+            ("lists", 300_000, "json"),
+            ("header", 100_000, "csv"),
+            ("cells", 900_000, "csv"),
+            ("words", 450_000, "txt"),
+            ("tags", 100_000, "xml"),
+            ("header", 5000, "csv"),
+            ("columns", 1000, "json"),
+            ("lists", 1000, "json"),
+        ]
+    },
+}
+"""150 files of up to a megabyte by family: each is small, and asks for much in its own way."""
+
+
+def small_files(folder: Path) -> list[Path]:
+    """Those of SMALL."""
+    paths = []
+    for family, writers in SMALL.items():
+        (folder / family).mkdir(parents=True)
+        for name, write in writers.items():
+            paths.append(folder / family / name)
+            write(paths[-1])
+    return paths

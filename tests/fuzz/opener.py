@@ -72,11 +72,14 @@ def open_file(path: Path) -> object:
         from napari_beerlanet.core.images.files import read_image
         from napari_beerlanet.core.images.slide import open_slide
 
-        try:
+        def corner() -> object:
             with open_slide(path) as slide:
-                return np.asarray(slide.levels[-1][:64, :64])
+                return np.array(slide.levels[-1][:64, :64])
+
+        try:
+            return corner()
         finally:
-            read_image(path)
+            read_image(path)  # with nothing of the slide left in memory
     names = image_names(path)
     found = read_detections(path, (480, 640), image_name=names[0] if names else "")
     with tempfile.TemporaryDirectory() as folder:

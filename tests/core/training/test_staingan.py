@@ -454,15 +454,14 @@ def test_another_onnx_file_is_one_sentence(tmp_path):
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("enlarged", r"a layer \(Resize\) is larger than any generator's"),
-        ("doubled", r"a layer \(Concat\) is larger than any generator's"),
-        ("long-kernel", r"up to a layer \(AveragePool\) it takes longer than any generator"),
+        ("enlarged", "more memory than any generator"),
+        ("doubled", "more memory than any generator"),
         ("loop", "a layer is 'Loop', which no generator of images has"),
-        ("constant", r"a layer \(ConstantOfShape\) is larger than any generator's"),
+        ("constant", "more memory than any generator"),
         ("elsewhere", "its weights are in another file; save it as one"),
     ],
 )
-def test_what_an_onnx_file_would_cost_is_known_before_it_runs(tmp_path, name, reason):
+def test_an_onnx_file_gets_no_more_than_a_generator_needs(tmp_path, name, reason):
     pytest.importorskip("onnxruntime")
     path = tmp_path / f"{name}.onnx"
     HOSTILE[path.name](path)

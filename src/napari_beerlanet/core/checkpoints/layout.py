@@ -50,12 +50,9 @@ _CHANNEL_ARGUMENTS: dict[str, int] = {
     **dict.fromkeys(("Concat", "CBFuse", "nn.Identity", "nn.MaxPool2d", "nn.ZeroPad2d"), 0),
     **{"nn.Upsample": 0, "Detect": 1, "v10Detect": 1},
 }
-_STRIDE_ARGUMENT = {"Conv": 2, "DWConv": 2, "GhostConv": 2, "SCDown": 2, "nn.MaxPool2d": 1}
 _MAX_LAYERS, _MAX_BLOCKS = 256, 256
 _MAX_CHANNELS, _MAX_ARGUMENT = 8192, 16
-_PROBE_IMAGE_SIDE = 256  # of the image that Ultralytics sends through a network while it builds it
-_MAX_MARGIN = 16  # pixels that padding may add to it
-_MAX_ACTIVATIONS = 1 << 27  # that this image may be in all layers together
+_MAX_WEIGHTS = 200_000_000  # numbers; Ultralytics' largest has 173 million
 _CLASS_BRANCHES = ("cv3", "one2one_cv3")  # of Ultralytics' head: those that tell the classes
 
 
@@ -73,7 +70,7 @@ def check_layout(yaml: Any) -> dict[str, Any]:
         raise ValueError("its model layout lacks nc or backbone")
     checked.update({k: yaml[k] for k in _OTHER_KEYS if yaml.get(k) is not None}, channels=3)
     _check_texts(checked)
-    depth, width, most = _resolve_scale(checked)
+    depth = _resolve_scale(checked)
     if not isinstance(checked.get("head"), list):
         raise ValueError("its model layout has no head")
     rows = [*checked["backbone"], *checked["head"]]
@@ -81,7 +78,9 @@ def check_layout(yaml: Any) -> dict[str, Any]:
         raise ValueError(f"its model layout has {len(rows)} layers; at most {_MAX_LAYERS} fit")
     for place, row in enumerate(rows):
         _check_layer(row, place, checked["nc"] if place == len(rows) - 1 else None)
-    _check_activations(rows, depth, lambda c: math.ceil(min(c, most) * width / 8) * 8)
+    # As Ultralytics repeats them.
+    if sum(max(round(row[1] * depth), 1) if row[1] > 1 else 1 for row in rows) > _MAX_BLOCKS:
+        raise ValueError("the network that it describes is larger than any detection model")
     return copy.deepcopy(checked)
 
 
@@ -101,13 +100,13 @@ def _check_texts(layout: dict[str, Any]) -> None:
         layout["yaml_file"] = name.replace("\\", "/").rpartition("/")[2]
 
 
-def _resolve_scale(layout: dict[str, Any]) -> tuple[float, float, float]:
-    """Factors of depth and width, and the most channels; the scale's name is filled in."""
+def _resolve_scale(layout: dict[str, Any]) -> float:
+    """The factor of depth; the scale's name is filled in."""
     scales, scale = layout.get("scales"), layout.get("scale", "")
     if scales is None or scales == {}:
         layout.pop("scales", None)
         layout.pop("scale", None)
-        return layout.get("depth_multiple", 1.0), layout.get("width_multiple", 1.0), math.inf
+        return float(layout.get("depth_multiple", 1.0))
     if not isinstance(scales, dict) or len(scales) > 20 or not isinstance(scale, str):
         raise ValueError("scales of its model layout are no table of sizes")
     layout["scale"] = scale = scale or str(next(iter(scales)))
@@ -115,11 +114,9 @@ def _resolve_scale(layout: dict[str, Any]) -> tuple[float, float, float]:
         raise ValueError(f"its model layout has no scale {quoted(scale)}")
     layout["scales"] = {scale: scales[scale]}
     limits = ((0.01, 4), (0.01, 8), (1, _MAX_CHANNELS))
-    depth, width, most = (
+    for value, limit in zip(scales[scale], limits, strict=True):
         _check_number(value, *limit, "scales")
-        for value, limit in zip(scales[scale], limits, strict=True)
-    )
-    return depth, width, most
+    return float(scales[scale][0])
 
 
 def _check_layer(row: Any, place: int, classes: int | None) -> None:
@@ -152,23 +149,11 @@ def _check_layer(row: Any, place: int, classes: int | None) -> None:
 def _arguments_fit(name: str, arguments: list[Any]) -> bool:
     if name == "nn.Upsample":
         return arguments in ([None, 2, "nearest"], ["None", 2, "nearest"])
-    if name == "nn.ConvTranspose2d" and arguments[1:] not in ([2, 2], [2, 2, 0]):
-        return False
-    if name == "nn.ZeroPad2d":
-        return len(arguments) == 1 and arguments[0] in (1, [0, 1, 0, 1], [1, 1, 1, 1])
-    if name in _STRIDE_ARGUMENT and not _padding_fits(arguments):
-        return False
     leading = _CHANNEL_ARGUMENTS[name]
     return len(arguments) >= leading and all(
         _argument_fits(value, _MAX_CHANNELS if k < leading else _MAX_ARGUMENT, k < leading)
         for k, value in enumerate(arguments)
     )
-
-
-def _padding_fits(arguments: list[Any]) -> bool:
-    """Of [channels, kernel, stride, padding]: more padding would make the picture grow."""
-    small = all(isinstance(a, int) for a in arguments[1:]) and len(arguments) <= 4
-    return small and (len(arguments) < 4 or 0 <= arguments[3] <= arguments[1] / 2)
 
 
 def _argument_fits(value: Any, most: int, channels: bool) -> bool:
@@ -178,73 +163,6 @@ def _argument_fits(value: Any, most: int, channels: bool) -> bool:
     if channels:
         return _is_integer(value) and 1 <= value <= most
     return isinstance(value, (bool, int, float)) and -1 <= value <= most
-
-
-def _check_activations(rows: list[Any], depth: float, wide: Callable[[float], float]) -> None:
-    """Bound the layers, and the numbers that Ultralytics' test image becomes in them."""
-    blocks, numbers = 0.0, 0.0
-    sides: list[int] = []  # of each layer's output, in pixels
-    channels: list[float] = []
-    for row in rows:
-        sources = row[0] if isinstance(row[0], list) else [row[0]]
-        name, arguments = row[2], row[3]
-        repeats = max(round(row[1] * depth), 1) if row[1] > 1 else 1  # as Ultralytics does it
-        blocks += repeats
-        if blocks > _MAX_BLOCKS:
-            raise ValueError("the network that it describes is larger than any detection model")
-        side = max((sides[s] for s in sources), default=0) if sides else _PROBE_IMAGE_SIDE
-        attends = name in ("PSA", "C2PSA", "A2C2f") or (name == "C3k2" and arguments[3:4] == [True])
-        width = _output_channels(
-            name, arguments, wide, [channels[s] for s in sources] if channels else [3]
-        )
-        for _ in range(repeats):
-            side = _output_side(name, arguments, side)
-            if side > _PROBE_IMAGE_SIDE + _MAX_MARGIN:
-                raise ValueError(f"a layer ({name}) of its model layout enlarges the picture")
-            pixels = side**2
-            numbers += width * pixels * (1 + pixels / 64 if attends else 1)  # 64 channels per head
-        sides.append(side)
-        channels.append(width)
-    if numbers > _MAX_ACTIVATIONS:
-        raise ValueError("the network that it describes is larger than any detection model")
-
-
-def _output_side(name: str, arguments: list[Any], side: int) -> int:
-    """The most pixels along a side that a layer makes of so many."""
-    if name in ("nn.Upsample", "nn.ConvTranspose2d"):
-        return 2 * side
-    if name == "nn.ZeroPad2d":
-        return side + 2
-    if name in ("ADown", "AConv"):
-        return side // 2 + 1
-    if name in _STRIDE_ARGUMENT:
-        place = _STRIDE_ARGUMENT[name]
-        kernel = int(arguments[place - 1]) if len(arguments) >= place else 1
-        pooled = name == "nn.MaxPool2d"
-        stride = int(arguments[place]) if len(arguments) > place else kernel if pooled else 1
-        given = len(arguments) > place + 1
-        padding = int(arguments[place + 1]) if given else 0 if pooled else kernel // 2
-        if min(stride, kernel) < 1:
-            raise ValueError(
-                f"a layer ({name}) of its model layout has arguments that no layer has"
-            )
-        return max((side + 2 * padding - kernel) // stride + 1, 1)
-    others = arguments[_CHANNEL_ARGUMENTS[name] :]
-    # A kernel of an even number of pixels, padded on both sides, adds one.
-    even = any(_is_integer(v) and v > 1 and v % 2 == 0 for v in others)
-    return side + 1 if even else side
-
-
-def _output_channels(
-    name: str, arguments: list[Any], wide: Callable[[float], float], sources: list[float]
-) -> float:
-    """Channels of a layer's output."""
-    if name == "Concat":
-        return sum(sources)
-    if _CHANNEL_ARGUMENTS[name] == 0 or name in _HEADS:
-        return sources[-1]
-    first = arguments[0]
-    return float(sum(first)) if isinstance(first, list) else wide(first)
 
 
 def _is_integer(value: Any) -> bool:
@@ -318,4 +236,7 @@ def _parse_shapes(layout: dict[str, Any], parse: Callable[..., Any]) -> dict[str
     except Exception as error:  # whatever a layer raises over arguments that do not suit it
         reason = error_detail(error)
         raise ValueError(f"its layers do not fit together ({reason})") from error
-    return {f"model.{k}": tuple(v.shape) for k, v in layers.state_dict().items()}
+    shapes = {f"model.{k}": tuple(v.shape) for k, v in layers.state_dict().items()}
+    if sum(map(math.prod, shapes.values())) > _MAX_WEIGHTS:
+        raise ValueError("the network that it describes has more weights than any detection model")
+    return shapes

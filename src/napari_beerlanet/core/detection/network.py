@@ -12,7 +12,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from napari_beerlanet.core.detection.ultralytics_api import DetectionModel
 from napari_beerlanet.core.normalization.lstainnorm import LStainNorm
@@ -22,6 +24,28 @@ from napari_beerlanet.core.stains.settings import FrontEnd
 DEFAULT_ATTENTION_POOL = 32
 """Pixels along the side of a block that LStainNorm's attention sees as one: a detector's image has
 so many that blocks of 8 would take gigabytes."""
+
+
+_PROBE_SIDES = (64, 128)  # pixels, of the 256 that Ultralytics sends through a network it builds
+# Numbers of one result and of all, and products, of such a probe: five, two and two and a half
+# times those of Ultralytics' largest networks.
+_MAX_NUMBERS, _MAX_ALL_NUMBERS, _MAX_PRODUCTS = 1 << 22, 1 << 26, 1 << 35
+
+
+class _Cost(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Refuses, with a `ValueError`, operations of which any larger image would take too much."""
+
+    numbers = products = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.convolution.default:
+            self.products += args[1].numel() * args[0][0, 0].numel()
+        made = func(*args, **(kwargs or {}))
+        size = made.numel() if isinstance(made, Tensor) else 0
+        self.numbers += size
+        if size > _MAX_NUMBERS or self.numbers > _MAX_ALL_NUMBERS or self.products > _MAX_PRODUCTS:
+            raise ValueError("its network takes more than any detection model")
+        return made
 
 
 class StainDetectionModel(StainMixing, DetectionModel):  # type: ignore[misc]
@@ -85,6 +109,11 @@ class StainDetectionModel(StainMixing, DetectionModel):  # type: ignore[misc]
     def _predict_once(self, x: Tensor, profile: bool = False, embed: Any = None) -> Any:
         if "front_end" in vars(self):
             x = self.apply_front_end(x)
+        else:  # Ultralytics builds it, from a layout that may be anyone's
+            with torch.no_grad():
+                for side in _PROBE_SIDES:
+                    with _Cost():  # type: ignore[no-untyped-call]
+                        super()._predict_once(x[..., :side, :side])
         return super()._predict_once(x, profile, embed)
 
     def predict_mixed(self, mixed: Tensor) -> Any:

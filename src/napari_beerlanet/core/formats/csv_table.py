@@ -17,7 +17,6 @@ from napari_beerlanet.core.formats.common import (
     AnyPath,
     BoxRows,
     ImageShape,
-    check_token_count,
     parse_value,
     parsing,
     read_text,
@@ -89,7 +88,6 @@ def csv_image_names(path: AnyPath) -> list[str]:
 def _read_table(path: AnyPath) -> tuple[list[str], list[list[str]], str]:
     """Header, other lines and delimiter of a table."""
     text = read_text(path)
-    check_token_count(path, text, ",;\t\n")
     with parsing(path, "a CSV table"):
         delimiter = _delimiter(text)
         header, *body = _split_lines(text, delimiter)

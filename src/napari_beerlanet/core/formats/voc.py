@@ -91,8 +91,7 @@ def voc_image_name(path: AnyPath) -> str:
 
 def _read_checked(path: AnyPath) -> bytes:
     content = read_bytes(path)
-    check_token_count(path, content, [b"<"])
-    check_token_count(path, content, [b"="], _MAX_ATTRIBUTES)
+    check_token_count(path, content, b"=", _MAX_ATTRIBUTES)
     return content
 
 

@@ -44,7 +44,6 @@ _MAX_FOUND_BYTES = 1 << 16  # of a data.yaml that nobody named: reading YAML tak
 _MAX_FOUND_BRACKETS = 500
 _MAX_CLASSES = 10_000
 _MAX_PARENTS = 3  # folders: …/labels/train/a.txt is named by …/data.yaml
-_MAX_WORDS = 1 << 23
 _TOLERANCE = 0.01  # of the image's side, by which others' rounding may lead out of it
 
 
@@ -136,7 +135,6 @@ def read_yolo(
     if image_shape is None:
         raise ValueError("YOLO's text is relative to the image size, so image_shape must be given.")
     text = read_text(path, empty=True)
-    check_token_count(path, text, " \t\n", _MAX_WORDS)
     with parsing(path, "YOLO's text"):
         parsed = []
         for number, line in enumerate(text.splitlines(), 1):

@@ -24,12 +24,13 @@ from napari_beerlanet.core.common.messages import error_detail, path_text
 from napari_beerlanet.core.common.storage import FileError
 from napari_beerlanet.core.images import PixelSize
 from napari_beerlanet.core.images.rgb import MAX_PIXELS, ImageError, check_rgb
-from napari_beerlanet.core.images.tiff import check_scan_count, is_tiff, read_tiff
+from napari_beerlanet.core.images.tiff import check_picture, check_proportion, is_tiff, read_tiff
 
 _TILE_SIDE = 512  # pixels of a written TIFF's tiles
 _CONVERTED_SIDE = 2048  # pixels that are converted at once
 _MAX_SIDE = 1_000_000  # pixels of what is no TIFF
-_MAX_DECODED_PIXELS = {"JPEG2000": 50_000_000, "WEBP": 50_000_000, "progressive": 100_000_000}
+# For each pixel, where decoders take more memory or time than for three of them.
+_DECODED_BYTES = {"JPEG2000": 7, "WEBP": 5, "progressive": 5, "bmp_rle": 60}
 _MIN_BIGTIFF_BYTES = 1 << 31  # a classic TIFF ends at twice that, compressed or not
 
 # Named one by one, as Pillow also opens formats that run other programs (EPS) or are no images.
@@ -126,10 +127,7 @@ def _read_with_pillow(path: Path) -> npt.NDArray[Any]:
             raise ImageError(
                 f"{picture.width} x {picture.height} pixels are too long and narrow for an image."
             )
-        if math.prod(picture.size) > _max_pixels(picture):
-            raise Image.DecompressionBombError
-        if picture.info.get("progressive"):
-            check_scan_count(path.read_bytes())
+        _check_cost(path, picture)
         # A phone's JPEG may carry a preview or a depth map as its second picture.
         frames = 1 if picture.format == "MPO" else getattr(picture, "n_frames", 1)
         if frames > 1:
@@ -146,10 +144,13 @@ def _read_with_pillow(path: Path) -> npt.NDArray[Any]:
         return _to_array(picture, "RGBA" if alpha else "RGB")
 
 
-def _max_pixels(picture: Image.Image) -> int:
-    """Of a format; decoders of some take many times the memory of the pixels."""
-    kind = "progressive" if picture.info.get("progressive") else picture.format
-    return _MAX_DECODED_PIXELS.get(kind or "", MAX_PIXELS)
+def _check_cost(path: Path, picture: Image.Image) -> None:
+    """Refuse what takes far more memory or time than its bytes speak for."""
+    kinds = (picture.format, _decoder_name(picture), *picture.info)
+    each = max(_DECODED_BYTES.get(str(kind), 3) for kind in kinds)
+    check_proportion(each * math.prod(picture.size), path.stat().st_size)
+    if picture.format in ("JPEG", "MPO", "JPEG2000"):
+        check_picture(path.read_bytes())
 
 
 def _to_array(picture: Image.Image, mode: str) -> npt.NDArray[np.uint8]:

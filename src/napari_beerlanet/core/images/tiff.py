@@ -5,6 +5,7 @@ A file of a few bytes may declare any number of pixels, planes or values per pix
 
 from __future__ import annotations
 
+import io
 import math
 import re
 import struct
@@ -26,18 +27,25 @@ _LONG_SHAPE = re.compile(r'"shape":\s*\[[^\]]{1000}')  # as tifffile writes it, 
 _MAX_SAMPLES = 16  # values of a pixel, of which the first three or four are read
 _MAX_BITS = 256  # of these: RGBA of 64
 _MAX_CHUNK_BYTES = 3 * MAX_PIXELS  # that are decoded at once of a slide
-_MAX_EMPTY_BYTES = 1 << 30  # of pixels that a file declares and does not have: they are black
-_MAX_EMPTY_CHUNK_BYTES = 1 << 26
-_MIN_CODED_PIXELS = 1 << 22  # below which a tile's own header may say what it likes
 _MAX_BYTES = 8 * MAX_PIXELS  # of all values of what is read at once: RGBA of 16 bits
-_MAX_LEFT_OUT_BYTES = 1 << 29  # of further values per pixel, which are decoded and not taken
 _MAX_XML_TAGS = 500_000  # of a description: ten thousand planes have room
-_J2K_START = b"\xff\x4f\xff\x51"
-_JPEG_START = b"\xff\xd8"
-_JPEG_END, _JPEG_SCAN = 0xD9, 0xDA
-_STAND_ALONE = (0x00, 0x01, *range(0xD0, 0xD9))  # markers without a length after them
-_MARKER = re.compile(rb"\xff+[^\x00\xd0-\xd7\xff]", re.DOTALL)  # after which a scan is over
-_MAX_SCANS = 50  # passes over all pixels; encoders make about ten
+_MAX_HEADER_READS = 4  # times a file's size that are read of it before any pixels are
+_MIN_HEADER_BYTES = 1 << 16
+# Bytes of pixels that a file may hold whatever its size, and how many for each of its own: of an
+# image that is decoded at once, of a tile of it, and of all tiles of a slide, which come one by
+# one. Blank glass is a thousandth in deflate.
+AT_ONCE, _TILE, _STREAMED = (200_000_000, 200), (64_000_000, 200), (1_000_000_000, 1100)
+_MAX_SHARED_BYTES = 1 << 20  # of parts that are the same bytes of the file, as blank ones may be
+_MIN_CODED_PIXELS = 1 << 22  # below which a tile's own header may say what it likes
+_MAX_SCANS = 50  # passes over all pixels of a JPEG; encoders make about ten
+_MAX_PRECINCTS = 100_000  # of a JPEG 2000, beyond its bytes: each takes one at least
+# What says a picture's size, wherever it is: decoders read on after rubbish.
+_JPEG_FRAME = re.compile(
+    rb"\xff[\xc0-\xc3\xc5-\xc7\xc9-\xcb\xcd-\xcf\xf7]\0[\x0b-\x2c].(.{4})", re.S
+)
+_PNG_HEAD = re.compile(rb"\x89PNG\r\n\x1a\n.{4}IHDR(.{8})", re.S)
+_J2K_SIZE = re.compile(rb"\xff\x4f\xff\x51.{4}(.{16}).{16}(..)", re.S)
+_J2K_STYLE = re.compile(rb"\xff([\x52\x53])\0(.)", re.S)
 _TIFF_SIGNATURES = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _DECODED_TO_RGB = {
     COMPRESSION.OJPEG,
@@ -95,14 +103,42 @@ def largest_series(tif: tifffile.TiffFile) -> tifffile.TiffPageSeries:
     _check_page_count(tif)
     if not tif.series:
         raise ImageError("damaged or cut short (no image in it).")
+    header = tif.filehandle._fh
+    assert isinstance(header, _HeaderFile)
+    header.left = math.inf  # from here on it is pixels that are read
     return max(tif.series, key=series_area)
+
+
+class _HeaderFile(io.BufferedReader):
+    """A file of which no more bytes are read than are `left`, at first some times its size.
+
+    Pages that lead in circles or lie one in the other, and tags that share their values, are as
+    long as anyone likes.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(io.FileIO(path))
+        self.left: float = _MIN_HEADER_BYTES + _MAX_HEADER_READS * path.stat().st_size
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        data = super().read(size)
+        self.left -= len(data)
+        if self.left < 0:
+            raise ImageError("damaged (its pages or tags share their bytes).")
+        return data
 
 
 def open_tiff(path: Path) -> tifffile.TiffFile:
     """Open a TIFF alone: a file must not have others opened, which may be pipes or anything."""
-    tif = tifffile.TiffFile(path, _multifile=False)
-    tif.is_mmstack = tif.is_ndtiff = False  # Micro-Manager's have an index or parts beside them
-    return tif
+    file = _HeaderFile(path)
+    try:
+        tif = tifffile.TiffFile(file, _multifile=False)
+        tif.filehandle._close = True  # with it
+        tif.is_mmstack = tif.is_ndtiff = False  # Micro-Manager's have an index or parts beside them
+        return tif
+    except BaseException:
+        file.close()
+        raise
 
 
 def _check_page_count(tif: tifffile.TiffFile) -> None:
@@ -144,35 +180,45 @@ def _positive_whole(text: str | None) -> int:
         return 1
 
 
+def check_proportion(decoded: int, stored: int, limit: tuple[int, int] = AT_ONCE) -> None:
+    """An `ImageError` for so many bytes of pixels out of proportion to those in the file."""
+    floor, ratio = limit
+    if decoded > floor + ratio * stored:
+        raise ImageError(f"damaged (its pixels are out of proportion to its {stored:,} bytes).")
+
+
 def check_stored_pixels(
     tif: tifffile.TiffFile, series: tifffile.TiffPageSeries, streamed: bool = True
 ) -> None:
-    """Refuse pixels that are declared and not in the file, and chunks too large to decode.
+    """Refuse pixels that are declared and not in the file, or out of proportion to it.
 
     `streamed`: chunk by chunk from all levels, where otherwise the finest is read at once. From
     then on, a tile's own header must agree with the file's.
     """
+    size = tif.filehandle.size
     for level in series.levels if streamed else [series]:
         page = level.keyframe
-        counts = np.asarray(page.databytecounts, np.int64)
-        missing = max(math.prod(page.chunked) - len(page.dataoffsets), 0)
-        size = math.prod(page.chunks) * (page.dtype.itemsize if page.dtype is not None else 1)
+        parts, stored = (
+            math.prod(page.chunked),
+            min(len(page.dataoffsets), len(page.databytecounts)),
+        )
+        places = np.array([page.dataoffsets[:stored], page.databytecounts[:stored]], np.int64)
+        if stored < parts:
+            raise ImageError(
+                f"damaged or cut short ({page.imagewidth} x {page.imagelength} pixels, of which "
+                f"the file has {stored} parts out of {parts})."
+            )
+        if places.sum(0).max(initial=0) > size:
+            raise ImageError("damaged or cut short (pixels are missing at its end).")
+        if places[1].sum() > _MAX_SHARED_BYTES + 2 * size:
+            raise ImageError("damaged (its parts are the same bytes).")
+        check_proportion(level.nbytes, size, _STREAMED if streamed else AT_ONCE)
         if streamed:
-            ends = np.add(page.dataoffsets, counts, dtype=np.int64)
-            if ends.max(initial=0) > tif.filehandle.size:
-                raise ImageError("damaged or cut short (pixels are missing at its end).")
-            if missing:
-                stored, parts = len(page.dataoffsets), math.prod(page.chunked)
-                raise ImageError(
-                    f"damaged or cut short ({page.imagewidth} x {page.imagelength} pixels, of "
-                    f"which the file has {stored} parts out of {parts})."
-                )
-            if size > _MAX_CHUNK_BYTES:
+            width = page.dtype.itemsize if page.dtype is not None else 1
+            chunk = math.prod(page.chunks) * width
+            check_proportion(chunk, int(places[1].max(initial=0)), _TILE)
+            if chunk > _MAX_CHUNK_BYTES:
                 raise ImageError("stored as one chunk, too large to decode; save it in tiles.")
-        empty = missing + int((counts == 0).sum())
-        most = _MAX_EMPTY_CHUNK_BYTES if streamed else _MAX_EMPTY_BYTES // max(empty, 1)
-        if empty and size > most:
-            raise ImageError("damaged or cut short (large parts have no pixels).")
         _check_tiles_when_decoded(page)
 
 
@@ -187,106 +233,61 @@ def _check_tiles_when_decoded(page: tifffile.TiffPage) -> None:
     most = max(4 * math.prod(page.chunks[:2]), _MIN_CODED_PIXELS)
 
     def checked(data: bytes | None, *arguments: Any, **named: Any) -> Any:
-        if data is not None:
-            whole = (named.get("jpegheader") or b"") + data
-            size = _coded_pixels(whole)
-            check_scan_count(whole)
-            if size is None:
-                raise ImageError("damaged or cut short (a tile does not say its size).")
-            if size > most:
-                raise ImageError("damaged (a tile is larger than the file says).")
+        if data is not None and check_picture((named.get("jpegheader") or b"") + data) > most:
+            raise ImageError("damaged (a tile is larger than the file says).")
         return decode(data, *arguments, **named)
 
     page.decode = checked
 
 
-def _coded_pixels(data: bytes) -> int | None:
-    """Pixels of a JPEG, JPEG 2000, PNG or WebP by its own header; None where there is none.
+def check_picture(data: bytes) -> int:
+    """Pixels of a JPEG, JPEG 2000, PNG or WebP by its own header, at most; an `ImageError` where
+    a few bytes of it send a decoder over all of them again, or there is no size.
 
     Of a JPEG 2000 of more than four components, as many times its pixels.
     """
-    if data.startswith(_JPEG_START):
-        return _jpeg_pixels(data)
-    if data.startswith(b"\x89PNG\r\n\x1a\n") and data[12:16] == b"IHDR":
-        return math.prod(struct.unpack_from(">II", data, 16)) if len(data) >= 24 else None
-    if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
-        return _webp_pixels(data)
-    start = _codestream_start(data)
-    if data[start : start + 4] != _J2K_START or len(data) < start + 42:
-        return None
-    right, bottom, left, top = struct.unpack_from(">4I", data, start + 8)
-    (components,) = struct.unpack_from(">H", data, start + 40)
-    return int(max(right - left, 0) * max(bottom - top, 0) * -(-components // 4))
+    pixels: list[int] = [math.prod(struct.unpack(">HH", m[1])) for m in _JPEG_FRAME.finditer(data)]
+    pixels += [math.prod(struct.unpack(">II", m[1])) for m in _PNG_HEAD.finditer(data)]
+    pixels += [_webp_pixels(data)] if data.startswith(b"RIFF") else []
+    for found in _J2K_SIZE.finditer(data):
+        right, bottom, left, top = struct.unpack(">4I", found[1])
+        sides, components = (max(right - left, 0), max(bottom - top, 0)), found[2]
+        pixels.append(sides[0] * sides[1] * -(-int.from_bytes(components, "big") // 4))
+        if _precincts(data, sides) > len(data) + _MAX_PRECINCTS:
+            raise ImageError("damaged (a JPEG 2000 of more parts than bytes).")
+    if not pixels:
+        raise ImageError("damaged or cut short (a picture in it does not say its size).")
+    if data.startswith(b"\xff\xd8") and data.count(b"\xff\xda") > _MAX_SCANS:
+        raise ImageError(f"damaged (a JPEG of more than {_MAX_SCANS} passes).")
+    return max(pixels)
 
 
-def check_scan_count(data: bytes) -> None:
-    """An `ImageError` for a JPEG in which a few bytes each send a decoder over all pixels."""
-    if not data.startswith(_JPEG_START):
-        return
-    count = 0
-    for kind, _ in _jpeg_markers(data):
-        count += kind == _JPEG_SCAN
-        if count > _MAX_SCANS:
-            raise ImageError(f"damaged (a JPEG of more than {_MAX_SCANS} passes).")
+def _precincts(data: bytes, sides: tuple[int, int]) -> int:
+    """The most parts that a JPEG 2000 declares for one of its components."""
+    most = 0
+    for found in _J2K_STYLE.finditer(data):
+        begin = found.start() + (14 if found[1] == b"\x52" else 11)
+        end = found.start() + 2 + found[2][0]
+        powers = data[begin:end][::-1]  # of the sides of parts, the finest resolution first
+        if powers and data[begin - 5] == len(powers) - 1:
+            high, wide = (
+                [-(-side >> k + (byte >> shift & 15)) for k, byte in enumerate(powers)]
+                for side, shift in zip(sides, (0, 4), strict=True)
+            )
+            most = max(most, sum(map(math.prod, zip(high, wide, strict=True))))
+    return most
 
 
-def _jpeg_markers(data: bytes) -> Iterator[tuple[int, int]]:
-    """Kinds of a JPEG's parts and where each begins, as a decoder finds them: also after rubbish"""
-    at = 2
-    while (at := data.find(b"\xff", at)) >= 0:
-        while data[at : at + 1] == b"\xff":
-            at += 1
-        if at >= len(data) or data[at] == _JPEG_END:
-            return
-        kind, at = data[at], at + 1
-        yield kind, at
-        if kind not in _STAND_ALONE:
-            at += int.from_bytes(data[at : at + 2], "big")
-        if kind == _JPEG_SCAN:
-            found = _MARKER.search(data, at)
-            at = found.start() if found else len(data)
-
-
-def _jpeg_pixels(data: bytes) -> int | None:
-    """The largest that one of its frames declares before pixels begin."""
-    sizes = []
-    for kind, at in _jpeg_markers(data):
-        if kind == _JPEG_SCAN or at + 7 > len(data):
-            break
-        if (0xC0 <= kind <= 0xCF and kind not in (0xC4, 0xC8, 0xCC)) or kind == 0xF7:
-            sizes.append(math.prod(struct.unpack_from(">HH", data, at + 3)))
-    return max(sizes, default=None)
-
-
-def _webp_pixels(data: bytes) -> int | None:
-    kind, head = data[12:16], data[20:30]
-    if len(head) < 10:
-        return None
+def _webp_pixels(data: bytes) -> int:
+    kind, head = data[12:16], data[20:30].ljust(10, b"\0")
     if kind == b"VP8X":
         width, height = (1 + int.from_bytes(head[k : k + 3], "little") for k in (4, 7))
     elif kind == b"VP8L":
         bits = int.from_bytes(head[1:5], "little")
         width, height = 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
-    elif kind == b"VP8 ":
-        width, height = (n & 0x3FFF for n in struct.unpack_from("<HH", head, 6))
     else:
-        return None
+        width, height = (n & 0x3FFF for n in struct.unpack_from("<HH", head, 6))
     return int(width * height)
-
-
-def _codestream_start(data: bytes) -> int:
-    """Where the JPEG 2000 begins: at once, or in a box of a JP2."""
-    at = 0
-    if not data.startswith(b"\0\0\0\x0cjP  "):
-        return at
-    while at + 16 <= len(data):
-        size, begin = int.from_bytes(data[at : at + 4], "big"), at + 8
-        if size == 1:
-            size, begin = int.from_bytes(data[at + 8 : at + 16], "big"), at + 16
-        if data[at + 4 : at + 8] == b"jp2c":
-            return begin
-        at += max(size, 8)
-    return at
 
 
 def axis_lengths(series: tifffile.TiffPageSeries) -> dict[str, int]:
@@ -311,9 +312,7 @@ def _check_series_size(series: tifffile.TiffPageSeries) -> None:
 
 def _check_bytes(series: tifffile.TiffPageSeries) -> None:
     """Refuse values that take far more memory than three or four of 16 bits per pixel."""
-    samples = max(math.prod(axis_lengths(series).get(axis, 1) for axis in "SC"), 1)
-    left_out = series.nbytes - series.nbytes * min(samples, 4) // samples
-    if series.nbytes > _MAX_BYTES or left_out > _MAX_LEFT_OUT_BYTES:
+    if series.nbytes > _MAX_BYTES:
         raise ImageError(
             f"{series.nbytes / 1e9:.1f} GB of values, more than are taken at once; save it as RGB "
             "of 8 or 16 bits, or crop it."

@@ -20,7 +20,7 @@ from napari_beerlanet.core.boxes.classes import assign_colours
 from napari_beerlanet.core.boxes.geometry import cxcywh_to_xyxy
 from napari_beerlanet.core.checkpoints.checkpoint import checkpoint_hash, load_detector
 from napari_beerlanet.core.checkpoints.info import still_unknown
-from napari_beerlanet.core.checkpoints.layout import check_layout
+from napari_beerlanet.core.checkpoints.layout import check_layout, layer_shapes
 from napari_beerlanet.core.checkpoints.serialize import describe_network
 from napari_beerlanet.core.common.device import image_layout
 from napari_beerlanet.core.common.events import EventCallback
@@ -37,7 +37,7 @@ from napari_beerlanet.core.detection.detector import Detector
 from napari_beerlanet.core.detection.network import DEFAULT_ATTENTION_POOL, StainDetectionModel
 from napari_beerlanet.core.detection.object_sizes import choose_reference, pool_sizes
 from napari_beerlanet.core.detection.stain_statistics import AnnotatedSample
-from napari_beerlanet.core.detection.ultralytics_api import cv2
+from napari_beerlanet.core.detection.ultralytics_api import cv2, parse_model
 from napari_beerlanet.core.evaluation.diff import (
     ModelChange,
     compare_on_images,
@@ -229,6 +229,7 @@ def untrained_detector(path: Path, seed: int) -> Detector:
             if scale and isinstance(layout, dict):
                 layout = {"scale": scale[1], **layout}
             layout = check_layout(layout)
+            layer_shapes(layout, parse_model)  # before any weights are made
         except (OSError, ValueError) as error:
             reason = error_detail(error, 400).removeprefix(f"{path}: ")[:120].rstrip(".")
             raise FileError(f"{path}: no layout of a network ({reason}).") from error
