@@ -33,7 +33,7 @@ HEAVY = {"torch", "numba"}
 # Five are the panel Compare normalizations (widget, form, job, layers, table).
 # Four make normalizers a part of networks: LStainNorm, StainGAN's networks and its training, batch
 # statistics of other images.
-MAX_MODULES, MAX_IN_A_FOLDER = 270, 13
+MAX_MODULES, MAX_IN_A_FOLDER = 269, 13
 
 
 def loaded_after(code: str) -> set[str]:

@@ -8,8 +8,7 @@ from scipy.optimize import nnls
 
 from algorithm1 import columns_of, objective
 from napari_beerlanet import decompose, decompose_slide, load_preset
-from napari_beerlanet.core.stains.solver.converge import ColourCells
-from napari_beerlanet.core.stains.solver.fixed_spectra import solve_fixed_spectra
+from napari_beerlanet.core.stains.solver.converge import ColourCells, solve_fixed_spectra
 from napari_beerlanet.core.stains.solver.spectra import default_spectra
 from napari_beerlanet.samples import photograph
 from pictures import ODD, section, smear, with_alpha

@@ -41,8 +41,8 @@ from napari_beerlanet.core.stains.solver.converge import (
     ColumnSolver,
     build_cells,
     converge,
+    solve_fixed_spectra,
 )
-from napari_beerlanet.core.stains.solver.fixed_spectra import solve_fixed_spectra
 from napari_beerlanet.core.stains.solver.model_selection import (
     DENSITIES_STRENGTH,
     SPECTRA_STRENGTH,

@@ -41,8 +41,8 @@ from napari_beerlanet.core.stains.solver.converge import (
     ColumnSolver,
     build_cells,
     converge,
+    solve_fixed_spectra,
 )
-from napari_beerlanet.core.stains.solver.fixed_spectra import solve_fixed_spectra
 from napari_beerlanet.core.stains.solver.spectra import check_spectra
 from napari_beerlanet.core.stains.solver.unroll import unroll, unroll_one
 
@@ -107,7 +107,7 @@ def decompose(
         planes of a stack, which then have one fit. Spares counting them again.
     fixed_spectra
         Keep the given `spectra` and solve for densities and background only: "decompose with these
-        spectra". The problem is then convex, and its exact minimum is found, whatever `iterations`.
+        spectra". The problem is then convex, and its minimum is found, whatever `iterations`.
         λ and γ on "auto" are as weak as for the densities of a converged solution.
     stain_names
         Names of the given spectra. Without `fixed_spectra` a component keeps its name if it ends

@@ -37,6 +37,7 @@ _HOLD_CODES: tuple[Hold, ...] = get_args(Hold)  # in the order of the kernel's n
 _PARALLEL_COSINE = 0.9999  # from which a merger is tried; kept if the objective does not rise
 _INITIAL_MOMENTUM = 0.5
 _ROUNDING_TOLERANCE = 1e-10
+_FIXED_TOLERANCE = 1e-12  # sweeps of densities alone are few, and x₀ may have far to go
 _COLUMNS_PER_SOLVE = 1 << 14
 _WARM_START_STEPS = 30
 
@@ -131,6 +132,20 @@ def converge(
     else:
         return _best_of_starts(cells, S, lam, gamma, hold, tolerance, report)
     return _descend(cells, begin, lam, gamma, hold, tolerance, report)
+
+
+def solve_fixed_spectra(
+    cells: ColourCells, S: Array, lam: float, gamma: float, report: Report | None = None
+) -> Solution:
+    """Densities D (r, u) and x₀ (c,) under unit spectra S (c, r), which come back as they are.
+
+    The objective is convex then and has no choice of a start. Every column's densities are exact
+    for the background and the norms of D that the sweeps end with. Columns of S that are zero, and
+    components that the image does not have, get zero densities.
+    """
+    settings: Any = {"hold": "spectra", "tolerance": _FIXED_TOLERANCE, "single_start": True}
+    end = converge(cells, S, lam, gamma, report=report, **settings)
+    return replace(end, densities=ColumnSolver.of(end, cells.w)(cells.X))
 
 
 def _best_of_starts(

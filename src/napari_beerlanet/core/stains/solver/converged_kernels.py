@@ -320,58 +320,6 @@ def solve_columns(X, x0, S, low, curvature, D):
 
 
 @njit(cache=True, nogil=True)
-def solve_columns_and_differentiate(X, w, x0, S, low, curvature, D, sums):
-    """Exact D (r, u) of columns X (c, u), and what Newton's method needs of them.
-
-    `sums` takes Σwφ, Σw ∂φ/∂x₀ (c), Σw d² (r), and of the second derivatives Σw(I − S_A M S_Aᵀ)
-    (c, c), Σw S_A M d (c, r) and Σw d M d (r, r), where A is a column's active set and
-    M = (S_Aᵀ S_A + diag(curvature))⁻¹.
-    """
-    c, r = S.shape
-    G = np.zeros((r, r))
-    for i in range(r):
-        for j in range(r):
-            for k in range(c):
-                G[i, j] += S[k, i] * S[k, j]
-        G[i, i] += curvature[i]
-    b, d = np.empty(r), np.empty(r)
-    M, active = np.empty((r, r)), np.empty(r, np.int64)
-    at_x, at_d = 1, 1 + c
-    at_xx = at_d + r
-    at_xn = at_xx + c * c
-    at_nn = at_xn + c * r
-    for t in range(X.shape[1]):
-        for i in range(r):
-            b[i] = -low
-            for k in range(c):
-                b[i] += S[k, i] * (x0[k] - X[k, t])
-        size = solve_nonnegative(G, b, d, M, active)
-        value = 0.0
-        for k in range(c):
-            rest = x0[k] - X[k, t]
-            for i in range(r):
-                rest -= S[k, i] * d[i]
-            value += 0.5 * rest * rest
-            sums[at_x + k] += w[t] * rest
-            sums[at_xx + k * c + k] += w[t]
-        for i in range(r):
-            D[i, t] = d[i]
-            value += low * d[i] + 0.5 * curvature[i] * d[i] * d[i]
-            sums[at_d + i] += w[t] * d[i] * d[i]
-        sums[0] += w[t] * value
-        for p in range(size):
-            i = active[p]
-            for q in range(size):
-                j = active[q]
-                weighted = w[t] * M[p, q]
-                sums[at_nn + i * r + j] += weighted * d[i] * d[j]
-                for k in range(c):
-                    sums[at_xn + k * r + j] += weighted * S[k, i] * d[j]
-                    for m in range(c):
-                        sums[at_xx + k * c + m] -= weighted * S[k, i] * S[m, j]
-
-
-@njit(cache=True, nogil=True)
 def solve_nonnegative(G, b, d, M, active):
     """Minimise ½ dᵀG d − bᵀd over d ≥ 0 exactly (Lawson and Hanson); returns how many are active.
 
