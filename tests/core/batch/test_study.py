@@ -11,9 +11,10 @@ import pandas as pd
 import pytest
 from PIL import Image
 
+from discs import disc_detector, draw, scattered, trained
 from napari_beerlanet.core.batch import image, manifest
 from napari_beerlanet.core.batch.manifest import FileRecords
-from napari_beerlanet.core.batch.settings import StudySettings
+from napari_beerlanet.core.batch.settings import DETECT_PRESET, StudySettings
 from napari_beerlanet.core.batch.study import run_study
 from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.checkpoints.checkpoint import checkpoint_hash
@@ -453,3 +454,28 @@ def test_one_model_per_process(monkeypatch):
     image._load_model("detector", "c", "", "cpu")
     image._load_model("detector", "a", "", "cpu")
     assert len(loaded) == 4, "one of each kind is kept"
+
+
+def test_images_are_shown_as_others_of_their_study_whenever_they_are_done(tmp_path, monkeypatch):
+    """The last one shows white cells alone, which may as well be red ones at half the size."""
+    fields = [scattered((480, 640), 40.0, seed=k) for k in range(6)]
+    fields[5] = [(200.0, 150.0, 75.0), (420.0, 300.0, 75.0), (150.0, 350.0, 75.0)]
+    (tmp_path / "images").mkdir()
+    for number, discs in enumerate(fields):
+        Image.fromarray(draw((480, 640), discs)).save(tmp_path / "images" / f"{number}.png")
+    monkeypatch.setattr(image, "_load_model", lambda *_: disc_detector(trained))
+    settings = {**DETECT_PRESET, "model": "blood-cells", "previews": False}
+    out = tmp_path / "out"
+    whole = run_study(tmp_path / "images", out, settings, workers=0)
+    assert not whole.failures
+    sizes = [row["object_size"] for row in whole.rows]
+    np.testing.assert_allclose(sizes, 40, rtol=0.15)
+    assert [row["count WBC"] for row in whole.rows] == [0] * 5 + [3]
+    for record in ("0", "5"):
+        (out / "records" / f"{record}.json").unlink()
+    monkeypatch.setattr(image, "_found_sizes", {})
+    again = run_study(tmp_path / "images", out, settings, workers=0)
+    assert (again.count("done"), again.count("skipped")) == (2, 4)
+    assert again.rows == whole.rows
+    alone = run_study(tmp_path / "images" / "5.png", out, settings, workers=0, overwrite=True)
+    assert alone.rows[0]["count WBC"] == 0, "with nothing beside it, they are what is usual"

@@ -13,6 +13,7 @@ from napari_beerlanet.core.detection.scale_search import (
     ScaleChoice,
     ScaleSample,
     candidate_scales,
+    class_overlap,
     matches_training,
     scale_quality,
     search_scale,
@@ -61,7 +62,7 @@ def test_quality_is_highest_at_the_size_of_training():
 def test_sizes_of_unknown_classes_count_half():
     unknown = TrainingSizes.of({}, NAMES)
     full, half = scale_quality(sample([40.0]), KNOWN), scale_quality(sample([40.0]), unknown)
-    assert half == pytest.approx(full / 2)
+    assert half == pytest.approx(full / 2, rel=0.02)
 
 
 def looking_at(true_size, shape, seed=0):
@@ -188,3 +189,34 @@ def test_no_image_is_enlarged_without_end():
 
     search_scale(look, scales, 6.4, training)
     assert max(tried) <= MAX_MAGNIFICATION
+
+
+def test_a_class_of_unknown_size_beside_known_ones_counts_half():
+    some = TrainingSizes.of({"RBC": SIZES["RBC"]}, NAMES)
+    known, unknown = (scale_quality(sample([40.0] * 5, labels=k), some) for k in (0, 1))
+    assert unknown == pytest.approx(known / 2)
+
+
+def test_shares_of_classes_as_in_training_count():
+    """A hundred white cells without any red one are less likely than doubtful red cells."""
+    red = sample([40.0] * 100, scores=0.4, area=320.0**2)
+    white = sample([80.0] * 100, labels=1, scores=0.9, area=640.0**2)
+    assert scale_quality(red, KNOWN) > 1.5 * scale_quality(white, KNOWN)
+
+
+@pytest.mark.parametrize("cells", [1, 3])
+def test_a_few_white_cells_alone_may_be_there(cells):
+    right = sample([75.0] * cells, labels=1)
+    assert class_overlap(right, KNOWN) > 0.75
+    assert scale_quality(right, KNOWN) > scale_quality(sample([30.0] * cells, scores=0.5), KNOWN)
+
+
+@pytest.mark.parametrize(("score", "believed"), [(0.41, False), (0.9, True)])
+def test_a_size_far_from_that_of_other_images_has_to_be_clearly_better(score, believed):
+    def look(scale):
+        return sample([40.0] * 9, scores=score if scale > 0.75 else 0.38)
+
+    alone, _ = search(look, (480, 640))
+    assert alone.scale == 1
+    among, _ = search(look, (480, 640), 0.5)
+    assert (among.scale, among.how) == ((1, alone.how) if believed else (0.5, "as found before"))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from discs import enlivened
+from discs import boxes_of, disc_detector, draw, enlivened, scattered, trained
 from napari_beerlanet.core.boxes.annotations import Annotations
 from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.boxes.geometry import iou, xyxy_to_cxcywh
@@ -360,3 +360,22 @@ def test_unknown_classes_and_empty_splits_are_refused(model, data, tmp_path):
 )
 def test_best_threshold_is_amid_the_best_ones(curve, index):
     assert plateau_centre(np.array(curve)) == index
+
+
+def test_a_field_without_red_cells_is_shown_as_the_others_of_its_data(tmp_path):
+    """Two white cells alone may as well be red ones at half the size: other fields tell."""
+    fields = [scattered((480, 640), 40.0, seed=k) for k in range(4)]
+    fields.append([(200.0, 150.0, 75.0), (420.0, 300.0, 75.0), (150.0, 350.0, 75.0)])
+    for number, discs in enumerate(fields):
+        image = tmp_path / "images" / f"{number}.png"
+        labels = tmp_path / "labels" / f"{number}.txt"
+        for path in (image, labels):
+            path.parent.mkdir(exist_ok=True)
+        Image.fromarray(draw((480, 640), discs)).save(image)
+        rows = xyxy_to_cxcywh(boxes_of(discs), (480, 640))
+        label = int(discs[0][2] > 60)
+        np.savetxt(labels, rows, fmt=f"{label}" + " %.6f" * 4)
+    (tmp_path / "data.yaml").write_text("val: images\nnames: [RBC, WBC, Platelets]\n")
+    found = evaluate(disc_detector(trained), tmp_path)
+    assert found["per_class"]["RBC"]["AP50"] > 0.95
+    assert found["per_class"]["WBC"]["AP50"] > 0.95

@@ -22,7 +22,8 @@ def test_a_size_is_found_by_image_or_else_by_folder(tmp_path):
     assert sizes.find("model", tmp_path / "b.png", SCALE) == 50.12
     sizes.add("model", tmp_path / "b.png", SCALE, 60)
     assert sizes.find("model", image, SCALE) == 50.12, "its own, not the newest"
-    assert sizes.find("model", tmp_path / "c.png", SCALE) == 60
+    sizes.add("model", tmp_path / "c.png", SCALE, 150)
+    assert sizes.find("model", tmp_path / "d.png", SCALE) == 60, "the last one may be wrong"
     sizes.add("model", image, SCALE, 55)
     assert sizes.find("model", image, SCALE) == 55
     for model, path, scale in (

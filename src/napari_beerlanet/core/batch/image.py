@@ -6,8 +6,9 @@ on another machine.
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,14 @@ from napari_beerlanet.core.checkpoints.info import model_limits
 from napari_beerlanet.core.common.device import device_for_worker
 from napari_beerlanet.core.common.jobs import attempt_job
 from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
-from napari_beerlanet.core.common.storage import FileError, file_hash, file_stamp
+from napari_beerlanet.core.common.storage import (
+    FileError,
+    file_hash,
+    file_stamp,
+    read_json_or_empty,
+    settings_hash,
+    write_json,
+)
 from napari_beerlanet.core.images.rgb import MAX_PIXELS
 from napari_beerlanet.core.stains.settings import DecomposeSettings
 
@@ -39,11 +47,15 @@ WORK_FOLDER = ".work"
 """Where detections are, tile by tile, while their image is being processed."""
 
 
+SIZE_FILE = "cell_size.json"
+"""In a study's folder: the size of objects that is tried first in every image."""
+
+
 def process_image(task: Mapping[str, Any], report: Report | None = None) -> dict[str, Any]:
     """Process one image and return its outcome: a record, or an error in one sentence.
 
     `task` has source, name, out, layout, settings and overwrite, and perhaps the number of the
-    worker.
+    worker, and `fields`: images of the study that tell the size of objects in all.
     """
     job, out = ImageJob(Path(task["source"]), task["name"]), Path(task["out"])
     settings = StudySettings(**task["settings"])
@@ -54,7 +66,8 @@ def process_image(task: Mapping[str, Any], report: Report | None = None) -> dict
         if record is not None and not task.get("overwrite"):
             return {"status": "skipped", "record": record}
         device = device_for_worker(settings.device, int(task.get("worker", 0)))
-        return _process(job, name, records, device, report)
+        hint = _size_of_fields(task.get("fields") or (), records, device, task["layout"], report)
+        return _process(job, name, records, device, hint, report)
 
     return attempt_job(work, out)
 
@@ -64,6 +77,7 @@ def _process(
     name: str,
     records: Records,
     device: str,
+    size_hint: float | None,
     report: Report | None,
 ) -> dict[str, Any]:
     from napari_beerlanet.core.images.slide import open_slide
@@ -90,7 +104,9 @@ def _process(
             model = _load_model("detector", settings.model, settings.model_sha256, device)
             part = subprogress(report, first if settings.decompose else 0.0, found)
             work.parent.mkdir(parents=True, exist_ok=True)
-            detections = detect_objects(model, slide, settings, stains, work, source, part)
+            detections = detect_objects(
+                model, slide, settings, stains, work, source, part, size_hint
+            )
         if settings.classifier and detections is not None:
             classifier = _load_model(
                 "classifier", settings.classifier, settings.classifier_sha256, device
@@ -125,6 +141,37 @@ def _process(
     limits = model_limits(info or {}, result.classifier or {})
     own = [note for one in (info, result.classifier) for note in (one or {}).get("notes") or []]
     return {"record": record, "notes": [*map(str, own), *limits], "limits": limits}
+
+
+def _size_of_fields(
+    fields: Sequence[str], records: Records, device: str, layout: str, report: Report | None
+) -> float | None:
+    """The size of objects that a study tries first in every image, whatever their order.
+
+    It is found in the same few images by whoever needs it first, and kept in the study's folder.
+    """
+    from napari_beerlanet.core.detection.scale_search import FieldSize, pooled_size
+    from napari_beerlanet.core.images.slide import SLIDE_PIXELS, open_slide
+
+    settings, file = records.settings, records.out / SIZE_FILE
+    if not fields:
+        return None
+    key = settings_hash({"settings": settings.hash(), "fields": list(fields)})
+    stored = read_json_or_empty(file) if layout == "study" else {}
+    known = stored if stored.get("settings") == settings.hash() else _found_sizes.get(key)
+    if known is None:
+        model = _load_model("detector", settings.model, settings.model_sha256, device)
+        found: list[FieldSize | None] = []
+        for path in fields:
+            report_progress(report, 0, 1000, "looking for the cell size in other images")
+            with suppress(Exception), open_slide(Path(path)) as slide:  # told when its turn comes
+                if math.prod(slide.shape) <= SLIDE_PIXELS:
+                    found.append(FieldSize.of(detect_objects(model, slide, settings)))
+        known = {"settings": settings.hash(), "object_size": pooled_size(model.info, found)}
+        _found_sizes[key] = known
+        if layout == "study":
+            write_json(file, known)
+    return known.get("object_size")
 
 
 def read_image_boxes(path: Path, slide: Slide) -> Detections:
@@ -176,6 +223,7 @@ def detect_objects(
     work: Path | None = None,
     source: Mapping[str, Any] | None = None,
     report: Report | None = None,
+    size_hint: float | None = None,
 ) -> Detections:
     """The objects of an image of any size; `work` is the file to resume from."""
     from napari_beerlanet.core.detection.slide_detector import detect_slide
@@ -192,6 +240,7 @@ def detect_objects(
         tile=settings.tile,
         batch=settings.batch,
         pixel_size=slide.pixel_size,
+        size_hint=size_hint,
         skip_glass=settings.skip_glass,
         openvino=settings.openvino,
         tissue=None if stains is None else stains.tissue,
@@ -258,6 +307,7 @@ def _load_normalizer(path: str, sha256: str) -> Normalizer:
         return found
 
 
+_found_sizes: dict[str, dict[str, Any]] = {}
 _loaded_models: dict[str, tuple[tuple[str, str, str], Any]] = {}
 _load_lock = threading.Lock()
 

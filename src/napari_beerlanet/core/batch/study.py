@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from napari_beerlanet.core.batch.image import WORK_FOLDER
+from napari_beerlanet.core.batch.image import SIZE_FILE, WORK_FOLDER
 from napari_beerlanet.core.batch.inputs import find_images, name_jobs
 from napari_beerlanet.core.batch.manifest import (
     NO_PARQUET_NOTE,
@@ -49,6 +49,7 @@ PAGE_FILE = "smear.html"
 """The report of one page on all images of a study, if it has such reports."""
 
 _MANIFEST_INTERVAL_S = 2.0
+_MIN_IMAGES, _SIZE_FIELDS = 3, 5  # of a study of which some tell the size of objects in all
 _WORK = "napari_beerlanet.core.batch.image:process_image"  # of a task, see `core.common.workers`
 
 
@@ -193,6 +194,8 @@ def _collect_outcomes(
 ) -> None:
     try:
         monitor.report_progress()
+        if overwrite and monitor.layout == "study":
+            remove_path(monitor.out / SIZE_FILE)
         monitor.skip_done(overwrite)
         monitor.collect(run, monitor.tasks(overwrite, largest_first=in_parallel))
     finally:
@@ -246,6 +249,9 @@ class StudyMonitor(JobMonitor[StudyEntry]):
         shared = {"out": str(self.out), "layout": self.layout, "overwrite": overwrite}
         shared |= {"work": _WORK, "gpu": bool(self.settings.model or self.settings.classifier)}
         shared["settings"] = self.settings.as_dict()
+        chosen = self.settings
+        if chosen.model and not chosen.detections_file and chosen.object_size == "auto":
+            shared["fields"] = self._fields()
         jobs = [(k, e.job) for k, e in enumerate(self.entries) if e.status == "waiting"]
         if largest_first:
             jobs.sort(key=lambda job: -file_stamp(job[1].source).get("size", 0))
@@ -253,6 +259,12 @@ class StudyMonitor(JobMonitor[StudyEntry]):
             (k, {"source": str(job.source), "title": str(job.source), "name": job.name, **shared})
             for k, job in jobs
         ]
+
+    def _fields(self) -> list[str]:
+        """A few images, evenly over all, that tell the size of objects."""
+        total = len(self.entries)
+        few = range(0) if total < _MIN_IMAGES else range(min(total, _SIZE_FIELDS))
+        return [str(self.entries[k * total // len(few)].job.source) for k in few]
 
     def on_outcome(self, entry: StudyEntry, outcome: Mapping[str, Any]) -> None:
         """Write the manifest now and then, and keep what a person should know."""

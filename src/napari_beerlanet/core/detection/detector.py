@@ -18,6 +18,7 @@ from napari_beerlanet.core.detection.inference import InferenceRunner, on_cpu
 from napari_beerlanet.core.detection.network import StainDetectionModel
 from napari_beerlanet.core.detection.openvino_network import choose_precision
 from napari_beerlanet.core.detection.pipeline import DetectionPipeline, ImageCache
+from napari_beerlanet.core.detection.scale_search import FieldSize, pooled_size
 from napari_beerlanet.core.detection.settings import DetectSettings, OpenVinoMode
 from napari_beerlanet.core.images import PixelSize
 from napari_beerlanet.core.images.rgb import check_rgb, to_uint8
@@ -124,7 +125,7 @@ class Detector:
             self.classes,
             image_shape=pixels.shape[:2],
             pixel_size=settings.pixel_size_yx,
-            report=pipeline.run_report(),
+            report=pipeline.run_report(raw),
             columns=pipeline.columns(raw) if densities else {},
         )
         report_progress(report, 1, 1, "done")
@@ -195,6 +196,8 @@ def detect_windows(
     for k, window in enumerate(windows):
         part = subprogress(report, k / len(windows), (k + 1) / len(windows))
         detections = model.detect(read(window), confidence, iou, report=part, **settings)
+        if settings.get("size_hint") is None:  # windows of one image show objects of one size
+            settings["size_hint"] = pooled_size(model.info, [FieldSize.of(detections)])
         parts.append(detections if detections.candidates is None else detections.candidates)
     if len(parts) == 1 and _window_corner(windows[0]) == (0, 0) and parts[0].image_shape == shape:
         return parts[0].above(confidence)

@@ -133,22 +133,29 @@ def weighted_median(values: npt.ArrayLike, weights: npt.ArrayLike) -> float:
 
 @dataclass(frozen=True)
 class TrainingSizes:
-    """What training knew of each class: median size (n,), NaN where unknown, and its weight (n,).
-
-    Classes weigh as the root of their share: a field of nothing but platelets is less likely than
-    one of red cells that are shown too small.
-    """
+    """What training knew of each class: median size (n,), NaN where unknown, and its share (n,)."""
 
     medians: npt.NDArray[np.float64]
-    weights: npt.NDArray[np.float64]
+    shares: npt.NDArray[np.float64]
 
     @classmethod
     def of(cls, object_sizes: ClassSizes, names: Sequence[str]) -> TrainingSizes:
         """From what a checkpoint stores."""
         sizes = [object_sizes.get(name, {}) for name in names]
         count = np.array([float(s.get("count", 0.0)) for s in sizes])
-        weights = np.sqrt(count / count.max()) if count.any() else np.ones(len(names))
-        return cls(np.array([float(s.get("median", math.nan)) for s in sizes]), weights)
+        shares = count / max(count.sum(), 1.0)
+        return cls(np.array([float(s.get("median", math.nan)) for s in sizes]), shares)
+
+    @property
+    def weights(self) -> npt.NDArray[np.float64]:
+        """(n,) the root of the share in that of the commonest class; 1 for a class without boxes.
+
+        A field of nothing but platelets is less likely than one of red cells that are shown too
+        small; a class of which nothing is known may be as common as any.
+        """
+        known = self.shares > 0
+        most = self.shares.max(where=known, initial=0.0) or 1.0
+        return np.where(known, np.sqrt(self.shares / most), 1.0)
 
     def deviation(
         self, sizes: npt.NDArray[np.float64], labels: npt.NDArray[np.int64], weights: Any = 1.0

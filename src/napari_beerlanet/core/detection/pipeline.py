@@ -422,20 +422,31 @@ class DetectionPipeline:
             )
         return columns
 
-    def run_report(self) -> dict[str, Any]:
-        """How the detections came about."""
+    def _measured_size(self, found: RawDetections) -> float | None:
+        """The size of the reference class in image pixels: as asked for, or as it is in the image.
+
+        By the sizes of all classes, so that it does not depend on which of them are there.
+        """
+        if self.typical_size is None or self.settings.object_size != "auto":
+            return self.typical_size and self.typical_size / self.scale_choice.scale
+        scale = self.scale_choice.scale
+        sample = self._sample(found, scale, 1.0)
+        deviation = scale_search.size_deviation(sample, self.training_sizes) or 0.0
+        return self.typical_size * math.exp(deviation) / scale
+
+    def run_report(self, found: RawDetections) -> dict[str, Any]:
+        """How the detections, all that were `found`, came about."""
         self.runner.tell_refusal(self.notes)
         scale, notes = self.scale_choice.scale, list(self.notes)
         if self.tile < self._requested_tile:
             notes.append(f"Memory did not suffice for larger tiles than {self.tile} pixels.")
         assert self.grid is not None
+        size = self._measured_size(found)
         return {
             "model": self.info.get("name", ""),
             "device": self.runner.describe(self.used_openvino),
             "scale": round(scale, 5),
-            "object_size": None
-            if self.typical_size is None
-            else round(self.typical_size / scale, 2),
+            "object_size": None if size is None else round(size, 2),
             "chosen": self.scale_choice.how,
             "tiles": len(self.grid.tiles),
             "tile_size": list(self.grid.size),

@@ -10,11 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from napari_beerlanet.core.detection.object_sizes import TrainingSizes
+from napari_beerlanet.core.boxes.detections import Detections
+from napari_beerlanet.core.detection.object_sizes import TrainingSizes, reference_size
 
 _SIZE_TOLERANCE = math.log(1.3)  # sizes that differ by less than this need no other resolution
 _HOME_TOLERANCE = math.log(1.25)  # less, because it is told from another resolution
@@ -24,6 +26,10 @@ CONFIDENT_SCORE = 0.4
 _MIN_CONFIDENT = 3  # detections
 _MIN_BEST_SCORE = 0.25  # of at least one detection at a scale that is to be chosen
 _SIZE_SIGMA = 0.35  # of the bell by which a size of ln ratio x counts in a scale's quality
+_PRIOR = 10.0  # detections
+_FAR = math.log(1.5)  # from the size that other images have, at which one alone is doubted
+_CLEARLY_BETTER = 1.5  # times the quality at that size, from which on it is believed
+_MAX_OTHERS = 0.25  # part of the fields that may be far from the rest, and all are of one size
 _SCALE_STEP = 2.0  # between the scales that are tried
 _MAX_STEPS = 4  # in which the sizes of objects are followed
 # ln of how far objects are from the size of training, by that of how far they are drawn: networks
@@ -61,9 +67,25 @@ def scale_quality(sample: ScaleSample, training: TrainingSizes) -> float:
     """How much of the area is covered by confident detections of sizes and classes like training's.
 
     Area and not number, because the number of objects that fit into a view grows with its size.
+    It counts less the further the shares of the classes are from those of training.
     """
     confident = sample.scores**2 * _agreement(sample, training)
-    return float((confident * sample.sizes**2).sum() / sample.area)
+    covered = float((confident * sample.sizes**2).sum() / sample.area)
+    return covered * class_overlap(sample, training)
+
+
+def class_overlap(sample: ScaleSample, training: TrainingSizes) -> float:
+    """From 0 to 1, how much of the classes' shares among confident detections is as in training.
+
+    A few detections of a rare class prove little: they are taken together with `_PRIOR` of the
+    usual ones. Classes of which nothing is known are left aside.
+    """
+    if not training.shares.any():
+        return 1.0
+    labels = sample.labels[sample.scores >= CONFIDENT_SCORE]
+    count = np.bincount(labels, minlength=len(training.shares)) * (training.shares > 0)
+    shares = (count + _PRIOR * training.shares) / (count.sum() + _PRIOR)
+    return float(np.minimum(shares, training.shares).sum())
 
 
 def size_deviation(sample: ScaleSample, training: TrainingSizes) -> float | None:
@@ -121,7 +143,8 @@ def search_scale(
     with training ends the search; only where none does, all are compared.
 
     `home` is the scale at which images were shown in training: it is preferred to those that hardly
-    differ from it. `hint` is tried before all others, and is like them left where it disagrees.
+    differ from it. `hint` is tried before all others, and is left where it disagrees; but sizes far
+    from it, at which the image is hardly more like training, are not believed.
     """
     samples: dict[float, ScaleSample] = {}
 
@@ -144,10 +167,29 @@ def search_scale(
             tolerance, likely = _SIZE_TOLERANCE, True
         return None
 
+    def doubtful(scale: float) -> bool:
+        """Whether sizes are far from those of the hint without being much more like training."""
+        if hint is None:
+            return False
+        drawn = scale * math.exp(-(size_deviation(samples[scale], training) or 0.0))
+        if abs(math.log(drawn / hint)) <= _FAR:
+            return False
+        if hint not in samples:
+            samples[hint] = look(hint, False)
+        # What is rare in training need not be rare among fields of which the size is known.
+        alike = TrainingSizes(training.medians, np.zeros_like(training.shares))
+        here, there = (
+            scale_quality(samples[one], alike) * class_overlap(samples[one], training)
+            for one in (scale, hint)
+        )
+        return here < _CLEARLY_BETTER * there
+
     for start in scales if hint is None else (hint, *scales):
         if _is_known(start, samples):
             continue
         found = follow(start, _SIZE_TOLERANCE if start in (home, hint) else _CLOSE)
+        if found is not None and doubtful(found):
+            break
         if found is not None:
             return _choose(found, samples, home, hint, training)
     # An empty image has many doubtful detections at the finest scale, which takes the longest.
@@ -155,6 +197,8 @@ def search_scale(
     if not good:
         return None
     best = max(good, key=lambda scale: scale_quality(samples[scale], training))
+    if hint is not None and (best == hint or doubtful(best)):
+        return ScaleChoice(hint, "as found before")
     return ScaleChoice(best, f"best of {len(samples)} resolutions")
 
 
@@ -178,3 +222,41 @@ def _choose(
         scale *= math.exp(-_BIAS * (size_deviation(samples[scale], training) or 0.0))
         scale = min(scale, MAX_MAGNIFICATION)
     return ScaleChoice(scale, f"best of {len(samples)} resolutions")
+
+
+@dataclass(frozen=True)
+class FieldSize:
+    """The size of objects that was found in an image whose longer side is `longest` pixels."""
+
+    size: float
+    longest: int
+
+    @classmethod
+    def of(cls, found: Detections) -> FieldSize | None:
+        """None where too few detections are sure to tell."""
+        size, shape = found.report.get("object_size"), found.image_shape
+        if (
+            size is None
+            or shape is None
+            or (found.scores >= CONFIDENT_SCORE).sum() < _MIN_CONFIDENT
+        ):
+            return None
+        return cls(float(size), max(shape))
+
+
+def pooled_size(info: Mapping[str, Any], fields: Sequence[FieldSize | None]) -> float | None:
+    """The size of objects in image pixels that fields of one microscope have, to try first.
+
+    By what the model of this `info` has found in some of them. None where they differ or tell
+    nothing, or where it is that of images shown whole as in training, which is preferred anyway.
+    """
+    reference, sure = reference_size(info), [field for field in fields if field is not None]
+    if reference is None or not sure:
+        return None
+    sizes = np.array([field.size for field in sure])
+    size = float(np.median(sizes))
+    if (np.abs(np.log(sizes / size)) > _FAR).mean() > _MAX_OTHERS:
+        return None
+    longest = float(np.median([field.longest for field in sure]))
+    whole = reference * longest / float(info["image_size"])
+    return None if abs(math.log(size / whole)) <= _CLOSE else size

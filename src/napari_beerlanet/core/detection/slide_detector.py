@@ -170,7 +170,7 @@ class SlideDetection(TileRun[RawDetections]):
         else:
             parts = [tiles.get(k, _NO_DETECTIONS) for k in range(len(self.grid.tiles))]
             raw = pipeline.runner.merge_tiles(parts, self.grid, self.settings.iou)
-        run_report = pipeline.run_report()
+        run_report = pipeline.run_report(raw)
         run_report |= {"tiles": len(self.grid.tiles), "tiles_looked_at": len(tiles)}
         result = Detections(
             raw.xyxy,

@@ -23,11 +23,17 @@ from napari_beerlanet.core.common.messages import name_list
 from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
 from napari_beerlanet.core.detection.detector import Detector
 from napari_beerlanet.core.detection.object_sizes import reference_size
+from napari_beerlanet.core.detection.scale_search import FieldSize, pooled_size
 from napari_beerlanet.core.detection.settings import DetectSettings, OpenVinoMode
 from napari_beerlanet.core.evaluation.classification import evaluate_classifier
 from napari_beerlanet.core.evaluation.live import LabelledBoxes, LiveEvaluation
 from napari_beerlanet.core.evaluation.metrics import SampledCurves
-from napari_beerlanet.core.formats.dataset import Dataset, check_dataset, read_dataset
+from napari_beerlanet.core.formats.dataset import (
+    Dataset,
+    LabelledImage,
+    check_dataset,
+    read_dataset,
+)
 from napari_beerlanet.core.images.files import read_image
 from napari_beerlanet.samples import NUCLEI, SampleField, blood_smear, he_field
 
@@ -39,6 +45,7 @@ _DEFAULT_OBJECT_SIZES = {
     "smear": 105.0,
     "section": 24.0,
 }  # pixels of an object where a model does not say
+_SIZE_FIELDS = 8  # that tell the size of objects in all
 _DEFAULTS = DetectSettings()
 
 
@@ -107,18 +114,27 @@ def detect_split(
     place = match_class_names(dataset.names, model.classes)
     items = dataset.splits[split]
     pairs = []
-    for number, item in enumerate(items):
-        report_progress(report, number, len(items), item.image.name)
+
+    def find(item: LabelledImage, hint: float | None) -> Detections:
         image = read_image(item.image)
-        detections = model.detect(
+        return model.detect(
             image.pixels,
             iou=iou,
             object_size=object_size,
             pixel_size=image.pixel_size,
+            size_hint=hint,
             densities=False,
             openvino=openvino,
         )
-        boxes = cxcywh_to_xyxy(item.cxcywh, image.pixels.shape[:2])
+
+    hint = None
+    if object_size == "auto" and len(items) > 1:
+        some = np.unique(np.linspace(0, len(items) - 1, min(len(items), _SIZE_FIELDS)).astype(int))
+        hint = pooled_size(model.info, [FieldSize.of(find(items[k], None)) for k in some])
+    for number, item in enumerate(items):
+        report_progress(report, number, len(items), item.image.name)
+        detections = find(item, hint)
+        boxes = cxcywh_to_xyxy(item.cxcywh, detections.image_shape)
         pairs.append((detections, Annotations(boxes, place[item.labels], model.classes)))
     report_progress(report, 1, 1, "done")
     return pairs

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import platformdirs
@@ -77,7 +78,7 @@ class RecentPaths:
 class FoundSizes:
     """Cell sizes in pixels that were found automatically, in a file in the configuration folder.
 
-    The next time they are tried first: that of the same image, or else the last one of its folder,
+    The next time they are tried first: that of the same image, or else the median of its folder,
     for the same model and `magnification` (any text that images of one magnification share).
     """
 
@@ -94,8 +95,8 @@ class FoundSizes:
             if (entry["model"], entry["magnification"]) == (model, magnification)
             and Path(entry["image"]).parent == image.parent
         ]
-        same_image_first = sorted(here, key=lambda entry: Path(entry["image"]) != image)
-        return float(same_image_first[0]["size"]) if here else None
+        same = [entry for entry in here if Path(entry["image"]) == image]
+        return median(float(entry["size"]) for entry in same or here) if here else None
 
     def add(self, model: str, image: Path, magnification: str, size: float) -> None:
         """Save a size; ignored where the user's folder cannot be written to."""
