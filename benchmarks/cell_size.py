@@ -129,7 +129,7 @@ class Laboratory:
                 image.write_bytes(path.read_bytes())
             else:
                 if key["view"] == "cut":
-                    window = middle(boxes, picture.size, key["factor"])
+                    window = middle(boxes[label == 0], picture.size, key["factor"])
                     picture = picture.crop(window.astype(int).tolist())
                     label, boxes = cut(label, boxes, window)
                 size = [round(side * key["factor"]) for side in picture.size]
