@@ -111,8 +111,9 @@ class Laboratory:
         """The data.yaml of fields that were drawn, with some `kind` of their cells annotated."""
         train, validation = FIELDS[key["fields"]]
         pool = self.fields[HELD_OUT:]
-        order = np.random.default_rng([key["draw"], 1]).permutation(len(pool))[: key["fields"]]
-        chosen = [self.write(pool[k], folder, key, KINDS[key["kind"]]) for k in order]
+        order = np.random.default_rng([key["draw"], 1]).permutation(len(pool))
+        some = [k for k in order if (read_boxes(*pool[k])[0] == 0).any()][: key["fields"]]
+        chosen = [self.write(pool[k], folder, key, KINDS[key["kind"]]) for k in some]
         splits = {"train": chosen[:train], "val": chosen[-validation:]}
         return write_yaml(folder, splits)
 
@@ -124,7 +125,7 @@ class Laboratory:
             for parent in (image.parent, labels.parent):
                 parent.mkdir(parents=True, exist_ok=True)
             picture = Image.open(path).convert("RGB")
-            label, boxes = read_boxes(path, labels_path, picture.size)
+            label, boxes = read_boxes(path, labels_path)
             if key["factor"] == 1:
                 image.write_bytes(path.read_bytes())
             else:
@@ -163,8 +164,9 @@ def row(label, *cxcywh):
     return " ".join([f"{label:.0f}", *(f"{v:.6f}" for v in cxcywh)]) + "\n"
 
 
-def read_boxes(path, labels_path, size):
+def read_boxes(path, labels_path):
     """Labels (n,) and boxes (n, 4) in pixels."""
+    size = Image.open(path).size
     if labels_path is None:
         return read_voc(path.parents[1] / "Annotations" / f"{path.stem}.xml", size[::-1])
     rows = np.loadtxt(labels_path, ndmin=2)
