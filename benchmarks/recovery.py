@@ -4,7 +4,7 @@
 
 Synthetic smears and H&E fields (two dyes) and H&E with DAB (three) with noise, blur, vignetting
 and JPEG. Ours is `decompose(image, iterations="converge")`: it is told neither the number of stains
-nor their colours. Macenko (torchstain's NumPy backend) and Vahadane (ours, λ = 0.1) always find two
+nor their colours. Macenko (as torchstain has it) and Vahadane (ours, λ = 0.1) always find two
 stains, which is right for the first two kinds of fields, and see the image against its true
 background light. Cosine: between true and found spectrum. Correlation: between true and found
 density over pixels; for Macenko and Vahadane the densities are the nonnegative least-squares ones
@@ -20,10 +20,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
-from torchstain.numpy.normalizers import NumpyMacenkoNormalizer
 
 import napari_beerlanet as nb
-from napari_beerlanet.core.normalization.vahadane import find_sparse_stains
+from napari_beerlanet.core.normalization.classical import StainVectors, find_stain_vectors
+from napari_beerlanet.core.normalization.normalizer import ColourStatistics
+from napari_beerlanet.core.normalization.vahadane import SparseStains, find_sparse_stains
 from napari_beerlanet.core.stains.palette import palette_of
 from napari_beerlanet.core.stains.solver.converged_kernels import solve_columns
 from napari_beerlanet.samples import SampleField, blood_smear, he_field
@@ -45,13 +46,15 @@ def ours(truth: SampleField) -> Found:
 
 
 def macenko(image: np.ndarray) -> np.ndarray:
-    method = NumpyMacenkoNormalizer()
-    method.fit(image, Io=255)
-    return method.HERef
+    colours = ColourStatistics.of(palette_of(image.reshape(-1, 3)))
+    return stains_of(find_stain_vectors(colours, light=255.0))
 
 
 def vahadane(image: np.ndarray) -> np.ndarray:
-    found = find_sparse_stains(palette_of(image.reshape(-1, 3)))
+    return stains_of(find_sparse_stains(palette_of(image.reshape(-1, 3))))
+
+
+def stains_of(found: StainVectors | SparseStains | str) -> np.ndarray:
     if isinstance(found, str):
         raise ValueError(found)
     return found.stains

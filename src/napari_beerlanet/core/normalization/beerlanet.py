@@ -102,7 +102,7 @@ class BeerLaNetNormalizer(ColourNormalizer):
         self._target = fit.appearance
         return self
 
-    def colour_map(self, palette: Palette, pixels: npt.NDArray[Any] | None = None) -> ColourMap:
+    def colour_map(self, palette: Palette) -> ColourMap:
         """Densities of the image's stains, scaled, under the template's spectra and background."""
         check_fitted(self)
         target = self._target

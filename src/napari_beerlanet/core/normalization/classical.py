@@ -1,14 +1,12 @@
 """Reinhard and Macenko as torchstain has them, grey images, and no normalization at all.
 
-torchstain (MIT licence) computes on every pixel; here its arithmetic runs on the palette. The
-results are those of torchstain's NumPy backend to the bit:
+torchstain (MIT licence) computes on every pixel; here its arithmetic runs on the palette, in
+float64:
 
-- Macenko: in float64, where sums over weighted colours differ from sums over pixels by rounding
-  only, some 1e-13 of a grey level.
-- Reinhard: torchstain's own colour conversions, in float32. Its means and deviations are sums of
-  float32, which depend on the order of the pixels, so they are taken over all pixels in order. On a
-  slide, which is never in memory as a whole, and above 67 megapixels they are sums of float64 over
-  colours: there, about one colour in 100 000 may differ by a grey level.
+- Macenko: sums over weighted colours differ from sums over pixels by rounding only, some 1e-13 of a
+  grey level, so results are those of torchstain's NumPy backend to the bit.
+- Reinhard: the conversions are scikit-image's, from which torchstain's are made. torchstain has
+  them in float32: about one pixel in 10 000 differs by a grey level.
 - Macenko with several templates: the mean of the templates' stains and strengths ("avg-post", of
   torchstain's modes the one that runs with current versions of torch). torchstain has it in float32
   and with percentiles that are not interpolated; results differ by one grey level, and by more only
@@ -26,8 +24,6 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from napari_beerlanet.core.common.threads import run_parallel
-from napari_beerlanet.core.images.rgb import check_rgb, to_uint8
 from napari_beerlanet.core.normalization.normalizer import (
     Appearance,
     Array,
@@ -46,7 +42,6 @@ from napari_beerlanet.core.normalization.normalizer import (
 from napari_beerlanet.core.stains.palette import Palette
 
 _LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, as Pillow and OpenCV make grey
-_MAX_ORDERED_PIXELS = 1 << 26  # of which L, a and b are in memory
 _MIN_LAB_DEVIATION = 0.01  # below it a channel is rounding, and would be stretched to noise
 _LIGHT, _ALPHA, _BETA = 240.0, 1.0, 0.15  # torchstain's Io, alpha (percentile) and beta (OD)
 _MIN_STAIN_ANGLE = 0.5  # degrees between two stains that can be told apart
@@ -67,7 +62,7 @@ class NoNormalizer(ColourNormalizer):
         """Templates are not looked at."""
         return self
 
-    def colour_map(self, palette: Palette, pixels: npt.NDArray[Any] | None = None) -> ColourMap:
+    def colour_map(self, palette: Palette) -> ColourMap:
         """Every colour stays."""
         return ColourMap(None)
 
@@ -88,7 +83,7 @@ class GreyNormalizer(NoNormalizer):
 
     method: ClassVar[str] = "grey"
 
-    def colour_map(self, palette: Palette, pixels: npt.NDArray[Any] | None = None) -> ColourMap:
+    def colour_map(self, palette: Palette) -> ColourMap:
         """Every colour becomes the grey of its luma (ITU-R BT.601)."""
         return ColourMap(_to_grey)
 
@@ -103,7 +98,7 @@ class ReinhardNormalizer(ColourNormalizer):
     method: ClassVar[str] = "reinhard"
 
     def __init__(self) -> None:
-        self._target: tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]] | None = None
+        self._target: tuple[Array, Array] | None = None
 
     @property
     def is_fitted(self) -> bool:
@@ -112,23 +107,21 @@ class ReinhardNormalizer(ColourNormalizer):
 
     def fit(self, templates: Sequence[Any]) -> Self:
         """Take over means and deviations."""
-        images = check_templates(templates)
-        palette = pool_templates(images)
-        pixels = to_uint8(check_rgb(images[0]).flat) if len(images) == 1 else None
-        means, deviations = _lab_statistics(palette, pixels)
+        means, deviations = _lab_statistics(ColourStatistics.of(pool_templates(templates)))
         if deviations.min() < _MIN_LAB_DEVIATION:
             raise template_error("it has no colours that differ")
         self._target = means, deviations
         return self
 
-    def colour_map(self, palette: Palette, pixels: npt.NDArray[Any] | None = None) -> ColourMap:
+    def colour_map(self, palette: Palette) -> ColourMap:
         """LAB standardised with the image's statistics and scaled to the template's."""
         check_fitted(self)
         assert self._target is not None
-        problem = ColourStatistics.of(palette).problem()
+        statistics = ColourStatistics.of(palette)
+        problem = statistics.problem()
         if problem:
             return unchanged(problem)
-        own = _lab_statistics(palette, pixels)
+        own = _lab_statistics(statistics)
         if own[1].min() < _MIN_LAB_DEVIATION:
             return unchanged("it has no colours that differ")
         return ColourMap(partial(_reinhard, own=own, target=self._target), truncates=True)
@@ -148,63 +141,27 @@ class ReinhardNormalizer(ColourNormalizer):
         means, deviations = (check_array(arrays, name, (3,)) for name in ("means", "deviations"))
         if deviations.min() <= 0:
             raise ValueError("its deviations are not above 0")
-        new._target = means.astype(np.float32), deviations.astype(np.float32)
+        new._target = means, deviations
         return new
 
 
-def _lab_of(colours: Array) -> npt.NDArray[np.float32]:
-    """(u, 3) L, a, b of colours (u, 3) of 0 to 255, as torchstain computes them."""
-    from torchstain.numpy.utils.rgb2lab import rgb2lab
-    from torchstain.numpy.utils.split import lab_split
+def _lab_statistics(statistics: ColourStatistics) -> tuple[Array, Array]:
+    """Means and deviations (3,) of L, a and b over the pixels."""
+    from skimage.color import rgb2lab
 
-    # Three axes, as an image has: NumPy multiplies matrices in another order than stacks of them.
-    lab = rgb2lab(colours[None].astype(np.float32) / 255)
-    return np.asarray(np.stack(lab_split(lab), axis=-1)[0], np.float32)
-
-
-def _lab_statistics(
-    palette: Palette, pixels: npt.NDArray[Any] | None
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Means and deviations (3,) of L, a and b, of the pixels in their order where they are given.
-
-    A sum of float32 depends on the order. Of a palette alone they are sums of float64.
-    """
-    lab = _lab_of(palette.colours.astype(np.float64))
-    if pixels is None or len(pixels) > _MAX_ORDERED_PIXELS:
-        seen = lab.astype(np.float64)
-        means = np.average(seen, axis=0, weights=palette.counts)
-        variances = np.average((seen - means) ** 2, axis=0, weights=palette.counts)
-        return means.astype(np.float32), np.sqrt(variances).astype(np.float32)
-    shown = pixels[pixels[:, 3] > 0] if pixels.shape[1] == 4 else pixels
-    planes = palette.look_up(lab, np.ascontiguousarray(shown[:, :3]))
-    found = np.array(run_parallel([partial(_mean_and_deviation, p) for p in planes]), np.float32)
-    return found[:, 0], found[:, 1]
+    lab = rgb2lab(statistics.colours / 255)
+    means = np.average(lab, axis=0, weights=statistics.counts)
+    variances = np.average((lab - means) ** 2, axis=0, weights=statistics.counts)
+    return means, np.sqrt(variances)
 
 
-def _mean_and_deviation(plane: npt.NDArray[np.float32]) -> tuple[np.float32, np.float32]:
-    """`np.mean` and `np.std` of a plane (n,), to the bit; the plane itself is used as room."""
-    mean = np.mean(plane)
-    np.subtract(plane, mean, out=plane)
-    np.multiply(plane, plane, out=plane)
-    return mean, np.sqrt(np.mean(plane))
+def _reinhard(colours: Array, *, own: tuple[Array, Array], target: tuple[Array, Array]) -> Array:
+    from skimage.color import lab2rgb, rgb2lab
 
-
-_LabStatistics = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
-
-
-def _reinhard(colours: Array, *, own: _LabStatistics, target: _LabStatistics) -> Array:
-    from torchstain.numpy.utils.lab2rgb import lab2rgb
-    from torchstain.numpy.utils.split import lab_merge
-    from torchstain.numpy.utils.stats import standardize
-
-    lab = _lab_of(colours)
-    scaled = [
-        standardize(lab[None, :, k], own[0][k], own[1][k]) * target[1][k] + target[0][k]
-        for k in range(3)
-    ]
-    with np.errstate(invalid="ignore"):  # a power of what is then clipped
-        rgb = lab2rgb(lab_merge(*scaled))[0]
-    return np.asarray(rgb * 255, dtype=np.float64)
+    lab = (rgb2lab(colours / 255) - own[0]) / own[1] * target[1] + target[0]
+    # b up to where Z is 0, over which scikit-image would warn.
+    lab[:, 2] = np.minimum(lab[:, 2], 200 / 116 * (lab[:, 0] + 16) - 1e-9)
+    return np.asarray(255 * lab2rgb(lab))
 
 
 class StainVectors(NamedTuple):
@@ -240,7 +197,7 @@ class MacenkoNormalizer(ColourNormalizer):
         self._target = _template_vectors(pool_templates(templates))
         return self
 
-    def colour_map(self, palette: Palette, pixels: npt.NDArray[Any] | None = None) -> ColourMap:
+    def colour_map(self, palette: Palette) -> ColourMap:
         """Densities by least squares, scaled to the template's strengths, under its vectors."""
         check_fitted(self)
         assert self._target is not None
@@ -290,9 +247,9 @@ def _template_vectors(palette: Palette) -> StainVectors:
     return found
 
 
-def find_stain_vectors(statistics: ColourStatistics) -> StainVectors | str:
+def find_stain_vectors(statistics: ColourStatistics, light: float = _LIGHT) -> StainVectors | str:
     """Macenko's stain vectors of an image's colours, or why there are none."""
-    density = _optical_density(statistics.colours)
+    density = _optical_density(statistics.colours, light)
     dark = np.asarray(~(density < _BETA).any(axis=1))
     problem = statistics.too_few(dark)
     if problem:
@@ -316,8 +273,8 @@ def find_stain_vectors(statistics: ColourStatistics) -> StainVectors | str:
     return StainVectors(stains, strengths)
 
 
-def _optical_density(colours: Array) -> Array:
-    return np.asarray(-np.log((colours + 1) / _LIGHT))
+def _optical_density(colours: Array, light: float = _LIGHT) -> Array:
+    return np.asarray(-np.log((colours + 1) / light))
 
 
 def _macenko(colours: Array, *, own: StainVectors, target: StainVectors) -> Array:

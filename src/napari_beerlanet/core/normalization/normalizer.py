@@ -88,7 +88,7 @@ class ColourMap:
     """What the colours of one image become; call it with (n, 3) colours of any accepted type.
 
     `values` maps (n, 3) float64 of 0 to 255 to the same, and is None where the image stays as it
-    is; `notes` say why. `truncates`: 8-bit results are cut off, not rounded, as torchstain does.
+    is; `notes` say why. `truncates`: 8-bit results are cut off as in torchstain, not rounded.
     """
 
     values: Callable[[Array], Array] | None
@@ -175,7 +175,7 @@ class Normalizer(ABC):
     ) -> Self:
         """A normalizer from its `state`; a `ValueError` has what is wrong with it."""
 
-    def colour_map(self, palette: Palette, pixels: npt.NDArray[Any] | None = None) -> ColourMap:
+    def colour_map(self, palette: Palette) -> ColourMap:
         """What the colours of an image become; see `ColourNormalizer`."""
         raise NormalizerError(
             f"{self.method} looks at more than a pixel's colour, so it has no colour map."
@@ -188,18 +188,14 @@ class ColourNormalizer(Normalizer):
     colour_only: ClassVar[bool] = True
 
     @abstractmethod
-    def colour_map(self, palette: Palette, pixels: npt.NDArray[Any] | None = None) -> ColourMap:
-        """What the colours of the image with this 8-bit palette become.
-
-        `pixels` (n, 3 or 4) uint8 are the image's, in their order, where they are at hand.
-        """
+    def colour_map(self, palette: Palette) -> ColourMap:
+        """What the colours of the image with this 8-bit palette become."""
 
     def apply(self, rgb: Any) -> NormalizedImage:
         """Normalize an image (H, W, 3 or 4), uint8, uint16 or float in [0, 1]."""
         image = check_rgb(rgb)
-        pixels = to_uint8(image.flat)
-        palette = palette_of(pixels)
-        return recolour(image, palette, self.colour_map(palette, pixels))
+        palette = palette_of(to_uint8(image.flat))
+        return recolour(image, palette, self.colour_map(palette))
 
 
 def recolour(image: RGBImage, palette: Palette, colour_map: ColourMap) -> NormalizedImage:

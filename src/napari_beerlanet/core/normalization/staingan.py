@@ -138,7 +138,7 @@ class StainGanNormalizer(ColourNormalizer):
         """Refused: a template does not suffice."""
         raise NormalizerError(_TRAIN_IT.format(self.method))
 
-    def colour_map(self, palette: Palette, pixels: npt.NDArray[Any] | None = None) -> ColourMap:
+    def colour_map(self, palette: Palette) -> ColourMap:
         """The network itself, whatever image the colours are of."""
         if self._layers is None:
             raise NormalizerError(_TRAIN_IT.format(self.method))

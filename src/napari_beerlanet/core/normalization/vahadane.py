@@ -8,8 +8,8 @@ colour have the same column of V and so of H: with one column per distinct colou
 count, the problem is the same, and a thousandth of the size.
 
 Given W, each column of H is a problem in two unknowns with an exact answer; given H, so is W by a
-few sweeps. Alternating the two never raises the objective. The steps of W, six numbers, are
-extrapolated (Anderson), coarser colours come first, and the start is Macenko's: nothing is random.
+few sweeps. Alternating the two never raises the objective. Coarser colours come first, and the
+start is Macenko's: nothing is random.
 """
 
 from __future__ import annotations
@@ -48,8 +48,7 @@ SPARSITY = 0.1
 _BRIGHTEST = 0.05  # of the pixels: their mean is the background
 _START = ((0.5626, 0.2159), (0.7201, 0.8012), (0.4062, 0.5581))  # where Macenko finds no two stains
 _COLUMNS_PER_TASK = 1 << 15
-_MAX_STEPS, _TOLERANCE = 300, 1e-10  # change of W in a step
-_MEMORY = 5  # steps that are extrapolated from
+_MAX_STEPS, _TOLERANCE = 1000, 1e-7  # change of W in a step
 _MAX_W_SWEEPS, _W_TOLERANCE = 200, 1e-14
 
 
@@ -88,7 +87,7 @@ class VahadaneNormalizer(ColourNormalizer):
         self._target = found
         return self
 
-    def colour_map(self, palette: Palette, pixels: npt.NDArray[Any] | None = None) -> ColourMap:
+    def colour_map(self, palette: Palette) -> ColourMap:
         """Densities under the image's stains, scaled, under the template's."""
         check_fitted(self)
         target = self._target
@@ -184,42 +183,24 @@ def separate_stains(cells: ColourCells, W: Array, sparsity: float = SPARSITY) ->
     if cells.coarser is not None:
         W = separate_stains(cells.coarser, W, sparsity)
     V, w = np.ascontiguousarray(cells.X), cells.w
-    points, images = list[Array](), list[Array]()
-    here = _alternate(V, w, W, sparsity)
     for _ in range(_MAX_STEPS):
-        step = here.after - here.W
-        if np.abs(step).max() < _TOLERANCE:
+        before, W = W, _alternate(V, w, W, sparsity)
+        if np.abs(W - before).max() < _TOLERANCE:
             break
-        points, images = [*points, here.W][-_MEMORY:], [*images, here.after][-_MEMORY:]
-        there = _alternate(V, w, _extrapolate(points, images), sparsity)
-        if there.value > here.value:  # extrapolated too far
-            points, images = [], []
-            there = _alternate(V, w, here.after, sparsity)
-            if there.value > here.value:  # but for rounding, a plain step never rises
-                break
-        here = there
-    return np.asarray(here.W / np.maximum(np.linalg.norm(here.W, axis=0), np.finfo(float).tiny))
+    return np.asarray(W / np.maximum(np.linalg.norm(W, axis=0), np.finfo(float).tiny))
 
 
-@dataclass(frozen=True)
-class _Alternation:
-    """Stains W, the objective's `value` with the best H for them, and W `after`: best for it."""
+def _alternate(V: Array, w: Array, W: Array, sparsity: float) -> Array:
+    """The best stains for the densities that are best for stains W."""
 
-    W: Array
-    value: float
-    after: Array
-
-
-def _alternate(V: Array, w: Array, W: Array, sparsity: float) -> _Alternation:
     def work(part: slice) -> Array:
-        sums = np.zeros(11)
+        sums = np.zeros(9)
         _sum_columns(np.ascontiguousarray(V[:, part]), w[part], W, sparsity, sums)
         return sums
 
     total = np.sum(map_chunks(work, len(w), _COLUMNS_PER_TASK), axis=0)
-    value, (a, b, c), B = float(total[0]), total[1:4], total[4:10].reshape(3, 2)
-    A = np.array([[a, b], [b, c]])
-    return _Alternation(W, value, _best_stains(A, B, W))
+    a, b, c = total[:3]
+    return _best_stains(np.array([[a, b], [b, c]]), total[3:].reshape(3, 2), W)
 
 
 def _best_stains(A: Array, B: Array, W: Array) -> Array:
@@ -239,18 +220,6 @@ def _best_stains(A: Array, B: Array, W: Array) -> Array:
         if np.abs(W - before).max() < _W_TOLERANCE:
             break
     return W
-
-
-def _extrapolate(points: list[Array], images: list[Array]) -> Array:
-    """Anderson's step from points W and what a plain step makes of each, within the bounds."""
-    if len(points) < 2:
-        return images[-1]
-    steps = np.array([(after - W).ravel() for W, after in zip(points, images, strict=True)])
-    ends = np.array([after.ravel() for after in images])
-    mix = np.linalg.lstsq(np.diff(steps, axis=0).T, steps[-1], rcond=1e-10)[0]
-    W = np.maximum((ends[-1] - np.diff(ends, axis=0).T @ mix).reshape(3, 2), 0.0)
-    norms = np.linalg.norm(W, axis=0)
-    return W / norms if norms.min() > 0 else images[-1]
 
 
 def sparse_densities(V: Array, W: Array, sparsity: float = SPARSITY) -> Array:
@@ -293,25 +262,14 @@ def _solve_columns(V, W, sparsity, H):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _sum_columns(V, w, W, sparsity, sums):  # type: ignore[no-untyped-def]
-    """Add to `sums` the objective, Σw h hᵀ (three numbers) and Σw v hᵀ (3, 2)."""
-    a = c = d = 0.0
-    for k in range(3):
-        a += W[k, 0] * W[k, 0]
-        c += W[k, 0] * W[k, 1]
-        d += W[k, 1] * W[k, 1]
+    """Add to `sums` Σw h hᵀ (three numbers) and Σw v hᵀ (3, 2)."""
+    H = np.empty((2, V.shape[1]))
+    _solve_columns(V, W, sparsity, H)
     for t in range(V.shape[1]):
-        b0 = b1 = -sparsity
-        square = 0.0
+        h0, h1 = H[0, t], H[1, t]
+        sums[0] += w[t] * h0 * h0
+        sums[1] += w[t] * h0 * h1
+        sums[2] += w[t] * h1 * h1
         for k in range(3):
-            b0 += W[k, 0] * V[k, t]
-            b1 += W[k, 1] * V[k, t]
-            square += V[k, t] * V[k, t]
-        h0, h1 = _solve_two(a, c, d, b0, b1)
-        # ½‖v − Wh‖² + λ Σ h = ½‖v‖² − ½ b·h where h is the minimum.
-        sums[0] += 0.5 * w[t] * (square - b0 * h0 - b1 * h1)
-        sums[1] += w[t] * h0 * h0
-        sums[2] += w[t] * h0 * h1
-        sums[3] += w[t] * h1 * h1
-        for k in range(3):
-            sums[4 + 2 * k] += w[t] * V[k, t] * h0
-            sums[5 + 2 * k] += w[t] * V[k, t] * h1
+            sums[3 + 2 * k] += w[t] * V[k, t] * h0
+            sums[4 + 2 * k] += w[t] * V[k, t] * h1
