@@ -12,6 +12,7 @@ from PIL import Image
 
 from discs import boxes_of, disc_detector, draw, enlivened, scattered, trained
 from napari_beerlanet.core.boxes.annotations import Annotations
+from napari_beerlanet.core.boxes.classes import match_class_names
 from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.boxes.geometry import iou, xyxy_to_cxcywh
 from napari_beerlanet.core.detection.detector import Detector
@@ -24,7 +25,6 @@ from napari_beerlanet.core.detection.ultralytics_api import (
 from napari_beerlanet.core.evaluation.dataset import (
     detect_split,
     evaluate,
-    match_class_names,
     measure,
 )
 from napari_beerlanet.core.evaluation.live import LiveEvaluation
@@ -124,7 +124,8 @@ def test_confusion_and_matches_count_the_same_detections(confidence):
     labels = np.zeros(4, np.int64)
     detections = found(CELLS, labels, [0.8, 0.25, 0.02, 0.011])
     evaluation = LiveEvaluation([(detections, truth(CELLS, labels))], names=NAMES)
-    one, matrix = evaluation.match_at(confidence), evaluation.confusion(confidence)
+    one = evaluation.match_at(confidence)
+    matrix = one.confusion.matrix
     assert (
         len(one.true_positives)
         == matrix[0, 0]
@@ -154,7 +155,7 @@ def test_confusion_is_ultralytics(confidence):
         given = {"cls": shown.labels, "conf": shown.scores, "bboxes": shown.xyxy}
         known = {"cls": cells.labels, "bboxes": cells.xyxy}
         theirs.process_batch(tensors(given), tensors(known), conf=0.0, iou_thres=0.5)
-    ours = LiveEvaluation(parts, names=NAMES).confusion(confidence)
+    ours = LiveEvaluation(parts, names=NAMES).match_at(confidence).confusion.matrix
     assert np.array_equal(ours, theirs.matrix)
     assert ours[1, [0, 2]].sum() > 0
 

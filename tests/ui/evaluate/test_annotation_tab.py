@@ -3,8 +3,11 @@
 import numpy as np
 import pytest
 
+from napari_beerlanet.core.boxes.annotations import Annotations
 from napari_beerlanet.core.boxes.classes import OUTCOME_COLOURS
 from napari_beerlanet.core.boxes.detections import Detections
+from napari_beerlanet.core.evaluation.dataset import measure
+from napari_beerlanet.core.evaluation.live import LiveEvaluation
 from napari_beerlanet.core.formats import write_yolo
 from napari_beerlanet.ui.common.session import get_project_store
 from napari_beerlanet.ui.viewer.layers import Role, role_metadata
@@ -70,6 +73,24 @@ def test_a_cell_of_the_matrix_shows_its_boxes(compared_review):
         assert colour == OUTCOME_COLOURS[outcome], "as on the canvas, never red against green"
 
 
+def test_the_matrix_is_that_of_evaluate(compared_review):
+    """Two classes on one annotation: the more confident one takes it, as Ultralytics counts."""
+    metrics = compared_review[1].annotation_tab.metrics
+    cells, names = np.array([[0, 0, 20, 20], [0, 0, 20, 20.0]]), ["RBC", "WBC"]
+    found = Detections(cells.astype(np.float32), np.array([0, 1]), np.array([0.9, 0.8]), names)
+    pair = found, Annotations(cells[:1], np.array([1]), names)
+    metrics.show_matches(LiveEvaluation.of(*pair).match_at(0.25), 0.25)
+    table = metrics.confusion
+    shown = np.array(
+        [
+            [int(table.item(i, j).text() or 0) for j in range(table.columnCount())]
+            for i in range(table.rowCount())
+        ]
+    )
+    evaluated = np.array(measure([pair], names, 0.25)["confusion"]["matrix"])
+    assert np.array_equal(shown, evaluated)
+
+
 @pytest.mark.parametrize("kind", ["not annotated", "another class"])
 def test_an_annotation_is_fixed_with_one_key(compared_review, until, kind):
     _, panel, _, truth = compared_review
@@ -107,7 +128,7 @@ def test_a_cell_of_missed_ones_selects_the_annotations(compared_review):
     matrix = panel.annotation_tab.metrics
     nothing = matrix._confusion_classes.index(len(matrix.matches.names))
     matrix.confusion.cellClicked.emit(nothing, 0)
-    missed = matrix.matches.missed[matrix.matches.true_labels[matrix.matches.missed] == 0]
+    _, missed = matrix.matches.confusion.cell(len(matrix.matches.names), 0)
     assert len(missed) > 3
     assert truth.selected_data == set(
         panel.annotation_tab.annotations.shape_indices[missed].tolist()

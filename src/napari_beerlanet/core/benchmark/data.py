@@ -19,10 +19,10 @@ import numpy.typing as npt
 from PIL import Image
 
 from napari_beerlanet.core.benchmark.settings import TaskKind, TaskSettings
+from napari_beerlanet.core.boxes.classes import match_class_names
 from napari_beerlanet.core.common.messages import error_message, path_text, quoted
 from napari_beerlanet.core.common.progress import Cancelled, Report, report_progress
 from napari_beerlanet.core.common.storage import DataError, FileError, atomic_path
-from napari_beerlanet.core.evaluation.dataset import match_class_names
 from napari_beerlanet.core.formats.class_folders import (
     WHOLE,
     CropDataset,

@@ -471,7 +471,7 @@ def measure_model(
     """All metrics of a model on a test set (split `val`), without curves."""
     from napari_beerlanet.core.checkpoints.checkpoint import load_detector
     from napari_beerlanet.core.evaluation.classification import evaluate_classifier
-    from napari_beerlanet.core.evaluation.dataset import detect_split, match_class_names, measure
+    from napari_beerlanet.core.evaluation.dataset import detect_split, measure
 
     if isinstance(data, Dataset):
         found = measure(detect_split(model, data, "val", report=report), model.classes)
@@ -483,7 +483,6 @@ def measure_model(
             ordered=task.ordered or None,
             detector=load_detector(task.detector, device) if task.detector else None,
             object_class=task.object_class,
-            match=match_class_names,
             report=report,
         )
     return {key: value for key, value in found.items() if key not in ("curves", "split")}

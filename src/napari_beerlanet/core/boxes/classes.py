@@ -1,4 +1,4 @@
-"""Classes and cell types: colours that the colour-blind can tell apart, counts, parasitaemia.
+"""Classes and cell types: names, colours the colour-blind can tell apart, counts, parasitaemia.
 
 Every colour of a class, an outcome or a change that the program draws comes from here.
 """
@@ -11,6 +11,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
 
 from napari_beerlanet.core.common.messages import count_of, name_list, shortened
 
@@ -144,6 +147,20 @@ def is_red_cell(name: str) -> bool:
 def is_white_cell(name: str) -> bool:
     """Whether a class or a type by its name is of white cells."""
     return bool(_WHITE_CELL.search(_name_words(name)))
+
+
+def match_class_names(names: Sequence[str], classes: Sequence[str]) -> npt.NDArray[np.int64]:
+    """(n,) for each of a dataset's class names the model's label; unknown ones are refused."""
+    known = {name.casefold(): k for k, name in reversed(list(enumerate(classes)))}
+    known |= {name: k for k, name in enumerate(classes)}  # written alike goes before all else
+    place = {name: known.get(name, known.get(name.casefold())) for name in names}
+    unknown = [name for name in names if place[name] is None]
+    if unknown:
+        raise ValueError(
+            f"The model does not know the class{'es' * (len(unknown) > 1)} {name_list(unknown)}; "
+            f"it knows {name_list(classes)}: name them alike in the data."
+        )
+    return np.array([place[name] for name in names], dtype=np.int64)
 
 
 def applicable_classes(applies_to: Sequence[str], names: Sequence[str]) -> list[str]:

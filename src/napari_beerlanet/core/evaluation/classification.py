@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from napari_beerlanet.core.boxes.annotations import Annotations
-from napari_beerlanet.core.boxes.classes import wilson_interval
+from napari_beerlanet.core.boxes.classes import match_class_names, wilson_interval
 from napari_beerlanet.core.boxes.detections import TYPE_COLUMN, Detections
 from napari_beerlanet.core.boxes.geometry import xyxy_to_cxcywh
 from napari_beerlanet.core.boxes.matching import match_boxes
@@ -44,17 +44,16 @@ def evaluate_classifier(
     ordered: Sequence[Sequence[str]] | None = None,
     detector: Detector | None = None,
     object_class: str | None = None,
-    match: Callable[[Sequence[str], Sequence[str]], Labels],
     report: Report | None = None,
 ) -> dict[str, Any]:
     """How well a classifier names the crops of a dataset; see `classification_metrics`.
 
-    Of a dataset without splits all crops count. `match` gives the model's labels of a dataset's
-    class names. With a `detector` crops are recentred and rescaled first, see `locate_cells`.
+    Of a dataset without splits all crops count. With a `detector` crops are recentred and rescaled
+    first, see `locate_cells`.
     """
     dataset = data if isinstance(data, CropDataset) else read_crop_dataset(data)
     split = WHOLE if list(dataset.splits) == [WHOLE] else split
-    place = match([n for n, k in dataset.counts(split).items() if k], model.classes)
+    place = match_class_names([n for n, k in dataset.counts(split).items() if k], model.classes)
     check_crop_dataset(dataset, [split], subprogress(report, 0.0, 0.1), least=0)
     items = dataset.splits[split]
     if detector is not None:

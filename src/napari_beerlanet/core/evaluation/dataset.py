@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from napari_beerlanet.core.boxes.annotations import Annotations
+from napari_beerlanet.core.boxes.classes import match_class_names
 from napari_beerlanet.core.boxes.detections import Detections
 from napari_beerlanet.core.boxes.geometry import cxcywh_to_xyxy
 from napari_beerlanet.core.classification.classifier import Classifier
-from napari_beerlanet.core.common.messages import name_list
 from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
 from napari_beerlanet.core.detection.detector import Detector
 from napari_beerlanet.core.detection.object_sizes import reference_size
@@ -27,7 +27,7 @@ from napari_beerlanet.core.detection.scale_search import FieldSize, pooled_size
 from napari_beerlanet.core.detection.settings import DetectSettings, OpenVinoMode
 from napari_beerlanet.core.evaluation.classification import evaluate_classifier
 from napari_beerlanet.core.evaluation.live import LabelledBoxes, LiveEvaluation
-from napari_beerlanet.core.evaluation.metrics import SampledCurves
+from napari_beerlanet.core.evaluation.metrics import plateau_centre
 from napari_beerlanet.core.formats.dataset import (
     Dataset,
     LabelledImage,
@@ -89,7 +89,6 @@ def evaluate(
             ordered=ordered,
             detector=detector,
             object_class=object_class,
-            match=match_class_names,
             report=report,
         )
     dataset = data if isinstance(data, Dataset) else read_dataset(data)
@@ -152,70 +151,42 @@ def measure(
     evaluation = LiveEvaluation(pairs, names=names)
     precisions, counts = evaluation.average_precisions(), evaluation.counts
     some = len(evaluation.labels) > 0 and len(evaluation.true_labels) > 0
-    per_class, curves = {}, {}
-    for k, name in enumerate(names):
-        if not some or not counts[name]:
-            per_class[name] = _empty_class_metrics(counts[name])
-            continue
-        sampled = evaluation.sampled_curves(name)
-        per_class[name] = _class_metrics(precisions[k], sampled, counts[name])
-        curves[name] = _plain_curves(sampled)
+    curves = {n: evaluation.curve(n).sampled() for n in names if some and counts[n]}
+    per_class = {
+        name: _class_metrics(precisions[k], curves.get(name, {}), counts[name])
+        for k, name in enumerate(names)
+    }
     return {
         **_mean_metrics([c for c in per_class.values() if c["count"]]),
         "images": len(pairs),
         "per_class": per_class,
-        "curves": curves,
+        "curves": {
+            name: {key: values.tolist() for key, values in sampled.items()}
+            for name, sampled in curves.items()
+        },
         "confusion": {
             "labels": [*names, "background"],
             "confidence": confidence,
-            "matrix": evaluation.confusion(confidence).tolist(),
+            "matrix": evaluation.match_at(confidence).confusion.matrix.tolist(),
         },
     }
 
 
-def match_class_names(names: Sequence[str], classes: Sequence[str]) -> npt.NDArray[np.int64]:
-    """(n,) for each of a dataset's class names the model's label; unknown ones are refused."""
-    known = {name.casefold(): k for k, name in reversed(list(enumerate(classes)))}
-    known |= {name: k for k, name in enumerate(classes)}  # written alike goes before all else
-    place = {name: known.get(name, known.get(name.casefold())) for name in names}
-    unknown = [name for name in names if place[name] is None]
-    if unknown:
-        raise ValueError(
-            f"The model does not know the class{'es' * (len(unknown) > 1)} {name_list(unknown)}; "
-            f"it knows {name_list(classes)}: name them alike in the data."
-        )
-    return np.array([place[name] for name in names], dtype=np.int64)
-
-
 def _class_metrics(
-    precisions: npt.NDArray[np.float64], sampled: SampledCurves, count: int
+    precisions: npt.NDArray[np.float64], curves: Mapping[str, npt.NDArray[np.float64]], count: int
 ) -> dict[str, Any]:
-    best = sampled.best
+    """At the threshold of the best F1; zeros and no threshold without curves."""
+    found: dict[str, Any] = dict.fromkeys(("AP50", "AP50-95", "precision", "recall", "F1"), 0.0)
+    if not curves:
+        return {**found, "threshold": None, "count": count}
+    best = plateau_centre(curves["F1_at"])
     return {
         "AP50": float(precisions[0]),
         "AP50-95": float(precisions.mean()),
-        "precision": float(sampled.precision_at[best]),
-        "recall": float(sampled.recall_at[best]),
-        "F1": float(sampled.f1_at[best]),
-        "threshold": float(sampled.x[best]),
+        **{key: float(curves[f"{key}_at"][best]) for key in ("precision", "recall", "F1")},
+        "threshold": float(curves["confidence"][best]),
         "count": count,
     }
-
-
-def _plain_curves(sampled: SampledCurves) -> dict[str, list[float]]:
-    return {
-        "recall": sampled.x.tolist(),
-        "precision": sampled.precision.tolist(),
-        "confidence": sampled.x.tolist(),
-        "precision_at": sampled.precision_at.tolist(),
-        "recall_at": sampled.recall_at.tolist(),
-        "F1_at": sampled.f1_at.tolist(),
-    }
-
-
-def _empty_class_metrics(count: int) -> dict[str, Any]:
-    zero = dict.fromkeys(("AP50", "AP50-95", "precision", "recall", "F1"), 0.0)
-    return {**zero, "threshold": None, "count": count}
 
 
 def _mean_metrics(present: list[dict[str, Any]]) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 Matching is Ultralytics' and COCO's: the highest score first, each takes the free annotation of its
 class with the largest IoU. What is left of both is then matched whatever the class (wrong class).
+The confusion matrix is Ultralytics', too, and matches boxes whatever their class from the start.
 Average precision is over all candidates, whatever the threshold.
 """
 
@@ -35,12 +36,11 @@ from napari_beerlanet.core.detection.settings import DetectSettings
 from napari_beerlanet.core.evaluation.metrics import (
     IOU_THRESHOLDS,
     ClassMetrics,
+    Confusion,
     MatchResult,
     PrecisionRecallCurve,
-    SampledCurves,
     best_threshold,
     coco_ap,
-    confusion_matrix,
     mean_metrics,
     ultralytics_ap,
 )
@@ -144,21 +144,19 @@ class LiveEvaluation:
             wrong_class=self._counted_pairs(other_class),
             false_positives=np.sort(order[(either[order] < 0) & self.inside[order]]),
             missed=np.flatnonzero(free & self.true_inside),
+            confusion=self._confusion(order, iou),
         )
 
-    def confusion(self, confidence: Threshold, iou: float = MATCH_IOU) -> Indices:
-        """(c + 1, c + 1) as Ultralytics counts: the class plays no part in the matching.
-
-        The highest score first, each takes the free annotation with the largest IoU. `match_at`
-        matches boxes of one class first, so that its confusion has every true positive.
-        """
-        order = self._in_order(confidence)
+    def _confusion(self, order: Indices, iou: float) -> Confusion:
+        """Of the detections in `order`."""
         matched = match_greedy(self.overlaps, order, iou)
-        pairs = self._counted_pairs(matched)
-        missed = np.setdiff1d(np.flatnonzero(self.true_inside), matched)
-        false_positives = order[(matched[order] < 0) & self.inside[order]]
-        return confusion_matrix(
-            self.labels, self.true_labels, pairs, false_positives, missed, len(self.names)
+        return Confusion(
+            len(self.names),
+            self.labels,
+            self.true_labels,
+            pairs=self._counted_pairs(matched),
+            false_positives=np.sort(order[(matched[order] < 0) & self.inside[order]]),
+            missed=np.setdiff1d(np.flatnonzero(self.true_inside), matched),
         )
 
     def average_precisions(
@@ -178,13 +176,7 @@ class LiveEvaluation:
         label = None if name is None else self.names.index(name)
         which, hits = self._of_class(label, iou)
         count = self._counts.sum() if label is None else self._counts[label]
-        return PrecisionRecallCurve.from_hits(self.scores[which], hits, int(count))
-
-    def sampled_curves(self, name: str, iou: float = MATCH_IOU) -> SampledCurves:
-        """The curves of a class as Ultralytics draws them."""
-        label = self.names.index(name)
-        which, hits = self._of_class(label, iou)
-        return SampledCurves.from_hits(self.scores[which], hits, int(self._counts[label]))
+        return PrecisionRecallCurve(self.scores[which], hits, int(count))
 
     @property
     def counts(self) -> dict[str, int]:
@@ -236,6 +228,7 @@ class LiveEvaluation:
         wrong_class: Indices,
         false_positives: Indices,
         missed: Indices,
+        confusion: Confusion,
     ) -> MatchResult:
         size = len(self.names)
         right = np.bincount(self.labels[true_positives[:, 0]], minlength=size)
@@ -258,8 +251,7 @@ class LiveEvaluation:
             wrong_class,
             false_positives,
             missed,
-            self.labels,
-            self.true_labels,
+            confusion,
             per_class,
             mean_metrics(per_class),
         )
@@ -314,7 +306,7 @@ def with_classes_renamed(annotations: Annotations, mapping: Mapping[str, str]) -
 
 def contradicted_classes(matches: MatchResult) -> dict[str, str]:
     """Annotated classes most of whose matched boxes lie on detections of one other class."""
-    confusion = matches.confusion[:-1, :-1]
+    confusion = matches.confusion.matrix[:-1, :-1]
     found = {}
     for label in np.flatnonzero(confusion.sum(axis=0)).tolist():
         column = confusion[:, label]

@@ -56,46 +56,6 @@ def _interpolated_envelope(recall: Values, precision: Values, at: Values) -> Val
     return np.asarray(np.interp(at, sides, upper))
 
 
-@dataclass(frozen=True, eq=False)
-class SampledCurves:
-    """Curves (1000,) as Ultralytics draws them, all over `x` from 0 to 1.
-
-    `precision` over recall; `precision_at`, `recall_at` and `f1_at` over confidence, interpolated
-    between scores.
-    """
-
-    x: Values
-    precision: Values
-    precision_at: Values
-    recall_at: Values
-
-    @classmethod
-    def from_hits(cls, scores: npt.NDArray[np.float32], hits: Hits, count: int) -> SampledCurves:
-        """From scores and hits (n,), the highest score first, and the number of objects."""
-        x = _CURVE_POINTS
-        if not len(hits) or not count:
-            zeros = np.zeros(len(x))
-            return cls(x, zeros, zeros, zeros)
-        recall, precision = _recall_and_precision(hits, count)
-        return cls(
-            x,
-            _interpolated_envelope(recall, precision, x),
-            np.interp(-x, -scores, precision, left=1),
-            np.interp(-x, -scores, recall, left=0),
-        )
-
-    @cached_property
-    def f1_at(self) -> Values:
-        """F1 over confidence."""
-        both = self.precision_at + self.recall_at
-        return 2 * self.precision_at * self.recall_at / (both + 1e-16)
-
-    @property
-    def best(self) -> int:
-        """Where F1 is highest; where it is flat there, the middle of that part."""
-        return plateau_centre(self.f1_at)
-
-
 def plateau_centre(curve: Values) -> int:
     """The index of the maximum; where the curve is flat there, the middle of that part."""
     first = int(np.argmax(curve))
@@ -106,26 +66,69 @@ def plateau_centre(curve: Values) -> int:
 
 @dataclass(frozen=True, eq=False)
 class PrecisionRecallCurve:
-    """Exact precision, recall and F1 (k,) at each score that occurs, the highest first.
+    """How precision and recall of a class depend on the threshold.
 
-    Each is what one gets with that score as the threshold.
+    Of detections with `scores` (n,), the highest first, those in `hits` (n,) are one of `count`
+    objects. `confidence` (k,) are the scores that occur, each once; `precision`, `recall` and `f1`
+    (k,) are what one gets with that score as the threshold.
     """
 
-    confidence: Values
-    precision: Values
-    recall: Values
-    f1: Values
+    scores: npt.NDArray[np.float32] = field(repr=False)
+    hits: Hits = field(repr=False)
+    count: int
 
-    @classmethod
-    def from_hits(
-        cls, scores: npt.NDArray[np.float32], hits: Hits, count: int
-    ) -> PrecisionRecallCurve:
-        """From scores and hits (n,), the highest score first, and the number of objects."""
-        last = np.append(scores[1:] != scores[:-1], True) if len(scores) else np.zeros(0, bool)
-        right, shown = np.cumsum(hits)[last], np.flatnonzero(last) + 1
-        recall = right / count if count else np.zeros(len(right))
-        f1 = 2 * right / np.maximum(shown + count, 1)
-        return cls(scores[last].astype(np.float64), right / np.maximum(shown, 1), recall, f1)
+    @cached_property
+    def _last(self) -> Indices:
+        """(k,) the last detection of each score."""
+        return np.flatnonzero(np.append(self.scores[1:] != self.scores[:-1], len(self.scores) > 0))
+
+    @cached_property
+    def _right(self) -> Indices:
+        """(k,) how many of the detections up to each score are objects."""
+        return np.cumsum(self.hits, dtype=np.int64)[self._last]
+
+    @cached_property
+    def confidence(self) -> Values:
+        """The scores that occur, the highest first."""
+        return self.scores[self._last].astype(np.float64)
+
+    @cached_property
+    def precision(self) -> Values:
+        """At each confidence."""
+        return self._right / (self._last + 1)
+
+    @cached_property
+    def recall(self) -> Values:
+        """At each confidence."""
+        return self._right / max(self.count, 1)
+
+    @cached_property
+    def f1(self) -> Values:
+        """At each confidence."""
+        return 2 * self._right / (self._last + 1 + self.count)
+
+    def sampled(self) -> dict[str, Values]:
+        """(1000,) each, as Ultralytics draws it: at recalls and at confidences from 0 to 1.
+
+        "precision" over "recall"; "precision_at", "recall_at" and "F1_at" over "confidence",
+        interpolated between scores.
+        """
+        x = _CURVE_POINTS
+        over_recall = precision_at = recall_at = np.zeros(len(x))
+        if len(self.hits) and self.count:
+            recall, precision = _recall_and_precision(self.hits, self.count)
+            over_recall = _interpolated_envelope(recall, precision, x)
+            precision_at = np.interp(-x, -self.scores, precision, left=1)
+            recall_at = np.interp(-x, -self.scores, recall, left=0)
+        f1_at = 2 * precision_at * recall_at / (precision_at + recall_at + 1e-16)
+        return {
+            "recall": x,
+            "precision": over_recall,
+            "confidence": x,
+            "precision_at": precision_at,
+            "recall_at": recall_at,
+            "F1_at": f1_at,
+        }
 
     def f1_at(self, thresholds: Values) -> Values:
         """(k,) F1 at thresholds; 0 where nothing is shown."""
@@ -173,11 +176,54 @@ class ClassMetrics:
 
 
 @dataclass(frozen=True, eq=False)
+class Confusion:
+    """What annotations were detected as, as Ultralytics counts it.
+
+    The class plays no part in the matching: the highest score first, each detection takes the free
+    annotation with the largest IoU. `pairs` (k, 2) are indices of detection and annotation;
+    `labels` and `true_labels` are those of all detections and annotations, of `classes` classes.
+    """
+
+    classes: int
+    labels: Indices = field(repr=False)
+    true_labels: Indices = field(repr=False)
+    pairs: Indices
+    false_positives: Indices
+    missed: Indices
+
+    @cached_property
+    def matrix(self) -> Indices:
+        """(c + 1, c + 1) counts [detected as, annotated as].
+
+        The last row is what is missed, the last column what is not annotated.
+        """
+        size = self.classes + 1
+        cells = [
+            self.labels[self.pairs[:, 0]] * size + self.true_labels[self.pairs[:, 1]],
+            self.labels[self.false_positives] * size + self.classes,
+            self.classes * size + self.true_labels[self.missed],
+        ]
+        return np.bincount(np.concatenate(cells), minlength=size * size).reshape(size, size)
+
+    def cell(self, detected_as: int, annotated_as: int) -> tuple[Indices, Indices]:
+        """The detections and the annotations behind a cell of the matrix."""
+        none = np.zeros(0, np.int64)
+        if detected_as == self.classes:
+            return none, self.missed[self.true_labels[self.missed] == annotated_as]
+        if annotated_as == self.classes:
+            return self.false_positives[self.labels[self.false_positives] == detected_as], none
+        found, true = self.pairs.T
+        here = (self.labels[found] == detected_as) & (self.true_labels[true] == annotated_as)
+        return found[here], true[here]
+
+
+@dataclass(frozen=True, eq=False)
 class MatchResult:
     """Detections matched with annotations, at one confidence and one IoU threshold.
 
     Indices: `true_positives` and `wrong_class` (k, 2) pairs of detection and annotation;
-    `false_positives` detections; `missed` annotations, without those in `wrong_class`.
+    `false_positives` detections; `missed` annotations, without those in `wrong_class`. Boxes of one
+    class are matched first; for the `confusion` they are matched anew, whatever their class.
     """
 
     names: list[str]
@@ -185,8 +231,7 @@ class MatchResult:
     wrong_class: Indices
     false_positives: Indices
     missed: Indices
-    labels: Indices = field(repr=False)
-    true_labels: Indices = field(repr=False)
+    confusion: Confusion
     per_class: list[ClassMetrics]
     mean: ClassMetrics
 
@@ -204,57 +249,6 @@ class MatchResult:
             recall=right / annotated if annotated else float("nan"),
             f1=2 * right / (detected + annotated) if detected + annotated else float("nan"),
         )
-
-    @cached_property
-    def confusion(self) -> Indices:
-        """(c + 1, c + 1), see `confusion_matrix`; its diagonal is `true_positives`."""
-        return confusion_matrix(
-            self.labels,
-            self.true_labels,
-            self._pairs,
-            self.false_positives,
-            self.missed,
-            len(self.names),
-        )
-
-    def cell(self, detected_as: int, annotated_as: int) -> tuple[Indices, Indices]:
-        """The detections and the annotations behind a cell of the confusion matrix."""
-        none, no_match = np.zeros(0, np.int64), len(self.names)
-        if detected_as == no_match:
-            return none, self.missed[self.true_labels[self.missed] == annotated_as]
-        if annotated_as == no_match:
-            return self.false_positives[self.labels[self.false_positives] == detected_as], none
-        pairs = self._pairs
-        here = (self.labels[pairs[:, 0]] == detected_as) & (
-            self.true_labels[pairs[:, 1]] == annotated_as
-        )
-        return pairs[here, 0], pairs[here, 1]
-
-    @property
-    def _pairs(self) -> Indices:
-        return np.concatenate([self.true_positives, self.wrong_class])
-
-
-def confusion_matrix(
-    labels: Indices,
-    true_labels: Indices,
-    pairs: Indices,
-    false_positives: Indices,
-    missed: Indices,
-    classes: int,
-) -> Indices:
-    """(c + 1, c + 1) counts [detected as, annotated as].
-
-    `pairs` (k, 2) of detection and annotation. The last row is what is missed, the last column
-    what is not annotated.
-    """
-    size = classes + 1
-    cells = [
-        labels[pairs[:, 0]] * size + true_labels[pairs[:, 1]],
-        labels[false_positives] * size + classes,
-        classes * size + true_labels[missed],
-    ]
-    return np.bincount(np.concatenate(cells), minlength=size * size).reshape(size, size)
 
 
 def mean_metrics(per_class: Sequence[ClassMetrics]) -> ClassMetrics:

@@ -473,7 +473,7 @@ def _metrics(subject: ReportSubject, evaluation: LiveEvaluation) -> Content:
         "rows": rows,
         "note": note,
         "charts": _metrics_charts(subject, evaluation),
-        "confusion": ConfusionTable(matches.confusion, matches.names),
+        "confusion": ConfusionTable(matches.confusion.matrix, matches.names),
         "label_errors": _label_errors(subject, evaluation),
     }
 

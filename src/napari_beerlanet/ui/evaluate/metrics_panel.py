@@ -309,7 +309,7 @@ class MetricsPanel(QWidget):
         self._fill_confusion(matches)
 
     def _fill_confusion(self, matches: MatchResult) -> None:
-        counts = matches.confusion
+        counts = matches.confusion.matrix
         heads = [*matches.names, _NO_MATCH]
         used = [k for k in range(len(heads)) if counts[k].any() or counts[:, k].any()]
         self._confusion_classes = used
@@ -327,7 +327,7 @@ class MetricsPanel(QWidget):
     def _select_cell(self, i: int, j: int) -> None:
         if self.matches is not None:
             classes = self._confusion_classes
-            self.cell_selected.emit(*self.matches.cell(classes[i], classes[j]))
+            self.cell_selected.emit(*self.matches.confusion.cell(classes[i], classes[j]))
 
     def _select_best_threshold(self) -> None:
         if self._best_threshold is not None:
