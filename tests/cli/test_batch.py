@@ -10,8 +10,8 @@ import pytest
 import yaml
 from PIL import Image
 
-from napari_beerlanet.cli import batch
 from napari_beerlanet.cli.main import main, parse_arguments
+from napari_beerlanet.cli.study_commands import STUDY_COMMANDS
 from napari_beerlanet.core.batch.settings import StudyConfig, StudySettings
 from napari_beerlanet.samples import he_field
 
@@ -127,7 +127,7 @@ def test_a_table_without_parquet_is_told(images, tmp_path, capsys, monkeypatch):
         {},
         {"model": "blood-cells", "confidence": 0.4, "iou": 0.5, "object_size": 33.0},
         {"components": "auto", "iterations": 10, "lam": 1e-05, "gamma": 0.5, "leave_out": ()},
-        {"model": "a model.safetensors", "decompose": False, "measure": False, "reports": False},
+        {"model": "a model.safetensors", "decompose": False, "densities": False, "reports": False},
         {"previews": False, "skip_glass": False, "formats": ("coco", "voc"), "pixel_size": 0.25},
         {"tile": 512, "device": "cpu", "spectra": ((0.1, 0.2), (0.3, 0.4), (0.5, 0.6))},
     ],
@@ -137,7 +137,7 @@ def test_a_study_as_a_command_and_as_a_file_is_the_same_study(tmp_path, settings
     order = StudyConfig(("my slides", "*.svs"), tmp_path / "o", StudySettings(**settings), **where)
     path = order.write()
     for text in (order.command(), shlex.join(["napari-beerlanet", "batch", str(path)])):
-        own, given = batch.read_study(parse_arguments(shlex.split(text)[1:]))
+        own, given = STUDY_COMMANDS["batch"].read(parse_arguments(shlex.split(text)[1:]))
         assert StudySettings(**given) == order.settings
         assert [Path(one).name for one in own["images"]] == ["my slides", "*.svs"]
         assert Path(own["out"]) == tmp_path / "o"
@@ -198,7 +198,7 @@ def test_every_setting_is_in_the_command(tmp_path, name):
     assert getattr(settings, name) != StudySettings.default(name)
     study = StudyConfig(("-a.png",), tmp_path / "o", settings)
     study.write()
-    own, given = batch.read_study(parse_arguments(shlex.split(study.command())[1:]))
+    own, given = STUDY_COMMANDS["batch"].read(parse_arguments(shlex.split(study.command())[1:]))
     assert StudySettings(**given) == settings
     assert [Path(one).name for one in own["images"]] == ["-a.png"]
     assert Path(own["out"]) == study.out

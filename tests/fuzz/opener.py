@@ -89,13 +89,13 @@ def open_file(path: Path) -> object:
 
 
 def _study(path: Path) -> object:
-    from napari_beerlanet.cli.batch import read_study
     from napari_beerlanet.cli.common import UsageError
     from napari_beerlanet.cli.main import parse_arguments
+    from napari_beerlanet.cli.study_commands import STUDY_COMMANDS
     from napari_beerlanet.core.batch.settings import StudySettings
 
     try:
-        _, settings = read_study(parse_arguments(["batch", str(path)]))
+        _, settings = STUDY_COMMANDS["batch"].read(parse_arguments(["batch", str(path)]))
     except UsageError as error:  # which the command prints
         raise ValueError(str(error)) from error
     return StudySettings(**settings)

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from napari_beerlanet.cli.common import (
     UsageError,
-    add_device_option,
-    add_setting,
+    add_settings,
     echo,
     prepare_folder,
     print_message,
@@ -51,6 +50,7 @@ _PICTURE_SIDE = 2048  # pixels of the longer side of a heat map over a slide
 
 def add_options(command: argparse.ArgumentParser) -> None:
     """Add the command's options."""
+    from napari_beerlanet.core.batch.settings import StudySettings
     from napari_beerlanet.core.classification.settings import ClassifierSettings, PatchSettings
 
     add = command.add_argument
@@ -77,9 +77,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
         help="with --patches: a GeoJSON file of polygons (QuPath's annotations), of which "
         "NAME.regions.csv has the mean of each class and the part above the threshold",
     )
-    add_setting(command, PatchSettings, "step")
-    add_setting(command, PatchSettings, "min_tissue")
-    add_setting(command, PatchSettings, "threshold")
+    add_settings(command, PatchSettings, ("step", "min_tissue", "threshold"))
     add(
         "--only",
         action="append",
@@ -88,11 +86,12 @@ def add_options(command: argparse.ArgumentParser) -> None:
         help="classify boxes of this class alone, for instance WBC; may be repeated (default: the "
         "classes that the classifier is meant for)",
     )
-    add_setting(command, ClassifierSettings, "fit")
+    add_settings(command, ClassifierSettings, ["fit"])
     add("--recursive", action="store_true", help="include subfolders")
     add("--overwrite", action="store_true", help="process images again that are done")
     add("--quiet", action="store_true", help="print nothing but errors and the summary")
-    add_device_option(command)
+    add_settings(command, StudySettings, ["device"])
+    command.set_defaults(device="auto")
 
 
 def _patch_side(text: str) -> int | str:

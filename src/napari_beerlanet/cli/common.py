@@ -6,7 +6,7 @@ import argparse
 import math
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -69,32 +69,40 @@ def prepare_folder(folder: Path) -> Path:
 # --- options -------------------------------------------------------------------------------------
 
 
-def add_setting(
+def add_settings(
     options: Options,
     settings: type[Settings],
-    name: str,
-    *flags: str,
+    names: Iterable[str],
     preset: Mapping[str, Any] | None = None,
-    **more: Any,
+    flags: Mapping[str, str] | None = None,
 ) -> None:
-    """Add an option for a setting: its type, bounds and help are those of the settings class.
+    """Add options for settings: spellings, types, bounds and help are those of the settings class.
 
-    `flags` are its spellings, by default --name.
-    What is not given does not appear among the parsed options. A `preset` that is used then may
-    have defaults of its own, which the help states.
+    A parser gets them under their headings. What is not given does not appear among the parsed
+    options; a `preset` that is used then may have defaults of its own, which the help states.
+    `flags` are spelt in another way here.
     """
-    spec = settings.spec(name)
-    flags = flags or (f"--{name.replace('_', '-')}",)
-    shared: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS}
-    if bool in spec.types:
-        shared |= {"action": "store_false" if spec.default else "store_true"}
-    elif spec.choices and not spec.types:
-        shared |= {"choices": spec.choices}
-    else:
-        shared |= {"type": _value_parser(spec), "metavar": "TEXT" if str in spec.types else "N"}
-    shared |= more
-    default = (preset or {}).get(name, spec.default)
-    options.add_argument(*flags, **{"help": _help(spec, default), **shared})
+    groups: dict[str, Options] = {"": options}
+    for name in names:
+        spec = settings.spec(name)
+        if spec.option.in_files_only:
+            continue
+        heading = spec.option.group if isinstance(options, argparse.ArgumentParser) else ""
+        if heading not in groups:
+            groups[heading] = options.add_argument_group(heading)
+        shared: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS}
+        if bool in spec.types:
+            shared["action"] = "store_false" if spec.default else "store_true"
+        elif spec.choices and not spec.types:
+            shared["choices"] = spec.choices
+        else:
+            usual = "TEXT" if str in spec.types else "N"
+            shared |= {"type": _value_parser(spec), "metavar": spec.option.value or usual}
+        if isinstance(spec.default, tuple):
+            shared |= {"action": "extend", "nargs": "*"}
+        default = (preset or {}).get(name, spec.default)
+        flag = (flags or {}).get(name, spec.flag)
+        groups[heading].add_argument(flag, help=_help(spec, default), **shared)
 
 
 def given_settings(options: argparse.Namespace, settings: type[Settings]) -> dict[str, Any]:
@@ -105,16 +113,17 @@ def given_settings(options: argparse.Namespace, settings: type[Settings]) -> dic
 def _help(spec: FieldSpec, default: Any) -> str:
     text = spec.description.rstrip(".").replace("%", "%%")
     text = text[:1].lower() + text[1:]
-    if default in (None, "") or bool in spec.types:
-        return text
-    return f"{text} (default {default})"
+    if bool in spec.types:
+        return f"do not {text}" if spec.default else text
+    shown = " ".join(default) if isinstance(default, tuple) else default
+    return text if shown in (None, "") else f"{text} (default {shown})"
 
 
 def _value_parser(spec: FieldSpec) -> Callable[[str], Any]:
     """A parser of a number or a word such as "auto", within the setting's bounds."""
 
     def parse(text: str) -> Any:
-        if text in spec.choices or str in spec.types:
+        if text in spec.choices or str in spec.types or isinstance(spec.default, tuple):
             return text
         if tuple in spec.types and "," in text:
             return tuple(parse(part) for part in text.split(","))
@@ -140,74 +149,15 @@ def whole_number(text: str) -> int:
     return int(text)
 
 
-def add_input_options(options: Options) -> None:
-    """Add the arguments that say which images, where results go, and what is left as it is."""
-    add = options.add_argument
-    add("images", nargs="+", metavar="IMAGE", help="files, folders, or patterns such as '*.tif'")
-    add("--out", required=True, type=Path, metavar="DIR", help="folder for the results")
-    add("--recursive", action="store_true", help="include subfolders")
-    add("--overwrite", action="store_true", help="process images again that are done")
-    add("--quiet", action="store_true", help="print nothing but errors and the summary")
-
-
-def add_model_options(options: Options) -> None:
-    """Add the arguments that say which model, for what size of objects, on which device."""
-    from napari_beerlanet.core.detection.settings import DetectSettings
-
-    options.add_argument(
-        "--model",
-        default=DEFAULT_MODEL,
-        metavar="MODEL",
-        help=f"a packaged model's name (default {DEFAULT_MODEL}), or a checkpoint's path",
-    )
-    add_setting(options, DetectSettings, "object_size", metavar="PIXELS")
-    add_device_option(options)
-    add_setting(options, DetectSettings, "openvino")
-
-
-def add_classifier_options(options: Options) -> None:
-    """Add the arguments that say which classifier, and of what classes the cells are."""
-    from napari_beerlanet.core.batch.settings import StudySettings
-
-    add_setting(options, StudySettings, "classifier", "--classify", metavar="MODEL")
-    add_setting(
-        options,
-        StudySettings,
-        "classify_only",
-        action="extend",
-        nargs="+",
-        type=str,
-        metavar="CLASS",
-    )
-
-
-def classifier_settings(options: argparse.Namespace) -> dict[str, Any]:
-    """The settings of `add_classifier_options`, as a study takes them."""
-    given = {name: v for name, v in vars(options).items() if name in _CLASSIFIER_SETTINGS}
-    if "classify_only" in given and "classifier" not in given:
-        raise UsageError("--classify-only is for a classifier; give --classify, too.")
-    return given | ({"classify_only": tuple(given["classify_only"])} if len(given) > 1 else {})
-
-
-_CLASSIFIER_SETTINGS = ("classifier", "classify_only")
-
-
-def add_device_option(options: Options) -> None:
-    """Add the argument that says where to compute."""
-    options.add_argument(
-        "--device", default="auto", help="where to compute: auto (default), cpu, cuda:0, mps"
-    )
-
-
-def load_model(options: argparse.Namespace) -> Detector | Classifier:
-    """The chosen model, of either kind, on the chosen device."""
+def load_model(model: str, device: str) -> Detector | Classifier:
+    """A model of either kind."""
     from napari_beerlanet.core.checkpoints.checkpoint import load_checkpoint
     from napari_beerlanet.core.checkpoints.info import model_notes
 
     try:
-        model = load_checkpoint(options.model, options.device)
+        loaded = load_checkpoint(model, device)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    for note in model_notes(model.info):
+    for note in model_notes(loaded.info):
         print_message(note)
-    return model
+    return loaded

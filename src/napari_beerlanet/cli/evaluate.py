@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from napari_beerlanet.cli.common import (
-    add_model_options,
+    DEFAULT_MODEL,
+    add_settings,
     echo,
     given_settings,
     load_model,
@@ -30,6 +31,8 @@ DESCRIPTION = (
 
 def add_options(command: argparse.ArgumentParser) -> None:
     """Add the command's options."""
+    from napari_beerlanet.core.batch.settings import StudySettings
+
     add = command.add_argument
     add(
         "--data",
@@ -48,7 +51,9 @@ def add_options(command: argparse.ArgumentParser) -> None:
         metavar="A,B,C",
         help="classes in their order, of which a neighbour counts for the relaxed accuracy",
     )
-    add_model_options(command)
+    names = ("model", "object_size", "device", "openvino")
+    add_settings(command, StudySettings, names, {"model": DEFAULT_MODEL})
+    command.set_defaults(model=DEFAULT_MODEL, device="auto")
     add("--out", type=Path, metavar="FILE.json", help="write all metrics, with curves, to a file")
     add("--quiet", action="store_true", help="show no progress")
 
@@ -60,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
     from napari_beerlanet.core.detection.settings import DetectSettings
     from napari_beerlanet.core.evaluation.dataset import evaluate
 
-    model = load_model(options)
+    model = load_model(options.model, options.device)
     if options.out:
         prepare_folder(options.out.parent)
     with tqdm(total=1.0, disable=options.quiet or None, bar_format=_BAR_FORMAT) as bar:

@@ -15,19 +15,13 @@ from typing import Any, NoReturn
 
 from napari_beerlanet._version import __version__
 from napari_beerlanet.cli import (
-    batch,
     benchmark,
     classify,
     convert,
-    decompose,
     demo,
-    detect,
     evaluate,
     export,
     info,
-    malaria,
-    normalize,
-    report,
     train,
 )
 from napari_beerlanet.cli.common import (
@@ -38,24 +32,25 @@ from napari_beerlanet.cli.common import (
     raise_if_interrupted,
     received_signals,
 )
+from napari_beerlanet.cli.study_commands import STUDY_COMMANDS
 
 _COMMANDS: dict[str, Any] = {
-    "decompose": decompose,
-    "detect": detect,
+    "decompose": STUDY_COMMANDS["decompose"],
+    "detect": STUDY_COMMANDS["detect"],
     "classify": classify,
-    "malaria": malaria,
-    "normalize": normalize,
+    "malaria": STUDY_COMMANDS["malaria"],
+    "normalize": STUDY_COMMANDS["normalize"],
     "evaluate": evaluate,
-    "batch": batch,
+    "batch": STUDY_COMMANDS["batch"],
     "benchmark": benchmark,
-    "report": report,
+    "report": STUDY_COMMANDS["report"],
     "convert": convert,
     "export": export,
     "info": info,
     "train": train,
     "demo": demo,
 }
-"""Modules with HELP and DESCRIPTION, `add_options` and `run`."""
+"""Modules, or studies, with HELP and DESCRIPTION, `add_options` and `run`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""The command `normalize`: images in the colours of a template."""
+"""The options of the command `normalize`, and the normalizer that they ask for."""
 
 from __future__ import annotations
 
@@ -8,32 +8,21 @@ from pathlib import Path
 
 from napari_beerlanet.cli.common import (
     UsageError,
-    add_input_options,
-    add_setting,
+    add_settings,
     echo,
     prepare_folder,
     raise_if_interrupted,
 )
 
-HELP = "give images the colours of a template"
-DESCRIPTION = (
-    "Normalize the stains of images or whole slides: each takes the colours of a template. For "
-    "each image NAME this writes NAME.normalized.ome.tiff (a slide with its pyramid) or "
-    "NAME.normalized.png, and NAME.normalized.json, which says what was done. Images that are "
-    "done are skipped. An image that a method can do nothing with, such as one of background "
-    "alone, is written as it is, with a note."
-)
 _SAVED_NAME = "normalizer.safetensors"
 _STAINGAN_SETTINGS = ("steps", "filters", "blocks", "crop", "seed", "device")
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
-    from napari_beerlanet.core.batch.settings import StudySettings
+    """Add what the fit of a normalizer needs."""
     from napari_beerlanet.core.normalization.methods import METHODS, TRAINED_METHODS
     from napari_beerlanet.core.training.settings import StainGanSettings
 
-    add_input_options(command)
     add = command.add_argument
     add(
         "--method",
@@ -58,8 +47,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
         help="learn it first, without labels, from images in this folder to those of --reference; "
         "the folder OUT/staingan has the run, and the same command resumes it",
     )
-    for name in _STAINGAN_SETTINGS:
-        add_setting(trained, StainGanSettings, name)
+    add_settings(trained, StainGanSettings, _STAINGAN_SETTINGS)
     add(
         "--save-normalizer",
         type=Path,
@@ -67,21 +55,9 @@ def add_options(command: argparse.ArgumentParser) -> None:
         help="where the fitted normalizer is kept, to be used again as --reference "
         f"(default {_SAVED_NAME} in the folder of the results)",
     )
-    add_setting(command, StudySettings, "normalized_format", "--format")
 
 
-def run(options: argparse.Namespace) -> int:
-    """Normalize files into a folder; 0 if all went well, 1 if some failed."""
-    from napari_beerlanet.cli.study import run_preset
-    from napari_beerlanet.core.batch.settings import NORMALIZE_PRESET
-
-    settings = NORMALIZE_PRESET | {"normalizer": str(_fit(options))}
-    if "normalized_format" in options:
-        settings["normalized_format"] = options.normalized_format
-    return run_preset(options, settings)
-
-
-def _fit(options: argparse.Namespace) -> Path:
+def fit(options: argparse.Namespace) -> Path:
     """The file of the fitted normalizer, which all images share."""
     from napari_beerlanet.core.normalization.methods import fitted_normalizer, save_normalizer
 

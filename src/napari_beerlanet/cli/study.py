@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import sys
@@ -70,20 +69,6 @@ def run_to_end(work: Callable[[], int], output: ConsoleOutput | JsonOutput, save
         usage = isinstance(error, UsageError)
         output.abort("failed", str(error) if usage else error_message(error))
         raise
-
-
-def run_preset(options: argparse.Namespace, settings: Mapping[str, Any]) -> int:
-    """The study behind `decompose` and `detect`: in this process, all results in one folder."""
-    return run_files(
-        options.images,
-        options.out,
-        settings,
-        ConsoleOutput(options.quiet, options.debug),
-        layout="files",
-        workers=0,
-        recursive=options.recursive,
-        overwrite=options.overwrite,
-    )
 
 
 def _run_study(
@@ -185,6 +170,45 @@ class ConsoleOutput:
 
     def _count_text(self) -> str:
         return ", ".join(f"{self._counts[s]} {s}" for s in ("done", "skipped", "failed"))
+
+
+class MalariaOutput(ConsoleOutput):
+    """A progress bar, then the parasitaemia."""
+
+    def finish(self, study: StudyResult, layout: str) -> None:
+        """Print the counts of images, and of red cells."""
+        from napari_beerlanet.core.batch.counts import StudyCounts
+
+        super().finish(study, layout)
+        counts = StudyCounts.read(study.out)
+        if counts is None or not counts.counted:
+            return
+        infected = counts.sum.parasitaemia
+        rows = [("No red cells were found.", "")] if infected is None else infected.rows()
+        width = max(len(name) for name, _ in rows)
+        for name, value in rows:
+            echo(f"{name:{width}}  {value}".rstrip())
+        for text in counts.reservations():
+            print_message(text)
+
+
+class ReportOutput(ConsoleOutput):
+    """A progress bar, then where the report is and what it counts."""
+
+    def __init__(self, path: Path, debug: bool) -> None:
+        super().__init__(quiet=False, debug=debug)
+        self._path = path
+
+    def finish(self, study: StudyResult, layout: str) -> None:
+        """Print the path and the counts."""
+        self._bar.close()
+        for entry in study.entries:
+            if entry.status in ("done", "skipped"):
+                parts = [entry.record["counts"], entry.record.get("types") or {}]
+                texts = [", ".join(f"{name} {n}" for name, n in part.items()) for part in parts]
+                echo(f"{self._path}: {'; '.join(filter(None, texts))}.")
+        for text in [*study.notes, *([study.stopped] if study.stopped else [])]:
+            print_message(text)
 
 
 class JsonOutput:

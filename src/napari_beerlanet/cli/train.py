@@ -13,7 +13,7 @@ from typing import Any
 from napari_beerlanet.cli.common import (
     DEFAULT_MODEL,
     UsageError,
-    add_setting,
+    add_settings,
     echo,
     given_settings,
     print_message,
@@ -40,14 +40,12 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
     add = command.add_argument
     add("--task", choices=("detect", "classify"), default="detect", help="default detect")
-    add_setting(command, TrainSettings, "data", default=None, metavar="DATA")
-    add_setting(command, TrainSettings, "model", default=None, metavar="MODEL")
+    add_settings(command, TrainSettings, ("data", "model"))
+    command.set_defaults(data=None, model=None)
     add("--out", required=True, type=Path, metavar="DIR", help="folder of the run")
-    add_setting(command, TrainSettings, "scope")
+    add_settings(command, TrainSettings, ["scope"])
     colours = command.add_argument_group("what the network sees")
-    add_setting(colours, TrainSettings, "front_end")
-    add_setting(colours, TrainSettings, "attention_pool", metavar="PIXELS")
-    add_setting(colours, TrainSettings, "normalizer", metavar="FILE")
+    add_settings(colours, TrainSettings, ("front_end", "attention_pool", "normalizer"))
     colours.add_argument(
         "--jitter",
         choices=JITTERS,
@@ -56,18 +54,19 @@ def add_options(command: argparse.ArgumentParser) -> None:
         "haematoxylin, eosin and DAB (hed), or not (none)",
     )
     classifier = command.add_argument_group("classifiers (--task classify)")
-    for name in ("backbone", "weights", "input_size", "fill", "fit", "views"):
-        add_setting(classifier, ClassifierTrainSettings, name)
-    for name in ("normalize", "beside_rgb", "denoise"):
-        add_setting(classifier, ClassifierTrainSettings, name)
+    looks = ("backbone", "weights", "input_size", "fill", "fit", "views")
+    switches = ("normalize", "beside_rgb", "denoise")
+    add_settings(classifier, ClassifierTrainSettings, (*looks, *switches))
     add("--resume", action="store_true", help="resume after the last finished epoch of the run")
     training = command.add_argument_group("training")
-    for name in ("epochs", "length", "batch", "seed", "device", "pixel_size"):
-        add_setting(training, TrainSettings, name)
-    add_setting(training, TrainSettings, "image_size", "--imgsz", metavar="PIXELS")
-    add_setting(training, TrainSettings, "learning_rate", "--lr", metavar="RATE")
-    add_setting(
-        training, TrainSettings, "jitter", "--no-jitter", help="do not vary stains and illumination"
+    names = ("epochs", "length", "batch", "seed", "device", "pixel_size")
+    add_settings(training, TrainSettings, (*names, "image_size", "learning_rate"))
+    training.add_argument(
+        "--no-jitter",
+        dest="jitter",
+        action="store_false",
+        default=argparse.SUPPRESS,
+        help="do not vary stains and illumination",
     )
     training.add_argument(
         "--set",

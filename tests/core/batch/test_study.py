@@ -124,7 +124,7 @@ def test_an_image_out_of_domain_is_reported(tmp_path):
 def test_only_what_is_asked_for(tmp_path):
     smear = blood_smear((200, 260), seed=1)
     Image.fromarray(smear.image).save(tmp_path / "smear.png")
-    settings = {"model": "blood-cells", "decompose": False, "measure": False, "reports": False}
+    settings = {"model": "blood-cells", "decompose": False, "densities": False, "reports": False}
     done = run_study(tmp_path / "smear.png", tmp_path / "out", settings, workers=0)
     (row,) = done.rows
     assert row["objects"] > 3

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 from pydantic.fields import FieldInfo
@@ -13,6 +13,21 @@ from pydantic.fields import FieldInfo
 from napari_beerlanet.core.common.messages import quoted
 
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+
+
+@dataclass(frozen=True)
+class Option:
+    """How a command line has a setting, where its name and type do not say it.
+
+    `flag` is its spelling; of a setting that is on by default, that of the switch which turns it
+    off. `value` is what the help calls its value, `group` the heading that it stands under.
+    A setting that is `in_files_only` has no option.
+    """
+
+    flag: str = ""
+    value: str = ""
+    group: str = ""
+    in_files_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -32,6 +47,24 @@ class FieldSpec:
     above: float | None
     maximum: float | None
     description: str
+    option: Option
+
+    @property
+    def flag(self) -> str:
+        """The option: --name; of what is on by default, --no-name."""
+        start = "--no-" if self.default is True else "--"
+        return self.option.flag or start + self.name.replace("_", "-")
+
+    def words(self, value: Any) -> list[str]:
+        """The option with a value, as on a command line."""
+        if isinstance(value, bool):
+            return [self.flag]
+        if isinstance(value, tuple) and not isinstance(self.default, tuple):
+            value = ",".join(map(str, value))
+        texts = [str(one) for one in (value if isinstance(value, tuple) else (value,))]
+        if any(text.startswith("-") for text in texts):  # which would be taken for options
+            return [f"{self.flag}={text}" for text in texts]
+        return [self.flag, *texts]
 
     def allowed(self) -> str:
         """What the value may be, in a few words."""
@@ -61,6 +94,9 @@ class Settings(BaseModel):
     model_config = ConfigDict(
         frozen=True, strict=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False
     )
+
+    option_group: ClassVar[str] = ""
+    """The heading that the options of its settings stand under."""
 
     def __init__(self, /, **values: Any) -> None:
         try:
@@ -100,7 +136,14 @@ class Settings(BaseModel):
             _bound(metadata, "gt"),
             _bound(metadata, "le"),
             field.description or "",
+            cls._option(name, next((one for one in metadata if isinstance(one, Option)), Option())),
         )
+
+    @classmethod
+    def _option(cls, name: str, option: Option) -> Option:
+        """An option under its heading, which is that of the class that declares the setting."""
+        declaring = [c for c in cls.__mro__ if issubclass(c, Settings) and name in c.model_fields]
+        return replace(option, group=option.group or declaring[-1].option_group)
 
 
 def _collect(annotation: Any, plain: list[Any], metadata: list[Any]) -> None:

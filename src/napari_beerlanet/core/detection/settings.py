@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal
 
-import numpy as np
 from pydantic import BeforeValidator, Field
 
 from napari_beerlanet.core.common.messages import quoted
-from napari_beerlanet.core.common.settings import Settings
+from napari_beerlanet.core.common.settings import Option, Settings
 
 MIN_TILE = 128
 """Working pixels of the smallest tile's side."""
@@ -27,9 +26,9 @@ def _check_pixel_size(value: Any) -> Any:
     """Micrometres, or (y, x); sequences and arrays become tuples."""
     if value is None:
         return None
-    plain = value.tolist() if isinstance(value, np.ndarray) else value
+    plain = value.tolist() if hasattr(value, "tolist") else value  # of NumPy
     sides = list(plain) if isinstance(plain, (list, tuple)) else [plain]
-    numbers = [float(v) for v in sides if isinstance(v, (int, float, np.number)) and v is not True]
+    numbers = [float(v) for v in sides if isinstance(v, (int, float)) and v is not True]
     expected = 2 if isinstance(plain, (list, tuple)) else 1
     if (
         len(numbers) != len(sides)
@@ -49,23 +48,33 @@ _Fraction = Annotated[float, Field(ge=0, le=1)]
 class DetectSettings(Settings):
     """How objects are detected in an image."""
 
+    option_group = "detection"
+
     confidence: _Fraction = Field(0.25, description="Minimum score of a detection.")
     iou: _Fraction = Field(
         0.7,
         description="Boxes of one class whose intersection over union exceeds this are duplicates.",
     )
-    object_size: Annotated[float, Field(ge=1)] | Literal["auto"] = Field(
+    object_size: Annotated[
+        Annotated[float, Field(ge=1)] | Literal["auto"], Option(value="PIXELS")
+    ] = Field(
         "auto",
         description="Typical object size in image pixels (√ of a box's area); auto finds it.",
     )
     tile: Annotated[
-        Annotated[int, Field(ge=MIN_TILE)] | Literal["auto"], BeforeValidator(_whole_float)
+        Annotated[int, Field(ge=MIN_TILE)] | Literal["auto"],
+        BeforeValidator(_whole_float),
+        Option(value="PIXELS"),
     ] = Field("auto", description="Side of the tiles in pixels at the working resolution.")
     pixel_size: Annotated[
-        float | tuple[float, float] | None, BeforeValidator(_check_pixel_size)
+        float | tuple[float, float] | None,
+        BeforeValidator(_check_pixel_size),
+        Option(value="UM"),
     ] = Field(None, description="Micrometres per pixel, or y,x, where the image does not say.")
-    densities: bool = Field(True, description="Measure the stain densities in every box.")
-    skip_glass: bool = Field(
+    densities: Annotated[bool, Option("--no-measures")] = Field(
+        True, description="Measure the stain densities in every box."
+    )
+    skip_glass: Annotated[bool, Option("--all-tiles")] = Field(
         True, description="Skip tiles of a slide that show background and no tissue."
     )
     batch: Annotated[

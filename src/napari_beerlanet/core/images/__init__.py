@@ -5,5 +5,8 @@ from typing import Literal
 Domain = Literal["log", "intensity"]
 """What the solver works on: optical densities (Beer–Lambert), or intensities."""
 
+NonTissue = Literal["glass", "pen", "border"]
+"""What of an image shows no tissue."""
+
 PixelSize = tuple[float, float]
 """(y, x) in micrometres."""

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 # scipy.ndimage is imported where it is used: it takes half a second, and few commands need it.
 from napari_beerlanet.core.common.rectangle import Rectangle
+from napari_beerlanet.core.images import NonTissue
 from napari_beerlanet.core.images.pyramid import read_thumbnail
 from napari_beerlanet.core.images.rgb import clip_floats, to_uint8
 
-NonTissue = Literal["glass", "pen", "border"]
 BACKGROUND, TISSUE, PEN, BORDER = range(4)
 NON_TISSUE_CODES: dict[str, int] = {"glass": BACKGROUND, "pen": PEN, "border": BORDER}
 

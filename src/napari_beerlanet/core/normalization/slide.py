@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from napari_beerlanet.core.common.progress import Report
+from napari_beerlanet.core.images import NonTissue
 from napari_beerlanet.core.images.pyramid import as_dask, as_levels
 from napari_beerlanet.core.images.rgb import ImageError, clip_floats, to_uint8
-from napari_beerlanet.core.images.tissue import NonTissue
 from napari_beerlanet.core.normalization.normalizer import (
     Appearance,
     ColourMap,

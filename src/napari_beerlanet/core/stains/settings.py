@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from napari_beerlanet.core.common.settings import Settings
+from napari_beerlanet.core.common.settings import Option, Settings
 from napari_beerlanet.core.images import Domain
 from napari_beerlanet.core.stains.solver import MAX_COMPONENTS
 
@@ -41,6 +41,8 @@ _Penalty = Annotated[float, Field(ge=0)] | Literal["auto"]
 class DecomposeSettings(Settings):
     """How an image is decomposed into stains."""
 
+    option_group = "stains"
+
     components: Annotated[int, Field(ge=1, le=MAX_COMPONENTS)] | Literal["auto"] = Field(
         DEFAULT_COMPONENTS,
         description="Number of components; auto counts the stains of the image first.",
@@ -57,17 +59,19 @@ class DecomposeSettings(Settings):
         "auto",
         description="Penalty γ on densities: the larger, the sparser the stains.",
     )
-    spectra: Annotated[tuple[tuple[float, ...], ...] | None, BeforeValidator(_spectra_rows)] = (
-        Field(
-            None,
-            description="Start spectra, one column per component; the default covers common dyes.",
-        )
+    spectra: Annotated[
+        tuple[tuple[float, ...], ...] | None,
+        BeforeValidator(_spectra_rows),
+        Option(in_files_only=True),
+    ] = Field(
+        None,
+        description="Start spectra, one column per component; the default covers common dyes.",
     )
     fixed_spectra: bool = Field(
         False,
         description="Keep the given spectra as they are; solve for densities and background only.",
     )
-    stain_names: tuple[str, ...] = Field(
+    stain_names: Annotated[tuple[str, ...], Option(in_files_only=True)] = Field(
         (),
         description="Names of the given spectra, in their order.",
     )

@@ -20,6 +20,7 @@ from napari_beerlanet.core.common.messages import quoted
 from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
 from napari_beerlanet.core.common.rectangle import Rectangle
 from napari_beerlanet.core.common.threads import map_threads
+from napari_beerlanet.core.images import NonTissue
 from napari_beerlanet.core.images.pyramid import (
     as_levels,
     chunk_aligned_regions,
@@ -27,7 +28,7 @@ from napari_beerlanet.core.images.pyramid import (
     read_thumbnail,
 )
 from napari_beerlanet.core.images.rgb import ImageError, check_rgb, clip_floats
-from napari_beerlanet.core.images.tissue import NonTissue, TissueMask, find_tissue
+from napari_beerlanet.core.images.tissue import TissueMask, find_tissue
 from napari_beerlanet.core.stains.block_sample import (
     BlockSample,
     PixelSelection,

@@ -17,7 +17,7 @@ from pydantic import Field, field_validator
 
 from napari_beerlanet.core.common.device import pick_device
 from napari_beerlanet.core.common.messages import error_detail, quoted
-from napari_beerlanet.core.common.settings import Settings
+from napari_beerlanet.core.common.settings import Option, Settings
 from napari_beerlanet.core.stains.settings import FrontEnd
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class RunSettings(Settings):
         description="How colours of the training images vary: by stain and light (stain), by "
         "scaled and shifted haematoxylin, eosin and DAB (hed), or not (none).",
     )
-    normalizer: str | None = Field(
+    normalizer: Annotated[str | None, Option(value="FILE")] = Field(
         None,
         description="A saved normalizer, applied to every image before the network sees it; the "
         "model keeps it.",
@@ -161,12 +161,14 @@ class TrainSettings(RunSettings):
     None leaves a setting to the `TrainingSchedule`, see `resolved`.
     """
 
-    model: str | None = Field(
+    model: Annotated[str | None, Option(value="MODEL")] = Field(
         None,
         description="The model to start from: a packaged model's name, a checkpoint, or an "
         "Ultralytics .pt file such as yolov8n.pt.",
     )
-    data: str | None = Field(None, description="A data.yaml with images, labels and class names.")
+    data: Annotated[str | None, Option(value="DATA")] = Field(
+        None, description="A data.yaml with images, labels and class names."
+    )
     scope: Scope = Field(
         "all",
         description="What is trained: everything, the detection head alone, or the stain front "
@@ -177,7 +179,7 @@ class TrainSettings(RunSettings):
         ge=1,
         description="Passes through the training images; by default as many as the dataset needs.",
     )
-    image_size: int | None = Field(
+    image_size: Annotated[int | None, Option("--imgsz", "PIXELS")] = Field(
         None,
         ge=32,
         description="Longer side of training images in pixels; by default the model's own.",
@@ -185,7 +187,7 @@ class TrainSettings(RunSettings):
     batch: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         8, description="Images per training step; fewer need less memory. auto fits a GPU's memory."
     )
-    learning_rate: float | None = Field(
+    learning_rate: Annotated[float | None, Option("--lr", "RATE")] = Field(
         None,
         gt=0,
         description="Learning rate; by default one that is gentle to a pretrained model.",

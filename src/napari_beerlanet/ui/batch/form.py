@@ -281,7 +281,7 @@ class BatchForm(QWidget):
 
     def set_settings(self, given: dict[str, Any]) -> None:
         """Show settings by their names in `StudySettings`; others stay as they are."""
-        given = {"densities" if name == "measure" else name: v for name, v in given.items()}
+        given = dict(given)
         if "model" in given:
             model = str(given.pop("model") or "")
             self.detect.value = bool(model)

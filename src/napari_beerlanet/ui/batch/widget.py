@@ -300,7 +300,7 @@ class BatchWidget(Panel):
         self.inputs.set_inputs(images, out, bool(config.get("recursive")))
         self.form.set_run_location(int(config.get("workers", 1)), config.get("scheduler"))
         self.form.set_settings(
-            {"model": "", **{k: v for k, v in config.items() if k in StudySettings.file_names()}}
+            {"model": "", **{k: v for k, v in config.items() if k in StudySettings.model_fields}}
         )
 
     def on_closed(self) -> None:

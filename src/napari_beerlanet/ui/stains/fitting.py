@@ -21,8 +21,8 @@ import numpy.typing as npt
 from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
 from napari_beerlanet.core.common.storage import with_file_check
 from napari_beerlanet.core.common.threads import numpy_until_compiled
+from napari_beerlanet.core.images import NonTissue
 from napari_beerlanet.core.images.rgb import RGBImage, check_rgb
-from napari_beerlanet.core.images.tissue import NonTissue
 from napari_beerlanet.core.stains.block_sample import sample_stack
 from napari_beerlanet.core.stains.decompose import decompose
 from napari_beerlanet.core.stains.decomposition import Decomposition

@@ -32,7 +32,7 @@ from napari_beerlanet.core.checkpoints.checkpoint import (
     packaged_models,
     read_info,
 )
-from napari_beerlanet.core.images.tissue import NonTissue
+from napari_beerlanet.core.images import NonTissue
 from napari_beerlanet.core.stains.decomposition import Decomposition
 from napari_beerlanet.core.stains.presets import BUILT_IN_PRESETS, read_start
 from napari_beerlanet.core.stains.settings import (
