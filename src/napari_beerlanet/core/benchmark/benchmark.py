@@ -202,29 +202,17 @@ def estimate_benchmark(
     workers: int = 1,
     report: Report | None = None,
 ) -> BenchmarkEstimate:
-    """How long `run_benchmark` will take, from steps that are timed on this machine.
+    """How long `run_benchmark` will take, from trainings of which a step is timed here.
 
     What is done in `output` counts as done, and tells how long others of its kind take.
     """
     chosen = read_settings(settings)
     check_benchmark(chosen)
-    done, left, data = _sorted_out(chosen, Path(output).absolute())
-    return estimate_jobs(left, done, data, workers, report)
-
-
-def _sorted_out(
-    settings: BenchmarkSettings, out: Path
-) -> tuple[list[tuple[BenchmarkJob, dict[str, Any]]], list[BenchmarkJob], dict[str, TaskData]]:
-    """Jobs that are done with their records, others, and the data of all tasks."""
-    data = {task.name: TaskData(task) for task in settings.tasks}
-    done, left = [], []
-    for job in list_jobs(settings):
-        record = find_record(out, job, data[job.task.name])
-        if record is None:
-            left.append(job)
-        else:
-            done.append((job, record))
-    return done, left, data
+    out, data = Path(output).absolute(), {task.name: TaskData(task) for task in chosen.tasks}
+    records = [(job, find_record(out, job, data[job.task.name])) for job in list_jobs(chosen)]
+    done = [(job, record) for job, record in records if record is not None]
+    left = [job for job, record in records if record is None]
+    return estimate_jobs(left, done, workers, report)
 
 
 def list_jobs(settings: BenchmarkSettings) -> list[BenchmarkJob]:

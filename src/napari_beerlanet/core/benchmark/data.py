@@ -1,8 +1,4 @@
-"""The data of a benchmark: what a laboratory has, templates, and copies that a method has changed.
-
-A copy has the images as PNG files and the same labels. It is written image by image, each whole or
-not at all, so a run that was killed continues where it was.
-"""
+"""The data of a benchmark: what a laboratory has, and templates for normalizers."""
 
 from __future__ import annotations
 
@@ -10,33 +6,29 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 
 from napari_beerlanet.core.benchmark.settings import TaskKind, TaskSettings
 from napari_beerlanet.core.boxes.classes import match_class_names
 from napari_beerlanet.core.common.messages import error_message, path_text, quoted
-from napari_beerlanet.core.common.progress import Cancelled, Report, report_progress
-from napari_beerlanet.core.common.storage import DataError, FileError, atomic_path
+from napari_beerlanet.core.common.storage import DataError, FileError
 from napari_beerlanet.core.formats.class_folders import (
     WHOLE,
     CropDataset,
     LabelledCrop,
     read_crop_dataset,
 )
-from napari_beerlanet.core.formats.dataset import SPLITS, Dataset, LabelledImage, read_dataset
+from napari_beerlanet.core.formats.dataset import Dataset, LabelledImage, read_dataset
 from napari_beerlanet.core.images.files import read_image
 from napari_beerlanet.core.images.rgb import fill_transparent, to_uint8
 
 Pixels = npt.NDArray[np.uint8]
 LabelledData = Dataset | CropDataset
-Change = Callable[[Pixels], tuple[Pixels, Sequence[str]]]
-"""(H, W, 3) uint8 to the same, and sentences on what could not be done."""
 
 _MAX_TEMPLATES = 20  # random training images that are tried
 _TEST_SPLITS = ("test", "val", WHOLE, "train")  # in the order of preference
@@ -182,155 +174,3 @@ def fit_template(
         raise DataError("There is no training image to take as a template.")
     more = "" if len(notes) == 1 else f" and {len(notes) - 1} more"
     raise DataError(f"{notes[0].rstrip('.')}{more}; choose another template.") from last
-
-
-# --- copies --------------------------------------------------------------------------------------
-
-
-@dataclass
-class CopyNotes:
-    """What happened to the images of a copy: how many there are, and which stayed as they are."""
-
-    total: int = 0
-    unchanged: list[str] = field(default_factory=list)
-
-    def sentences(self, method: str) -> list[str]:
-        """What a person should know."""
-        if not self.unchanged:
-            return []
-        return [
-            f"{method}: {len(self.unchanged)} of {self.total} images stayed as they are; the first "
-            f"is {self.unchanged[0].rstrip('.')}."
-        ]
-
-
-def copy_images(
-    paths: Sequence[Path],
-    folder: Path,
-    change: Change,
-    notes: CopyNotes,
-    report: Report | None = None,
-    message: str = "normalizing",
-) -> dict[Path, Path]:
-    """Changed images as PNG files in a folder, by the paths of the originals.
-
-    An image that `change` fails on stays as it is, and is noted.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    made: dict[Path, Path] = {}
-    for number, path in enumerate(paths):
-        report_progress(report, number, len(paths), message)
-        target = folder / f"{number:06d}.png"
-        said = folder / f"{number:06d}.note"
-        made[path] = target
-        notes.total += 1
-        if not target.exists():
-            pixels = read_pixels(path)
-            try:
-                changed, problems = change(pixels)
-            except Cancelled:
-                raise
-            except OSError:
-                raise
-            except Exception as error:
-                changed, problems = pixels, [error_message(error)]
-            if problems:  # before the image, which says that all is there
-                with atomic_path(said) as unfinished:
-                    unfinished.write_text(f"{path.name}: {problems[0]}", encoding="utf-8")
-            with atomic_path(target) as unfinished:
-                Image.fromarray(changed).save(unfinished, compress_level=1)
-        if said.exists():
-            notes.unchanged.append(said.read_text(encoding="utf-8"))
-    report_progress(report, 1, 1, message)
-    return made
-
-
-def copy_laboratory_data(
-    data: LabelledData, folder: Path, change: Change, notes: CopyNotes, report: Report | None = None
-) -> LabelledData:
-    """The same data with changed images."""
-    made = copy_images(image_files(data), folder, change, notes, report)
-    return with_items(
-        data,
-        {
-            split: [replace(item, image=made[item.image]) for item in items]
-            for split, items in data.splits.items()
-        },
-    )
-
-
-def copy_training_data(
-    data: LabelledData, folder: Path, change: Change, notes: CopyNotes, report: Report | None = None
-) -> Path:
-    """A copy of training data on disk; returns what a training takes: data.yaml, or its folder."""
-    splits = {split: data.splits[split] for split in (*SPLITS, WHOLE) if data.splits.get(split)}
-    splits.pop("test", None) if "val" in splits else None
-    made = copy_images(image_files(data, list(splits)), folder / "all", change, notes, report)
-    boxes = isinstance(data, Dataset) or any(
-        item.cxcywh for items in splits.values() for item in items
-    )
-    if not boxes:
-        return _write_class_folders(data, splits, folder, made)
-    return _write_yolo(data, splits, folder, made)
-
-
-def _write_class_folders(
-    data: LabelledData, splits: Mapping[str, list[Any]], folder: Path, made: Mapping[Path, Path]
-) -> Path:
-    root = folder / "classes"
-    for split, items in splits.items():
-        for number, item in enumerate(items):
-            place = root if split == WHOLE else root / split
-            place = place / data.names[item.label]
-            place.mkdir(parents=True, exist_ok=True)
-            _link(made[item.image], place / f"{number:06d}.png")
-    return root
-
-
-def _write_yolo(
-    data: LabelledData, splits: Mapping[str, list[Any]], folder: Path, made: Mapping[Path, Path]
-) -> Path:
-    import yaml
-
-    root = folder / "yolo"
-    for split, items in splits.items():
-        lines: dict[Path, list[str]] = {}
-        for item in items:
-            rows = lines.setdefault(made[item.image], [])
-            if isinstance(item, LabelledImage):
-                rows += [
-                    _label_line(label, box)
-                    for label, box in zip(item.labels.tolist(), item.cxcywh.tolist(), strict=True)
-                ]
-            else:
-                rows.append(_label_line(item.label, item.cxcywh or (0.5, 0.5, 1.0, 1.0)))
-        name = "train" if split == WHOLE else split
-        for kind in ("images", "labels"):
-            (root / kind / name).mkdir(parents=True, exist_ok=True)
-        for path, rows in lines.items():
-            text = "\n".join(rows) + "\n" if rows else ""
-            (root / "labels" / name / f"{path.stem}.txt").write_text(text, encoding="utf-8")
-            _link(path, root / "images" / name / path.name)
-    named = {
-        ("train" if s == WHOLE else s): f"images/{'train' if s == WHOLE else s}" for s in splits
-    }
-    with atomic_path(root / "data.yaml") as unfinished:
-        unfinished.write_text(
-            yaml.safe_dump({**named, "names": list(data.names)}, allow_unicode=True),
-            encoding="utf-8",
-        )
-    return root / "data.yaml"
-
-
-def _label_line(label: int, box: Sequence[float]) -> str:
-    return " ".join([str(label), *(repr(float(value)) for value in box)])
-
-
-def _link(source: Path, target: Path) -> None:
-    """The same file under another name; a copy where the disk has no links."""
-    target.unlink(missing_ok=True)
-    try:
-        target.hardlink_to(source)
-    except OSError:
-        with atomic_path(target) as unfinished:
-            unfinished.write_bytes(source.read_bytes())

@@ -1,17 +1,17 @@
-"""One job of a benchmark: a method on a task with one seed; normalize, train, measure.
+"""One job of a benchmark: a method on a task with one seed; train and measure.
 
-Every step leaves what it has done on disk: the images of a copy one by one, the training epoch by
-epoch, and at last the record, which says that the job is done. Methods that train the same network
-share its run folder.
+Every step leaves what it has done on disk: the training epoch by epoch, and at last the record,
+which says that the job is done. Methods that train the same network share its run folder.
 
     records/TASK-METHOD-seedN.json    what was measured, and how
     runs/TASK-RECIPE-seedN-HASH/      the training; see `core.training.runs`
     pictures/TASK-METHOD-seedN-K.png  what the network sees of an image of laboratory K
-    work/                             copies and networks that a job needs until it is done
+    work/                             normalizers that a job needs until it is done
 """
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -26,13 +26,9 @@ from PIL import Image
 
 from napari_beerlanet._version import __version__
 from napari_beerlanet.core.benchmark.data import (
-    Change,
-    CopyNotes,
     LabelledData,
     Pixels,
     Template,
-    copy_laboratory_data,
-    copy_training_data,
     fingerprint,
     fit_template,
     image_files,
@@ -69,6 +65,7 @@ if TYPE_CHECKING:  # torch comes with them
 
 RUNS_FOLDER, PICTURES_FOLDER, WORK_FOLDER = "runs", "pictures", "work"
 RECORD_KIND, RECORD_VERSION = "napari-beerlanet benchmark record", 1
+_NORMALIZER = "normalizer.safetensors"
 _PICTURE_SIDE = 320
 _WAIT_INTERVAL_S = 0.5
 _PAPER_EPOCHS = {"detect": 50, "classify": 20}
@@ -231,13 +228,17 @@ class _JobRun:
     notes: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     template: Template | None = None
-    _change: Change | None = None
 
     @property
     def work(self) -> Path:
         """A folder for what is needed until the job is done."""
         digest = self.job.hash(*self.data.fingerprints)
         return self.out / WORK_FOLDER / f"{self.job.name}-{digest[:8]}"
+
+    @property
+    def _normalizer(self) -> Path | None:
+        """Where the method's own normalizer is."""
+        return self.work / _NORMALIZER if self.job.method.normalizer else None
 
     def run(self) -> dict[str, Any]:
         """Do all of it; returns the record, which is on disk."""
@@ -246,20 +247,22 @@ class _JobRun:
         if method.normalizer:
             self._fit_normalizer()
         model, curve = self._trained_model(subprogress(self.report, 0.0, parts[1]))
-        results, pictures = {}, [self._picture(model, 0, self.data.training, self._change)]
+        results, pictures = {}, [self._picture(model, 0, self.data.training)]
         count = len(job.task.tests)
         for number, test in enumerate(job.task.tests):
             first, last = (
                 parts[1] + (parts[2] - parts[1]) * k / count for k in (number, number + 1)
             )
             part = subprogress(self.report, first, last)
-            data, change = self._changed_laboratory(number, part)
-            tested = self._adapted(model, data) if method.adapts else model
+            data = self.data.tests[number]
+            tested = self._tested_model(model, number, subprogress(part, 0.0, 0.7))
             with self._timed("evaluate"):
-                results[test.name] = measure_model(
-                    job.task, tested, data, self.device, subprogress(part, 0.8, 1.0)
+                found, notes = measure_model(
+                    job.task, tested, data, self.device, subprogress(part, 0.7, 1.0)
                 )
-            pictures.append(self._picture(tested, number + 1, self.data.tests[number], change))
+            results[test.name] = found
+            self.notes += [f"{method.title}, {test.name}: {note}" for note in notes]
+            pictures.append(self._picture(tested, number + 1, data))
         record = self._record(results, curve, pictures)
         path = record_path(self.out, job)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -281,40 +284,31 @@ class _JobRun:
     # --- images ---
 
     def _fit_normalizer(self) -> None:
+        from napari_beerlanet.core.normalization.methods import save_normalizer
+
         normalizer, self.template = normalizer_of(self.job, self.data.training)
         self.notes += self.template.notes
-        self._change = _change_of(normalizer)
+        self.work.mkdir(parents=True, exist_ok=True)
+        save_normalizer(normalizer, self.work / _NORMALIZER)
 
-    def _changed_laboratory(
-        self, number: int, report: Report | None
-    ) -> tuple[LabelledData, Change | None]:
-        """A test set as the method shows it, and how images are changed."""
-        data, change = self.data.tests[number], self._change
-        if self.job.method.translator:
-            change = self._translator(number, subprogress(report, 0.0, 0.6))
-        if change is None:
-            return data, None
-        notes = CopyNotes()
-        with self._timed("normalize"):
-            changed = copy_laboratory_data(
-                data, self.work / f"test{number}", change, notes, subprogress(report, 0.6, 0.8)
-            )
-        self._note_copy(notes)
-        return changed, change
+    def _tested_model(self, model: Any, number: int, report: Report | None) -> Any:
+        """The model as the method shows it the images of a test set."""
+        if self.job.method.adapts:
+            from napari_beerlanet.core.evaluation.batch_statistics import adapt_batch_statistics
 
-    def _note_copy(self, notes: CopyNotes) -> None:
-        title = self.job.method.title
-        if len(notes.unchanged) == notes.total and notes.total:
-            first = notes.unchanged[0].rstrip(".")
-            raise ValueError(f"{title} could not change any of {notes.total} images ({first}).")
-        self.notes += notes.sentences(title)
+            return adapt_batch_statistics(model, image_files(self.data.tests[number]))
+        if not self.job.method.translator:
+            return model
+        network = copy.deepcopy(model.network)
+        network.normalizer = self._translator(number, report)
+        return type(model)(network, model.info, model.device)
 
-    def _translator(self, number: int, report: Report | None) -> Change:
+    def _translator(self, number: int, report: Report | None) -> Any:
         """A network from a test laboratory's images to the training laboratory's."""
         from napari_beerlanet.core.training.staingan import train_staingan
 
         with self._timed("staingan"):
-            normalizer = train_staingan(
+            return train_staingan(
                 image_files(self.data.tests[number]),
                 self._training_images(),
                 self.work / f"staingan{number}",
@@ -324,7 +318,6 @@ class _JobRun:
                 report=report,
                 **self.job.settings.staingan,
             )
-        return _change_of(normalizer)
 
     def _staingan_settings(self) -> dict[str, Any] | None:
         if not self.job.method.translator:
@@ -351,51 +344,24 @@ class _JobRun:
         )
         while not _is_finished(folder):
             try:
-                self._train(folder, report)
+                with self._timed("train"):
+                    train_network(job, folder, self.device, self._normalizer, report)
             except LockedError:  # a job with the same network trains it
                 report_progress(report, 0, 1, "waiting for the same training")
                 time.sleep(_WAIT_INTERVAL_S)
         for leftover in ("state.pt", "last.safetensors"):
             (folder / leftover).unlink(missing_ok=True)
-        curve = training_curve(folder, job.task.kind)
+        curve, warnings = training_events(folder, job.task.kind)
+        if job.method.normalizer:
+            self.notes += [f"{job.method.title}, training: {warning}" for warning in warnings]
         return load_checkpoint(folder / "best.safetensors", self.device), curve
-
-    def _train(self, folder: Path, report: Report | None) -> None:
-        """Train, or resume the training; a normalizer's copies come first."""
-        data = self.job.task.train
-        if self._change is not None:
-            notes = CopyNotes()
-            with self._timed("normalize"):
-                data = str(
-                    copy_training_data(
-                        self.data.training,
-                        self.work / "train",
-                        self._change,
-                        notes,
-                        subprogress(report, 0.0, 0.1),
-                    )
-                )
-            self._note_copy(notes)
-        with self._timed("train"):
-            train_network(self.job, data, folder, self.device, subprogress(report, 0.1, 1.0))
-
-    def _adapted(self, model: Any, data: LabelledData) -> Any:
-        from napari_beerlanet.core.evaluation.batch_statistics import adapt_batch_statistics
-
-        return adapt_batch_statistics(model, image_files(data))
 
     # --- what is kept ---
 
-    def _picture(
-        self, model: Any, number: int, data: LabelledData, change: Change | None
-    ) -> dict[str, Any]:
+    def _picture(self, model: Any, number: int, data: LabelledData) -> dict[str, Any]:
         """What the network sees of the first image of a laboratory, as a file."""
         path = image_files(data)[0]
-        pixels = _shrunk(read_pixels(path))
-        if change is not None and (number > 0 or not self.job.method.translator):
-            with suppress(Exception):  # it is noted where it matters
-                pixels = change(pixels)[0]
-        pixels = _behind_front_end(model, pixels)
+        pixels = _behind_front_end(model, model.network.normalize(_shrunk(read_pixels(path))))
         name = f"{self.job.name}-{number}.png"
         folder = self.out / PICTURES_FOLDER
         folder.mkdir(parents=True, exist_ok=True)
@@ -456,25 +422,22 @@ def normalizer_of(job: BenchmarkJob, training: LabelledData) -> tuple[Any, Templ
     return fit_template(templates(training, job.seed, job.settings.template), fit)
 
 
-def trained_epochs(task: TaskSettings) -> int:
-    """Epochs of a task's trainings."""
-    return task.epochs or _PAPER_EPOCHS[task.kind]
-
-
 def measure_model(
     task: TaskSettings,
     model: Any,
     data: LabelledData,
     device: str,
     report: Report | None = None,
-) -> dict[str, Any]:
-    """All metrics of a model on a test set (split `val`), without curves."""
+) -> tuple[dict[str, Any], list[str]]:
+    """All metrics of a model on a test set (split `val`), without curves; notes on its images."""
     from napari_beerlanet.core.checkpoints.checkpoint import load_detector
     from napari_beerlanet.core.evaluation.classification import evaluate_classifier
     from napari_beerlanet.core.evaluation.dataset import detect_split, measure
 
     if isinstance(data, Dataset):
-        found = measure(detect_split(model, data, "val", report=report), model.classes)
+        pairs = detect_split(model, data, "val", report=report)
+        found = measure(pairs, model.classes)
+        notes = [note for detections, _ in pairs for note in detections.report["notes"]]
     else:
         found = evaluate_classifier(
             model,
@@ -485,45 +448,52 @@ def measure_model(
             object_class=task.object_class,
             report=report,
         )
-    return {key: value for key, value in found.items() if key not in ("curves", "split")}
+        notes = [note for note in found["notes"] if note not in data.notes]
+    kept = {key: value for key, value in found.items() if key not in ("curves", "split")}
+    return kept, list(dict.fromkeys(notes))
+
+
+def training_arguments(job: BenchmarkJob, device: str) -> dict[str, Any]:
+    """What a job's training is asked for, besides data and normalizer."""
+    task, method = job.task, job.method
+    chosen: dict[str, Any] = {
+        "front_end": method.front_end,
+        "jitter": method.jitter,
+        "epochs": task.epochs or _PAPER_EPOCHS[task.kind],
+        "seed": job.seed,
+        "device": device,
+        **({"batch": task.batch} if task.batch else {}),
+        **({"weights": task.weights} if task.weights else {}),
+    }
+    if task.kind == "detect":
+        chosen["image_size"] = task.image_size
+    else:
+        chosen |= {"backbone": task.backbone, "detector": task.detector}
+        chosen |= {"object_class": task.object_class}
+        chosen |= {"input_size": task.image_size} if task.image_size else {}
+    return chosen | task.options
 
 
 def train_network(
     job: BenchmarkJob,
-    data: str,
     folder: Path,
     device: str,
+    normalizer: Path | None = None,
     report: Report | None = None,
-    **changes: Any,
 ) -> None:
-    """Train a job's network into a run folder, from where an earlier attempt was on.
+    """Train a job's network into a run folder, from where an earlier attempt was on."""
+    from napari_beerlanet.core.training.fine_tune import train_detector
+    from napari_beerlanet.core.training.train_classifier import train_classifier
 
-    `changes` are arguments of the training that differ from what the task says.
-    """
-    task, method = job.task, job.method
-    shared: dict[str, Any] = {
-        "front_end": method.front_end,
-        "jitter": method.jitter,
-        "epochs": trained_epochs(task),
-        "seed": job.seed,
-        "device": device,
-        "resume": True,
-        "report": report,
-        **({"batch": task.batch} if task.batch else {}),
-        **({"weights": task.weights} if task.weights else {}),
-        **task.options,
-        **changes,
-    }
-    if task.kind == "detect":
-        from napari_beerlanet.core.training.fine_tune import train_detector
-
-        train_detector(data, folder, image_size=task.image_size, **shared)
-    else:
-        from napari_beerlanet.core.training.train_classifier import train_classifier
-
-        crops: dict[str, Any] = {"detector": task.detector, "object_class": task.object_class}
-        crops |= {"input_size": task.image_size} if task.image_size else {}
-        train_classifier(data, folder, backbone=task.backbone, **crops, **shared)
+    train = train_detector if job.task.kind == "detect" else train_classifier
+    train(
+        job.task.train,
+        folder,
+        normalizer=normalizer,
+        resume=True,
+        report=report,
+        **training_arguments(job, device),
+    )
 
 
 def _is_finished(folder: Path) -> bool:
@@ -531,24 +501,18 @@ def _is_finished(folder: Path) -> bool:
     return run.get("state") == "finished" and (folder / "best.safetensors").is_file()
 
 
-def training_curve(folder: Path, kind: str) -> list[list[float]]:
-    """[epoch, score of the validation] of each epoch: mAP50, or accuracy."""
+def training_events(folder: Path, kind: str) -> tuple[list[list[float]], list[str]]:
+    """[epoch, score of the validation] of each epoch: mAP50, or accuracy; and the warnings."""
     key = "mAP50" if kind == "detect" else "accuracy"
-    tail, scores = EventTail(folder), {}
+    tail, scores, warnings = EventTail(folder), {}, []
     while events := tail.read():
         for event in events:
             value = (event.get("metrics") or {}).get(key) if event["event"] == "epoch" else None
             if value is not None:
                 scores[int(event["epoch"])] = float(value)
-    return [[epoch, scores[epoch]] for epoch in sorted(scores)]
-
-
-def _change_of(normalizer: Any) -> Change:
-    def change(pixels: Pixels) -> tuple[Pixels, tuple[str, ...]]:
-        done = normalizer.apply(pixels)
-        return np.ascontiguousarray(done.rgb, dtype=np.uint8), tuple(done.notes)
-
-    return change
+            if event["event"] == "warning":
+                warnings.append(str(event["message"]))
+    return [[epoch, scores[epoch]] for epoch in sorted(scores)], list(dict.fromkeys(warnings))
 
 
 def _shrunk(pixels: Pixels) -> Pixels:

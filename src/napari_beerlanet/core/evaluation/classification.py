@@ -68,7 +68,7 @@ def evaluate_classifier(
         **metrics,
         "split": None if split == WHOLE else split,
         "images": images,
-        "notes": list(dataset.notes),
+        "notes": [*dataset.notes, *result.report["notes"]],
     }
 
 
@@ -96,6 +96,7 @@ def classify_items(
             [np.empty((0, len(model.classes)), np.float32), *(part.scores for part in parts)]
         ),
         model.classes,
+        {"notes": list(dict.fromkeys(note for part in parts for note in part.report["notes"]))},
     )
 
 
