@@ -118,15 +118,11 @@ def test_the_resolution_of_training_is_preferred_to_those_that_hardly_differ(tru
 def test_a_hint_is_looked_at_first_and_used_where_it_agrees(true_size):
     shape = (1200, 1600)
     look, right = looking_at(true_size, shape), TYPICAL / true_size
-    for off in (0.85, 1.0, 1.15):
+    for off in (0.75, 1.0, 1.3):
         choice, tried = search(look, shape, off * right)
         assert choice == ScaleChoice(off * right, "as found before")
         assert tried == [off * right]
-    choice, tried = search(look, shape, 0.72 * right)
-    assert TYPICAL / choice.scale == pytest.approx(true_size, rel=0.25)
-    assert len(tried) == 2
-    assert tried[0] == 0.72 * right
-    for off in (0.05, 20):
+    for off in (0.05, 0.5, 20):
         choice, tried = search(look, shape, off * right)
         assert TYPICAL / choice.scale == pytest.approx(true_size, rel=0.25)
         assert tried[0] == off * right

@@ -150,7 +150,7 @@ def _size_of_fields(
 
     It is found in the same few images by whoever needs it first, and kept in the study's folder.
     """
-    from napari_beerlanet.core.detection.scale_search import FieldSize, pooled_size
+    from napari_beerlanet.core.detection.scale_search import pooled_size
     from napari_beerlanet.core.images.slide import SLIDE_PIXELS, open_slide
 
     settings, file = records.settings, records.out / SIZE_FILE
@@ -161,13 +161,13 @@ def _size_of_fields(
     known = stored if stored.get("settings") == settings.hash() else _found_sizes.get(key)
     if known is None:
         model = _load_model("detector", settings.model, settings.model_sha256, device)
-        found: list[FieldSize | None] = []
+        found: list[Detections] = []
         for path in fields:
             report_progress(report, 0, 1000, "looking for the cell size in other images")
             with suppress(Exception), open_slide(Path(path)) as slide:  # told when its turn comes
                 if math.prod(slide.shape) <= SLIDE_PIXELS:
-                    found.append(FieldSize.of(detect_objects(model, slide, settings)))
-        known = {"settings": settings.hash(), "object_size": pooled_size(model.info, found)}
+                    found.append(detect_objects(model, slide, settings))
+        known = {"settings": settings.hash(), "object_size": pooled_size(found)}
         _found_sizes[key] = known
         if layout == "study":
             write_json(file, known)

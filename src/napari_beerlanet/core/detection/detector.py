@@ -18,7 +18,7 @@ from napari_beerlanet.core.detection.inference import InferenceRunner, on_cpu
 from napari_beerlanet.core.detection.network import StainDetectionModel
 from napari_beerlanet.core.detection.openvino_network import choose_precision
 from napari_beerlanet.core.detection.pipeline import DetectionPipeline, ImageCache
-from napari_beerlanet.core.detection.scale_search import FieldSize, pooled_size
+from napari_beerlanet.core.detection.scale_search import pooled_size
 from napari_beerlanet.core.detection.settings import DetectSettings, OpenVinoMode
 from napari_beerlanet.core.images import PixelSize
 from napari_beerlanet.core.images.rgb import check_rgb, to_uint8
@@ -197,7 +197,7 @@ def detect_windows(
         part = subprogress(report, k / len(windows), (k + 1) / len(windows))
         detections = model.detect(read(window), confidence, iou, report=part, **settings)
         if settings.get("size_hint") is None:  # windows of one image show objects of one size
-            settings["size_hint"] = pooled_size(model.info, [FieldSize.of(detections)])
+            settings["size_hint"] = pooled_size([detections])
         parts.append(detections if detections.candidates is None else detections.candidates)
     if len(parts) == 1 and _window_corner(windows[0]) == (0, 0) and parts[0].image_shape == shape:
         return parts[0].above(confidence)

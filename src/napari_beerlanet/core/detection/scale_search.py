@@ -10,13 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from napari_beerlanet.core.boxes.detections import Detections
-from napari_beerlanet.core.detection.object_sizes import TrainingSizes, reference_size
+from napari_beerlanet.core.detection.object_sizes import TrainingSizes
 
 _SIZE_TOLERANCE = math.log(1.3)  # sizes that differ by less than this need no other resolution
 _HOME_TOLERANCE = math.log(1.25)  # less, because it is told from another resolution
@@ -28,6 +27,7 @@ _MIN_BEST_SCORE = 0.25  # of at least one detection at a scale that is to be cho
 _SIZE_SIGMA = 0.35  # of the bell by which a size of ln ratio x counts in a scale's quality
 _PRIOR = 10.0  # detections
 _FAR = math.log(1.5)  # from the size that other images have, at which one alone is doubted
+_USUAL_OVERLAP = 0.6  # of classes' shares with those of training, at least, where a hint holds
 _CLEARLY_BETTER = 1.5  # times the quality at that size, from which on it is believed
 _MAX_OTHERS = 0.25  # part of the fields that may be far from the rest, and all are of one size
 _SCALE_STEP = 2.0  # between the scales that are tried
@@ -88,13 +88,15 @@ def class_overlap(sample: ScaleSample, training: TrainingSizes) -> float:
     return float(np.minimum(shares, training.shares).sum())
 
 
-def size_deviation(sample: ScaleSample, training: TrainingSizes) -> float | None:
+def size_deviation(
+    sample: ScaleSample, training: TrainingSizes, least: int = _MIN_CONFIDENT
+) -> float | None:
     """Median of ln(size / its class's size in training), weighted by score; None if too few."""
     confident = sample.scores >= CONFIDENT_SCORE
     deviation, boxes = training.deviation(
         sample.sizes[confident], sample.labels[confident], sample.scores[confident]
     )
-    return deviation if boxes >= _MIN_CONFIDENT else None
+    return deviation if boxes >= least else None
 
 
 def matches_training(sample: ScaleSample, training: TrainingSizes) -> bool:
@@ -143,14 +145,21 @@ def search_scale(
     with training ends the search; only where none does, all are compared.
 
     `home` is the scale at which images were shown in training: it is preferred to those that hardly
-    differ from it. `hint` is tried before all others, and is left where it disagrees; but sizes far
-    from it, at which the image is hardly more like training, are not believed.
+    differ from it. `hint`, which other images have told, is tried before all others, and is taken
+    unless objects are of quite another size or classes there: one image tells its scale less surely
+    than many. Even then, a scale at which the image is hardly more like training is not believed.
     """
     samples: dict[float, ScaleSample] = {}
+    if hint is not None:
+        samples[hint] = look(hint, True)
+        deviation = size_deviation(samples[hint], training, least=1)
+        near = deviation is not None and abs(deviation) <= _FAR
+        if near and class_overlap(samples[hint], training) >= _USUAL_OVERLAP:
+            return ScaleChoice(hint, "as found before")
 
     def follow(scale: float, tolerance: float) -> float | None:
         """From a scale on where the sizes of objects lead, until they agree with training."""
-        likely = scale == hint
+        likely = False
         for _ in range(_MAX_STEPS):
             samples[scale] = look(scale, likely)
             deviation = size_deviation(samples[scale], training)
@@ -174,8 +183,6 @@ def search_scale(
         drawn = scale * math.exp(-(size_deviation(samples[scale], training) or 0.0))
         if abs(math.log(drawn / hint)) <= _FAR:
             return False
-        if hint not in samples:
-            samples[hint] = look(hint, False)
         # What is rare in training need not be rare among fields of which the size is known.
         alike = TrainingSizes(training.medians, np.zeros_like(training.shares))
         here, there = (
@@ -184,14 +191,14 @@ def search_scale(
         )
         return here < _CLEARLY_BETTER * there
 
-    for start in scales if hint is None else (hint, *scales):
+    for start in scales:
         if _is_known(start, samples):
             continue
-        found = follow(start, _SIZE_TOLERANCE if start in (home, hint) else _CLOSE)
+        found = follow(start, _SIZE_TOLERANCE if start == home else _CLOSE)
         if found is not None and doubtful(found):
             break
         if found is not None:
-            return _choose(found, samples, home, hint, training)
+            return _choose(found, samples, home, training)
     # An empty image has many doubtful detections at the finest scale, which takes the longest.
     good = [scale for scale in samples if (samples[scale].scores >= _MIN_BEST_SCORE).any()]
     if not good:
@@ -210,12 +217,9 @@ def _choose(
     scale: float,
     samples: Mapping[float, ScaleSample],
     home: float,
-    hint: float | None,
     training: TrainingSizes,
 ) -> ScaleChoice:
     """The scale that agrees with training, and how it was found."""
-    if scale == hint:
-        return ScaleChoice(scale, "as found before")
     if scale == home:
         return ScaleChoice(scale, "as in training")
     if not samples[scale].whole:  # which has to be run anyway, so it may as well fit exactly
@@ -224,39 +228,15 @@ def _choose(
     return ScaleChoice(scale, f"best of {len(samples)} resolutions")
 
 
-@dataclass(frozen=True)
-class FieldSize:
-    """The size of objects that was found in an image whose longer side is `longest` pixels."""
-
-    size: float
-    longest: int
-
-    @classmethod
-    def of(cls, found: Detections) -> FieldSize | None:
-        """None where too few detections are sure to tell."""
-        size, shape = found.report.get("object_size"), found.image_shape
-        if (
-            size is None
-            or shape is None
-            or (found.scores >= CONFIDENT_SCORE).sum() < _MIN_CONFIDENT
-        ):
-            return None
-        return cls(float(size), max(shape))
-
-
-def pooled_size(info: Mapping[str, Any], fields: Sequence[FieldSize | None]) -> float | None:
+def pooled_size(fields: Sequence[Detections]) -> float | None:
     """The size of objects in image pixels that fields of one microscope have, to try first.
 
-    By what the model of this `info` has found in some of them. None where they differ or tell
-    nothing, or where it is that of images shown whole as in training, which is preferred anyway.
+    By what one model has found in some of them; None where they differ, or where too few detections
+    are sure to tell.
     """
-    reference, sure = reference_size(info), [field for field in fields if field is not None]
-    if reference is None or not sure:
+    sure = [f for f in fields if (f.scores >= CONFIDENT_SCORE).sum() >= _MIN_CONFIDENT]
+    sizes = np.array([s for f in sure if (s := f.report.get("object_size")) is not None])
+    if not len(sizes):
         return None
-    sizes = np.array([field.size for field in sure])
     size = float(np.median(sizes))
-    if (np.abs(np.log(sizes / size)) > _FAR).mean() > _MAX_OTHERS:
-        return None
-    longest = float(np.median([field.longest for field in sure]))
-    whole = reference * longest / float(info["image_size"])
-    return None if abs(math.log(size / whole)) <= _CLOSE else size
+    return size if (np.abs(np.log(sizes / size)) > _FAR).mean() <= _MAX_OTHERS else None

@@ -23,7 +23,7 @@ from napari_beerlanet.core.classification.classifier import Classifier
 from napari_beerlanet.core.common.progress import Report, report_progress, subprogress
 from napari_beerlanet.core.detection.detector import Detector
 from napari_beerlanet.core.detection.object_sizes import reference_size
-from napari_beerlanet.core.detection.scale_search import FieldSize, pooled_size
+from napari_beerlanet.core.detection.scale_search import pooled_size
 from napari_beerlanet.core.detection.settings import DetectSettings, OpenVinoMode
 from napari_beerlanet.core.evaluation.classification import evaluate_classifier
 from napari_beerlanet.core.evaluation.live import LabelledBoxes, LiveEvaluation
@@ -129,7 +129,7 @@ def detect_split(
     hint = None
     if object_size == "auto" and len(items) > 1:
         some = np.unique(np.linspace(0, len(items) - 1, min(len(items), _SIZE_FIELDS)).astype(int))
-        hint = pooled_size(model.info, [FieldSize.of(find(items[k], None)) for k in some])
+        hint = pooled_size([find(items[k], None) for k in some])
     for number, item in enumerate(items):
         report_progress(report, number, len(items), item.image.name)
         detections = find(item, hint)
