@@ -13,7 +13,7 @@ from PIL import Image
 
 from discs import disc_detector, draw, scattered, trained
 from napari_beerlanet.core.batch import image, manifest
-from napari_beerlanet.core.batch.manifest import FileRecords
+from napari_beerlanet.core.batch.manifest import Records
 from napari_beerlanet.core.batch.settings import DETECT_PRESET, StudySettings
 from napari_beerlanet.core.batch.study import run_study
 from napari_beerlanet.core.boxes.detections import Detections
@@ -215,14 +215,14 @@ def test_a_slide_that_vanishes(images, tmp_path, monkeypatch):
 
 
 def test_a_full_disk_stops_the_study(images, tmp_path, monkeypatch):
-    write = manifest.StudyRecords.write
+    write = manifest.Records.write
 
     def full(self, name, *rest):
         if name == "field2":
             raise OSError(errno.ENOSPC, "No space left on device", str(self.out))
         return write(self, name, *rest)
 
-    monkeypatch.setattr(manifest.StudyRecords, "write", full)
+    monkeypatch.setattr(manifest.Records, "write", full)
     done = run_study(images, tmp_path / "out", QUICK, workers=0)
     assert [e.status for e in done.entries] == ["done", "done", "failed", "waiting", "waiting"]
     assert "no space left" in done.stopped
@@ -252,7 +252,7 @@ def test_results_of_other_settings_are_not_skipped_in_a_folder_of_files(tmp_path
     chosen = StudySettings(**settings, model_sha256=checkpoint_hash("blood-cells"))
 
     def is_done(**other):
-        _, record = FileRecords(tmp_path / "out", chosen.replace(**other)).find(job)
+        _, record = Records("files", tmp_path / "out", chosen.replace(**other)).find(job)
         return record is not None
 
     assert is_done()

@@ -137,12 +137,6 @@ def test_what_changes_no_result_is_not_hashed(other):
     assert StudySettings(**other).hash() == StudySettings().hash()
 
 
-def test_settings_without_a_classifier_are_written_as_before():
-    plain = StudySettings(model="blood-cells")
-    assert not [name for name in plain.as_dict() if name.startswith("classif")]
-    assert "one_page" not in plain.as_dict()
-
-
 def test_the_command_of_a_classified_study(tmp_path):
     settings = StudySettings(
         model="blood-cells", classifier="malaria", classify_only=("RBC",), one_page=True

@@ -140,7 +140,8 @@ class StudyCounts:
             present = StudySettings(**settings)
         except ValueError:  # of a newer version
             return None
-        images = [_read_image(out, entry, present) for entry in listed if isinstance(entry, dict)]
+        digest = present.hash()
+        images = [_read_image(out, entry, digest) for entry in listed if isinstance(entry, dict)]
         infos = [_model_info(name) for name in (model, present.classifier)]
         limits = " ".join(model_limits(*infos))
         colours, type_colours = (
@@ -362,12 +363,12 @@ class StudyCounts:
             unfinished.write_bytes(self.text().encode("utf-8-sig"))
 
 
-def _read_image(out: Path, entry: dict[str, Any], settings: StudySettings) -> ImageCounts:
+def _read_image(out: Path, entry: dict[str, Any], digest: str) -> ImageCounts:
     name, path, status = (str(entry.get(key, "")) for key in ("name", "path", "status"))
     record = read_json_or_empty(out / RECORDS_FOLDER / f"{name}.json")
     row = record.get("row")
     # The record is written first: the image of a manifest that still waits may be done.
-    current = isinstance(row, dict) and settings.has_hash(record.get("settings"))
+    current = isinstance(row, dict) and record.get("settings_sha256") == digest
     if status == "failed" or not current or not isinstance(row, dict):
         status = status if status == "failed" else "waiting"
         return ImageCounts(name, path, status, error=str(entry.get("error", "")))

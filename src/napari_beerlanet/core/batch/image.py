@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from napari_beerlanet.core.batch.inputs import ImageJob
 from napari_beerlanet.core.batch.malaria import claim_red_cells
-from napari_beerlanet.core.batch.manifest import Record, Records, records_of
+from napari_beerlanet.core.batch.manifest import Record, Records
 from napari_beerlanet.core.batch.outputs import ImageResult
 from napari_beerlanet.core.batch.settings import StudySettings
 from napari_beerlanet.core.checkpoints.info import model_limits
@@ -61,7 +61,7 @@ def process_image(task: Mapping[str, Any], report: Report | None = None) -> dict
     settings = StudySettings(**task["settings"])
 
     def work() -> dict[str, Any]:
-        records = records_of(task["layout"], out, settings)
+        records = Records(task["layout"], out, settings)
         name, record = records.find(job)
         if record is not None and not task.get("overwrite"):
             return {"status": "skipped", "record": record}

@@ -163,7 +163,7 @@ def is_same_file(record: dict[str, Any], source: dict[str, Any]) -> bool:
     before = record.get("source")
     if not isinstance(before, dict) or not source:
         return False
-    old, new = str(before.get("path")), source["path"]
+    old, new = str(before.get("path", source["path"])), source["path"]
     same_name = os.path.basename(old) == os.path.basename(new)
     return old == new or (same_name and is_unchanged(record, source))
 

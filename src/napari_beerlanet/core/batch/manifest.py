@@ -38,10 +38,8 @@ from napari_beerlanet.core.common.storage import (
     atomic_path,
     csv_cell,
     file_hash,
-    file_stamp,
     read_json_or_empty,
     remove_path,
-    settings_hash,
     write_json,
 )
 
@@ -52,7 +50,6 @@ NO_PARQUET_NOTE = (
     'pip install "napari-beerlanet[cluster]".'
 )
 _MANIFEST_KIND, _MANIFEST_VERSION = "napari-beerlanet study", 1
-_SEEN_IN_FOLDER = ("formats", "previews", "reports", "density_maps", "normalized_format")
 
 Layout = Literal["study", "files", "report"]
 """How results lie in their folder: with records, a manifest and tables over all; alone, where the
@@ -73,172 +70,135 @@ class StudyEntry(JobEntry):
         return self.job.source.name
 
 
-class StudyRecords:
-    """The records of a study: a file for each image in a folder of their own."""
+class Records:
+    """What is done in a folder of results: a record of each image, written after all else.
 
-    overlay_size = 2048
+    It has a hash of the settings, the stamp of the image's file, and the outputs with their sizes.
+    An image is done if these are what they would be now. Where a record lies depends on the
+    layout: in a file of its own; inside the file on the detections, or else the normalization or
+    the spectra; or inside the report.
+    """
 
-    def __init__(self, out: Path, settings: StudySettings) -> None:
-        self.out, self.settings = out, settings
+    def __init__(self, layout: Layout, out: Path, settings: StudySettings) -> None:
+        self.layout, self.out, self.settings = layout, out, settings
+        self.overlay_size = 4096 if layout == "files" else 2048
+        self._digest = settings.hash()
+        self._holder = ""  # the kind of the output that has the record
+        if layout == "files":
+            self._holder = "spectra" if settings.decompose else "normalization"
+            self._holder = "record" if settings.has_objects else self._holder
 
     def find(self, job: ImageJob) -> tuple[str, Record | None]:
         """The name of an image's results, and its record if it is done with these settings."""
-        name, record, source = find_earlier_result(
-            job, lambda name: read_json_or_empty(self._path(name))
-        )
-        if not self.settings.has_hash(record.get("settings")) or not is_unchanged(record, source):
-            return name, None
-        for where, facts in record.get("outputs", {}).items():
-            if _size(self.out / where) != facts["size"]:
-                return name, None
-        return name, record
+        name, record, source = find_earlier_result(job, self._read)
+        done = self._is_current(record, source) and self._are_there(name, record)
+        return name, {"name": name, **record} if done else None
 
     def write(self, name: str, source: Mapping[str, Any], result: ImageResult) -> Record:
-        """Write an image's results and then its record; `source` is its file's stamp."""
-        files = output_files(self.out, name, self.settings)
-        write_outputs(files, result)
-        content: Record = {
-            "kind": f"{_MANIFEST_KIND} record",
-            "version": _MANIFEST_VERSION,
+        """Write an image's results with its record; `source` is its file's stamp."""
+        record: Record = {
             "software": f"napari-beerlanet {__version__}",
             "finished": _utc_now(),
             "name": name,
             "source": {**source},
             "source_sha256": result.sha256,
-            "settings": self.settings.hash(),
-            "outputs": {
-                path.relative_to(self.out).as_posix(): {"size": _size(path), "sha256": _hash(path)}
-                for path in files.values()
-            },
-            "row": summary_row(name, result),
+            "settings_sha256": self._digest,
         }
-        path = self._path(name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, content)
-        return content
-
-    def _path(self, name: str) -> Path:
-        return self.out / RECORDS_FOLDER / f"{name}.json"
-
-
-class FileRecords:
-    """Records inside the results: in the file of the detections, or else in that of the spectra.
-
-    With neither, in the file that says how an image was normalized.
-    """
-
-    overlay_size = 4096
-
-    def __init__(self, out: Path, settings: StudySettings) -> None:
-        self.out, self.settings = out, settings
-        self.kind = "spectra" if settings.decompose else "normalization"
-        self.kind = "record" if settings.has_objects else self.kind
-
-    def find(self, job: ImageJob) -> tuple[str, Record | None]:
-        """The name of an image's results, and its record if it is done with these settings."""
-        name, record, source = self._earlier(job)
-        # `Path.exists` raises where a name is too long, which is the error of this image alone.
-        there = all(map(os.path.exists, self._files(name).values()))
-        current = record.get("settings") == self._settings() and is_unchanged(record, source)
-        return name, record if current and there else None
-
-    def write(self, name: str, source: Mapping[str, Any], result: ImageResult) -> Record:
-        """Write an image's results, of which one holds the record."""
+        row = {"row": summary_row(name, result)}
         files = self._files(name)
-        before = read_json_or_empty(files[self.kind])
-        extra = {"settings": self._settings(), "source": {**source}}
-        current = before.get("settings") == extra["settings"] and is_unchanged(before, {**source})
-        write_outputs(files, result, (self.kind, extra))
+        if self.layout == "report":
+            record |= self._write_report(name, record, result)
+        elif self.layout == "files":
+            record |= self._write_files(name, record, result)
+        else:
+            write_outputs(files, result)
+            record["outputs"] = self._outputs(files, files)
+            head = {"kind": f"{_MANIFEST_KIND} record", "version": _MANIFEST_VERSION}
+            (self.out / RECORDS_FOLDER).mkdir(parents=True, exist_ok=True)
+            write_json(self.out / RECORDS_FOLDER / f"{name}.json", head | record | row)
+        return record | row
+
+    def _write_files(self, name: str, record: Record, result: ImageResult) -> Record:
+        """Write the files of which one holds the record; none of other settings stays beside."""
+        files = self._files(name)
+        before = read_json_or_empty(files[self._holder])
+        current = self._is_current(before, record["source"])
+        kept = before.get("outputs", {}) if current else {}
+        settings = json.loads(json.dumps(self.settings.as_dict()))
+        added: Record = {}
+
+        def finish(written: Mapping[str, Path]) -> Record:
+            added["outputs"] = kept | self._outputs(files, written)
+            return {"settings": settings, **record, **added}
+
+        write_outputs(files, result, self._holder, finish)
         if before and not current:
-            # No result of other settings, or of another image, may stand beside these.
-            endings = SUFFIXES_OF_ONE_RESULT.get(self.kind, ())
+            endings = SUFFIXES_OF_ONE_RESULT.get(self._holder, ())
             others = {self.out / (name + ending) for ending in endings}
             for path in others.difference(files.values()):
                 remove_path(path)
-        return {"name": name, **extra, "row": summary_row(name, result)}
+        return added
 
-    def _earlier(self, job: ImageJob) -> tuple[str, Record, Record]:
-        return find_earlier_result(
-            job, lambda name: read_json_or_empty(self._files(name)[self.kind])
-        )
+    def _write_report(self, name: str, record: Record, result: ImageResult) -> Record:
+        """Write a report and its record, which does not tell where the image lies."""
+        from napari_beerlanet.core.report.report import write_report
+
+        subject = report_subject(result)
+        counted = subject.counted_detections
+        added: Record = {"source": {k: v for k, v in record["source"].items() if k != "path"}}
+        added |= {"counts": counted.counts()}
+        added |= {"types": counted.type_counts()} if counted.types else {}
+        subject = replace(subject, record=record | added)
+        write_report(self._report(name), subject, self.settings.one_page)
+        return added
+
+    def _read(self, name: str) -> Record:
+        """The record of the results of a name, {} if there are none."""
+        if self.layout == "report":
+            from napari_beerlanet.core.report.report import read_report_record
+
+            return read_report_record(self._report(name))
+        place = f"{RECORDS_FOLDER}/{name}.json" if self.layout == "study" else ""
+        return read_json_or_empty(self.out / place if place else self._files(name)[self._holder])
+
+    def _is_current(self, record: Record, source: Mapping[str, Any]) -> bool:
+        same = record.get("settings_sha256") == self._digest
+        return same and is_unchanged(record, dict(source))
+
+    def _are_there(self, name: str, record: Record) -> bool:
+        """Whether the outputs that the settings ask for are there as they were written."""
+        sizes = {place: facts["size"] for place, facts in record.get("outputs", {}).items()}
+        files = [path for kind, path in self._files(name).items() if kind != self._holder]
+        return all(_size(path) == sizes.get(self._place(path)) for path in files)
 
     def _files(self, name: str) -> dict[str, Path]:
+        """The files of an image by kind, but for a report that is all."""
+        if self.layout == "report":
+            return {}
         files = output_files(self.out, name, self.settings)
-        if self.kind == "record":
+        if self._holder == "record":
             files["record"] = self.out / (name + DETECTIONS_RECORD_SUFFIX)
         return files
 
-    def _settings(self) -> Record:
-        """All settings that decide what is in the files, and hashes of files that they name."""
-        values = self.settings.hashed()
-        values = {name: values[name] for name in values if name not in _SEEN_IN_FOLDER}
-        for name in ("detections_file", "annotations_file"):
-            if name in values:
-                values[name] = file_hash(Path(values[name]))
-        plain: Record = json.loads(json.dumps(values))
-        return plain
-
-
-class ReportRecords:
-    """The record of a report, inside of it; the report is all that is written."""
-
-    overlay_size = 2048
-
-    def __init__(self, out: Path, settings: StudySettings) -> None:
-        self.out, self.settings = out, settings
-
-    def find(self, job: ImageJob) -> tuple[str, Record | None]:
-        """The name of an image's results, and its record if it is done with these settings."""
-        from napari_beerlanet.core.report.report import read_report_record
-
-        record = read_report_record(self._path(job.name))
-        source = file_stamp(job.source)
-        current = record.get("settings") == self._settings() and is_unchanged(record, source)
-        return job.name, {"name": job.name, **record} if current else None
-
-    def write(self, name: str, source: Mapping[str, Any], result: ImageResult) -> Record:
-        """Write an image's report with its record, which does not tell where files lie."""
-        from napari_beerlanet.core.report.report import write_report
-
-        stamp = {fact: value for fact, value in source.items() if fact != "path"}
-        record: Record = {"settings": self._settings(), "source": stamp}
-        subject = report_subject(result)
-        counted = subject.counted_detections
-        record["counts"] = counted.counts()
-        record |= {"types": counted.type_counts()} if counted.types else {}
-        write_report(self._path(name), replace(subject, record=record), self.settings.one_page)
-        return {"name": name, **record, "row": summary_row(name, result)}
-
-    def _path(self, name: str) -> Path:
+    def _report(self, name: str) -> Path:
         return self.out / (self.settings.report_file or name + REPORT_SUFFIX)
 
-    def _settings(self) -> str:
-        """A hash of the settings, and of what is in the files that they name."""
-        chosen = self.settings
-        files = [chosen.detections_file, chosen.annotations_file]
-        contents = [file_hash(Path(file)) if file else "" for file in files]
-        own = chosen.hash("detections_file", "annotations_file", "report_file")
-        return settings_hash({"settings": own, "contents": contents})
+    def _outputs(self, files: Mapping[str, Path], written: Mapping[str, Path]) -> Record:
+        """Size and hash of each file, which is `written` and gets its name later."""
+        return {
+            self._place(files[kind]): {"size": _size(path), "sha256": _hash(path)}
+            for kind, path in written.items()
+        }
 
-
-Records = StudyRecords | FileRecords | ReportRecords
-
-
-def records_of(layout: Layout, out: Path, settings: StudySettings) -> Records:
-    """The records of a folder."""
-    kinds: dict[Layout, type[Records]] = {
-        "study": StudyRecords,
-        "files": FileRecords,
-        "report": ReportRecords,
-    }
-    return kinds[layout](out, settings)
+    def _place(self, path: Path) -> str:
+        return path.relative_to(self.out).as_posix()
 
 
 def _size(path: Path) -> int:
     """Bytes of a file or of all files in a folder; -1 where there is none."""
-    if path.is_dir():
+    if os.path.isdir(path):  # `Path.is_dir` raises where a name is too long
         return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    return path.stat().st_size if path.is_file() else -1
+    return path.stat().st_size if os.path.isfile(path) else -1
 
 
 def _hash(path: Path) -> str:
@@ -263,7 +223,7 @@ def write_manifest(
         "started": started,
         "updated": _utc_now(),
         "settings": settings.as_dict(),
-        "settings_sha256": settings_hash(settings.as_dict()),
+        "settings_sha256": settings.hash(),
         "counts": {**counts, "waiting": sum(e.status == "waiting" for e in entries)},
         "images": [_describe_entry(entry) for entry in entries],
     }

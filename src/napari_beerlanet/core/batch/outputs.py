@@ -149,25 +149,26 @@ def output_files(out: Path, name: str, settings: StudySettings) -> dict[str, Pat
 def write_outputs(
     files: Mapping[str, Path],
     result: ImageResult,
-    record: tuple[str, Mapping[str, Any]] | None = None,
+    holder: str = "",
+    record: Callable[[Mapping[str, Path]], _Extra] | None = None,
 ) -> None:
     """Write all files of an image, all or none.
 
-    `record`: the kind of the file that says that the others are there, and what it holds besides.
-    That file gets its name last.
+    `holder` is the kind of the file that says that the others are there, and gets its name last.
+    What it holds besides is the `record` of the others, by kind as they are written so far.
     """
-    last, extra = record or ("", {})
     with ExitStack() as stack:
-        # Contexts end in reverse: all is written first, and the record gets its name last.
         unfinished = {}
-        for kind in sorted(files, key=lambda kind: kind != last):
+        for kind in sorted(files, key=lambda kind: kind != holder):  # contexts end in reverse
             files[kind].parent.mkdir(exist_ok=True)
             unfinished[kind] = stack.enter_context(atomic_path(files[kind]))
+        last = {kind: unfinished.pop(kind) for kind in [holder] if kind in unfinished}
         for kind, path in unfinished.items():
-            write: _Writer = _WRITERS.get(kind, _write_boxes)
-            write(path, kind, result, extra if kind == last else {})
-        if record is not None:
-            remove_path(files[last])
+            _WRITERS.get(kind, _write_boxes)(path, kind, result, {})
+        for kind, path in last.items():
+            extra = record(unfinished) if record is not None else {}
+            _WRITERS.get(kind, _write_boxes)(path, kind, result, extra)
+            remove_path(files[kind])
 
 
 _Extra = Mapping[str, Any]

@@ -33,15 +33,10 @@ _TEXT_FIELDS = (
     *("classifier", "classifier_sha256", "classify_only"),
     *("normalizer", "normalizer_sha256"),
 )
-_NOT_HASHED = ("model", "device")  # where the model lies and what runs it change no result
-_NEVER_HASHED = (*_NOT_HASHED, "openvino", "batch", "classifier", "normalizer")
-_ALWAYS_HASHED = (
-    *("model_sha256", "decompose", "densities", "reports", "components", "iterations", "lam"),
-    *("gamma", "spectra", "leave_out", "confidence", "iou", "object_size", "tile", "pixel_size"),
-    *("skip_glass", "formats", "previews"),
-)
-
-
+_NO_RESULT = ("model", "classifier", "normalizer", "device", "openvino", "batch")
+"""Where models lie and what runs them changes no result."""
+_SEEN_IN_FOLDER = ("formats", "previews", "reports", "density_maps", "normalized_format")
+_NAMED_FILES = ("detections_file", "annotations_file")
 _FileOnly = Annotated[str, Option(in_files_only=True)]
 _Model = Annotated[str, Option(value="MODEL")]
 _File = Annotated[str, Option(value="FILE")]
@@ -133,12 +128,8 @@ class StudySettings(DecomposeSettings, DetectSettings):
         return bool(self.model or self.detections_file)
 
     def as_dict(self) -> dict[str, Any]:
-        """As files have it; settings of later versions only where they are not the default."""
-        return {
-            name: value
-            for name, value in self
-            if name in (*_ALWAYS_HASHED, *_NOT_HASHED) or value != type(self).default(name)
-        }
+        """As files have it."""
+        return dict(self)
 
     def non_default(self) -> dict[str, Any]:
         """What differs from the defaults, without models' hashes."""
@@ -148,24 +139,19 @@ class StudySettings(DecomposeSettings, DetectSettings):
             if value != type(self).default(name) and not name.endswith("_sha256")
         }
 
-    def hash(self, *without: str) -> str:
-        """Of all that changes results, perhaps `without` some settings."""
-        from napari_beerlanet.core.common.storage import settings_hash
+    def hash(self) -> str:
+        """Of all that decides what is in the results, and of the content of files that it names.
 
-        hashed = self.hashed()
-        return settings_hash({name: hashed[name] for name in hashed if name not in without})
+        Which results there are, and what they are called, is seen in their folder.
+        """
+        from napari_beerlanet.core.common.storage import file_hash, settings_hash
 
-    def has_hash(self, digest: object) -> bool:
-        """Whether a record's hash is of these settings; 40 and 40.0 are the same number."""
-        from napari_beerlanet.core.common.storage import settings_hash
-
-        hashed = self.hashed()
-        whole = {name: _as_whole(value) for name, value in hashed.items()}
-        return digest in (settings_hash(hashed), settings_hash(whole))
-
-    def hashed(self) -> dict[str, Any]:
-        """Return the settings that decide results."""
-        return {name: value for name, value in self.as_dict().items() if name not in _NEVER_HASHED}
+        left_out = (*_NO_RESULT, *_SEEN_IN_FOLDER, "report_file")
+        values = {name: value for name, value in self if name not in left_out}
+        for name in _NAMED_FILES:
+            if os.path.isfile(values[name]):
+                values[name] = file_hash(Path(values[name]))
+        return settings_hash(values)
 
 
 DECOMPOSE_PRESET: dict[str, Any] = {"density_maps": "ome-tiff", "leave_out": ()}
@@ -225,10 +211,6 @@ def _from_file(name: str, value: Any) -> Any:
         with suppress(ValueError):
             return float(value)
     return value
-
-
-def _as_whole(value: Any) -> Any:
-    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from napari_beerlanet.core.batch.inputs import find_images, name_jobs
 from napari_beerlanet.core.batch.manifest import (
     NO_PARQUET_NOTE,
     Layout,
+    Records,
     StudyEntry,
-    records_of,
     write_failures,
     write_manifest,
     write_summary,
@@ -232,7 +232,7 @@ class StudyMonitor(JobMonitor[StudyEntry]):
 
     def skip_done(self, overwrite: bool) -> None:
         """Mark what an earlier run has done."""
-        records = records_of(self.layout, self.out, self.settings)
+        records = Records(self.layout, self.out, self.settings)
         for entry in self.entries if not overwrite else []:
             _, record = records.find(entry.job)
             if record is not None:
