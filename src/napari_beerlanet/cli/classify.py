@@ -175,12 +175,11 @@ class TypesOutput(ConsoleOutput):
     def on_image(self, entry: StudyEntry) -> None:
         """Print the outcome of an image."""
         super().on_image(entry)
-        row = entry.record.get("row", {})
-        found = {k.removeprefix("type "): n for k, n in row.items() if k.startswith("type ")}
-        self._types.update(found or entry.record.get("types") or {})
-        if row.get("warnings") and not self._quiet:
+        self._types.update(entry.record.get("types") or {})
+        warnings = " ".join(entry.record.get("warnings", [])) if entry.status == "done" else ""
+        if warnings and not self._quiet:
             self._bar.clear()
-            print_message(f"{entry.job.source}: {row['warnings']}")
+            print_message(f"{entry.job.source}: {warnings}")
 
     def finish(self, study: StudyResult, layout: str) -> None:
         """Print how many there are of each type."""

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from napari_beerlanet.cli.common import (
-    DEFAULT_MODEL,
     echo,
     prepare_folder,
     print_message,
@@ -73,19 +72,15 @@ def _detect_sample(picture: Path) -> None:
     from napari_beerlanet.core.batch.settings import DETECT_PRESET
 
     print_message("detecting the cells of the smear with the packaged model ...")
-    row = _process(picture, DETECT_PRESET | {"model": DEFAULT_MODEL})
-    counts = ", ".join(
-        f"{count} {column.removeprefix('count ')}"
-        for column, count in row.items()
-        if column.startswith("count ")
-    )
+    found = _process(picture, DETECT_PRESET)["counts"]
+    counts = ", ".join(f"{count} {name}" for name, count in found.items())
     echo(f"{picture}: detected {counts}.")
     overlay = picture.with_suffix(".overlay.png")
     echo(f"Look at {overlay}; beside it are the boxes as CSV and GeoJSON.")
 
 
 def _process(picture: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """The row of a summary table on one image, whose results lie beside it."""
+    """The record of one image, whose results lie beside it."""
     from napari_beerlanet.core.batch.study import run_study
     from napari_beerlanet.core.common.storage import FileError
 
@@ -100,7 +95,7 @@ def _process(picture: Path, settings: dict[str, Any]) -> dict[str, Any]:
     )
     for error in study.failures.values():
         raise FileError(error)
-    return study.rows[0]
+    return study.entries[0].record
 
 
 def _stain_table(content: dict[str, Any]) -> list[str]:

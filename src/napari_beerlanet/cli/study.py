@@ -146,10 +146,10 @@ class ConsoleOutput:
             if not entry.fatal:  # that is the reason why the run ends, printed last
                 print_message(entry.error if path in entry.error else f"{path}: {entry.error}")
             return
-        row = entry.record.get("row", {})
-        if entry.status == "done" and row.get("notes") and not self._quiet:
+        notes = " ".join(entry.record.get("notes", [])) if entry.status == "done" else ""
+        if notes and not self._quiet:
             self._bar.clear()
-            print_message(f"{path}: {row['notes']}")
+            print_message(f"{path}: {notes}")
         if self._is_log:
             number = f"[{self._counts.total()}/{self._total}]"
             echo(f"{number} {path}: {_outcome_text(entry)}", file=sys.stderr)
@@ -205,8 +205,7 @@ class ReportOutput(ConsoleOutput):
         for entry in study.entries:
             if entry.status in ("done", "skipped"):
                 parts = [entry.record["counts"], entry.record.get("types") or {}]
-                texts = [", ".join(f"{name} {n}" for name, n in part.items()) for part in parts]
-                echo(f"{self._path}: {'; '.join(filter(None, texts))}.")
+                echo(f"{self._path}: {'; '.join(filter(None, map(counts_text, parts)))}.")
         for text in [*study.notes, *([study.stopped] if study.stopped else [])]:
             print_message(text)
 
@@ -270,11 +269,11 @@ def _result_text(entry: StudyEntry) -> str:
         parts.append("normalized" if row["normalized"] else "unchanged")
     if "objects" in row:
         size = f" (objects of {row['object_size']:.0f} pixels)" if row.get("object_size") else ""
-        parts.append(_counts_text(row, "count ") + size)
-    types = _counts_text(row, "type ")
+        parts.append(counts_text(entry.record["counts"]) + size)
+    types = counts_text(entry.record.get("types", {}))
     return ", ".join(parts) + (f"; {types}" if types else "")
 
 
-def _counts_text(row: Mapping[str, Any], prefix: str) -> str:
-    counts = {k.removeprefix(prefix): n for k, n in row.items() if k.startswith(prefix)}
-    return ", ".join(f"{name} {n}" for name, n in counts.items())
+def counts_text(counts: Mapping[str, int]) -> str:
+    """ "RBC 90, WBC 3"."""
+    return ", ".join(f"{name} {number}" for name, number in counts.items())

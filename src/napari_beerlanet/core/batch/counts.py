@@ -44,7 +44,6 @@ from napari_beerlanet.core.stains.slide_pixels import SlidePixels
 if TYPE_CHECKING:
     from napari_beerlanet.core.report.pictures import CertaintyGallery
 
-_COUNT_PREFIX, _TYPE_PREFIX = "count ", "type "  # of the columns in the summary
 _BOX_FILES = (f"{DETECTIONS_SUFFIX}.csv", f"{DETECTIONS_SUFFIX}.geojson")
 _MAX_NAMED_IMAGES = 3
 _MAX_PAGE_FIELDS = 6
@@ -366,32 +365,21 @@ class StudyCounts:
 def _read_image(out: Path, entry: dict[str, Any], digest: str) -> ImageCounts:
     name, path, status = (str(entry.get(key, "")) for key in ("name", "path", "status"))
     record = read_json_or_empty(out / RECORDS_FOLDER / f"{name}.json")
-    row = record.get("row")
     # The record is written first: the image of a manifest that still waits may be done.
-    current = isinstance(row, dict) and record.get("settings_sha256") == digest
-    if status == "failed" or not current or not isinstance(row, dict):
+    if status == "failed" or record.get("settings_sha256") != digest:
         status = status if status == "failed" else "waiting"
         return ImageCounts(name, path, status, error=str(entry.get("error", "")))
-    counts, types = (
-        {
-            column.removeprefix(prefix): int(value)
-            for column, value in row.items()
-            if column.startswith(prefix) and isinstance(value, int)
-        }
-        for prefix in (_COUNT_PREFIX, _TYPE_PREFIX)
-    )
-    area = row.get("tissue_mm2", row.get("mm2"))
-    written = [place for place in record.get("outputs", {}) if place.endswith(_BOX_FILES)]
+    written = [place for place in record["outputs"] if place.endswith(_BOX_FILES)]
     return ImageCounts(
         name,
         path,
         status if status in ("done", "skipped") else "done",
-        counts,
-        float(area) if isinstance(area, (int, float)) and area > 0 else None,
-        str(row.get("warnings") or ""),
-        str(row.get("notes") or ""),
+        record.get("counts", {}),
+        record["mm2"],
+        " ".join(record["warnings"]),
+        " ".join(record["notes"]),
         boxes=out / min(written, key=lambda place: not place.endswith(".csv")) if written else None,
-        types=types,
+        types=record.get("types", {}),
     )
 
 

@@ -27,6 +27,7 @@ from napari_beerlanet.core.batch.inputs import (
 from napari_beerlanet.core.batch.outputs import (
     DETECTIONS_RECORD_SUFFIX,
     ImageResult,
+    image_facts,
     output_files,
     report_subject,
     summary_row,
@@ -104,15 +105,17 @@ class Records:
             "source_sha256": result.sha256,
             "settings_sha256": self._digest,
         }
-        row = {"row": summary_row(name, result)}
+        facts = image_facts(result)
+        row = {"row": summary_row(name, result, facts)}
         files = self._files(name)
         if self.layout == "report":
-            record |= self._write_report(name, record, result)
+            record |= facts | self._write_report(name, record, result)
         elif self.layout == "files":
+            record |= facts
             record |= self._write_files(name, record, result)
         else:
             write_outputs(files, result)
-            record["outputs"] = self._outputs(files, files)
+            record |= facts | {"outputs": self._outputs(files, files)}
             head = {"kind": f"{_MANIFEST_KIND} record", "version": _MANIFEST_VERSION}
             (self.out / RECORDS_FOLDER).mkdir(parents=True, exist_ok=True)
             write_json(self.out / RECORDS_FOLDER / f"{name}.json", head | record | row)

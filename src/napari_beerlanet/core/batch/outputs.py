@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -260,8 +261,6 @@ def _write_detections_record(path: Path, kind: str, result: ImageResult, extra: 
         "shape": list(detections.image_shape or ()),
         "pixel_size_um": list(size) if size else None,
         "classes": detections.names,
-        "counts": detections.counts(),
-        **({"types": detections.type_counts()} if detections.types else {}),
         "found": detections.report,
         **extra,
     }
@@ -363,7 +362,28 @@ def report_subject(result: ImageResult) -> ReportSubject:
     )
 
 
-def summary_row(name: str, result: ImageResult) -> dict[str, Any]:
+def image_facts(result: ImageResult) -> dict[str, Any]:
+    """What is counted in an image, and what is to be said of it, as its record has them.
+
+    `counts` by class are there where objects were looked for, `types` where they were classified.
+    `mm2` is of the tissue, or else of the image, None where the pixel size is not known.
+    """
+    slide, found = result.slide, result.detections
+    notes = [] if result.normalized is None else list(result.normalized.notes)
+    facts: dict[str, Any] = {"mm2": None, "notes": notes, "warnings": result.warnings}
+    if slide.pixel_size is not None:
+        facts["mm2"] = math.prod((*slide.shape, *slide.pixel_size)) / 1e6
+        if result.stains is not None and result.stains.tissue is not None:
+            facts["mm2"] *= result.stains.tissue.fraction
+    if found is not None:
+        facts["counts"] = found.counts()
+        facts |= {"types": found.type_counts()} if found.types else {}
+        notes += found.report.get("notes", [])
+        notes += found.report.get("classification", {}).get("notes", [])
+    return facts
+
+
+def summary_row(name: str, result: ImageResult, facts: Mapping[str, Any]) -> dict[str, Any]:
     """The image's line of the summary table."""
     slide = result.slide
     height, width = slide.shape
@@ -378,12 +398,11 @@ def summary_row(name: str, result: ImageResult) -> dict[str, Any]:
         row |= _stains_row(result.stains, mm2)
     if result.normalized is not None:
         row["normalized"] = not result.normalized.unchanged
-        row["notes"] = " ".join(result.normalized.notes)
     if result.detections is not None:
-        said = row.get("notes", "")
-        row |= _detections_row(result.detections, row.get("tissue_mm2", mm2))
-        row["notes"] = " ".join(filter(None, [said, row["notes"]]))
-        row["warnings"] = " ".join(result.warnings)
+        row |= _detections_row(result.detections, facts)
+        row["warnings"] = " ".join(facts["warnings"])
+    if result.normalized is not None or result.detections is not None:
+        row["notes"] = " ".join(facts["notes"])
     return row
 
 
@@ -405,8 +424,8 @@ def _stains_row(stains: SlideDecomposition, mm2: float | None) -> dict[str, Any]
     return row
 
 
-def _detections_row(detections: Detections, mm2: float | None) -> dict[str, Any]:
-    counts, types = detections.counts(), detections.type_counts()
+def _detections_row(detections: Detections, facts: Mapping[str, Any]) -> dict[str, Any]:
+    counts, types, mm2 = facts["counts"], facts.get("types", {}), facts["mm2"]
     row: dict[str, Any] = {"objects": len(detections)}
     row |= {f"count {name}": count for name, count in counts.items()}
     if mm2:
@@ -424,6 +443,4 @@ def _detections_row(detections: Detections, mm2: float | None) -> dict[str, Any]
         if infected.per_100_white_cells is not None:
             row["parasites per 100 white cells"] = infected.per_100_white_cells
     row["object_size"] = detections.report.get("object_size")
-    said = detections.report.get("classification", {}).get("notes", [])
-    row["notes"] = " ".join([*detections.report.get("notes", []), *said])
     return row
