@@ -112,7 +112,8 @@ def test_images_of_other_settings_and_those_that_wait_do_not_count(study, tmp_pa
     (later / "records").mkdir(parents=True)
     for record in (study / "records").glob("*.json"):
         content = json.loads(record.read_text())
-        content["settings"] = "other" if content["name"] == "a1" else content["settings"]
+        kept = content["settings_sha256"]
+        content["settings_sha256"] = "other" if content["name"] == "a1" else kept
         (later / "records" / record.name).write_text(json.dumps(content))
     (later / "manifest.json").write_text(json.dumps(manifest))
     counts = StudyCounts.read(later)
