@@ -11,13 +11,10 @@ import numpy as np
 import torch
 
 import napari_beerlanet as nb
-from algorithm1 import columns_of
 from napari_beerlanet.core.boxes.matching import match_boxes, non_max_suppression
-from napari_beerlanet.core.stains.solver.columns import ArrayColumns, StreamedColumns
-from napari_beerlanet.core.stains.solver.unroll import unroll
 from napari_beerlanet.samples import blood_smear
 from napari_beerlanet.ui.viewer.fast_shapes import fast_shapes_supported
-from pictures import smear, start
+from pictures import start
 
 
 def main() -> None:
@@ -27,10 +24,6 @@ def main() -> None:
         for iterations in (3, "converge"):
             nb.decompose(pixels, 3, iterations, lam=1.0, gamma=0.1)
     nb.decompose(image, iterations="converge")  # chooses among models
-    X, w = columns_of(smear(20, 24))[0], np.ones(480)
-    blocks = [(X[:, k : k + 240], w[k : k + 240]) for k in (0, 240)]
-    for columns in (ArrayColumns(X, w, None), StreamedColumns(lambda: iter(blocks), 1.0)):
-        unroll([columns], start(4), 0.2, 0.05, iterations=3, unit_spectra=True, track=True)
     opaque = np.dstack([image, np.full(image.shape[:2], 255, np.uint8)])
     for pixels in (image.astype(np.uint16) * 257, opaque):
         nb.decompose(pixels, 3, 3, lam=1.0, gamma=0.1)

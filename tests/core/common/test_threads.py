@@ -208,11 +208,10 @@ import hashlib
 import numpy as np
 from napari_beerlanet import decompose
 from napari_beerlanet.core.common.threads import thread_count
-from napari_beerlanet.core.stains.solver.columns import COLUMNS_PER_TASK
-from napari_beerlanet.core.stains.solver.unroll import COLUMNS_PER_KERNEL
+from napari_beerlanet.core.stains.solver.unroll import COLUMNS_PER_TASK
 from napari_beerlanet.samples import blood_smear
 many = np.random.default_rng(0).integers(0, 256, (280, 280, 3), np.uint8)
-assert len(np.unique(many.reshape(-1, 3), axis=0)) > COLUMNS_PER_KERNEL  # solved for by threads
+assert len(np.unique(many.reshape(-1, 3), axis=0)) > 4 * COLUMNS_PER_TASK
 image = blood_smear((200, 260), noise=0.03, jpeg_quality=None).image
 assert len(np.unique(image.reshape(-1, 3), axis=0)) > 2 * COLUMNS_PER_TASK  # work for both
 for d in (

@@ -45,10 +45,10 @@ _KERNEL_MODULES = (
     "core/boxes/matching.py",
     "core/detection/compile_kernels.py",
     "core/detection/stain_statistics.py",
-    "core/stains/solver/columns.py",
+    "core/stains/solver/unroll.py",
     "core/stains/solver/converged_kernels.py",
     "core/stains/solver/kernels.py",
-    "core/stains/solver/unrolled_kernels.py",
+    "core/stains/solver/step_kernels.py",
 )
 _VERSIONS = ("numba", "llvmlite", "numpy", "napari")
 _NICENESS = 5  # the window goes first
@@ -172,13 +172,13 @@ def main(also: str = "") -> int:
 def kernel_files() -> list[str]:
     """The files in which numba lists what it keeps of the first kernels; [] where it keeps none."""
     from napari_beerlanet.core.boxes import matching
-    from napari_beerlanet.core.stains.solver import converged_kernels, kernels, unrolled_kernels
+    from napari_beerlanet.core.stains.solver import converged_kernels, kernels, step_kernels
 
     found = []
     for kernel in (
         converged_kernels.advance,
         kernels.look_up_pixels,
-        unrolled_kernels.density_step,
+        step_kernels.density_step,
         matching._suppress_in_order,
     ):
         files = getattr(getattr(kernel, "_cache", None), "_cache_file", None)
@@ -216,19 +216,17 @@ def compile_for_detection() -> None:
         look_up_rows,
         palette_of,
     )
-    from napari_beerlanet.core.stains.solver.columns import ArrayColumns, MapChain
     from napari_beerlanet.core.stains.solver.kernels import mix_to_rows
     from napari_beerlanet.core.stains.solver.spectra import default_spectra
-    from napari_beerlanet.core.stains.solver.unroll import unroll
+    from napari_beerlanet.core.stains.solver.unroll import MapChain, unroll
 
     pixels = _pixels()
     palette_of(pixels.reshape(-1, 3))
     codes, rows = distinct_rows(pixels.reshape(-1, 3))
     X = to_columns(decode(codes, np.uint8), "log")
-    columns = ArrayColumns(X, np.ones(len(codes)))
-    done = unroll([columns], default_spectra(3), 0.1, 0.01, iterations=2, unit_spectra=True)
-    chain = MapChain([(M[0], N[0], b[0]) for M, N, b in done.maps], done.scale[0])
-    D, mixed = chain(X), np.empty((len(codes), 3), np.float32)
+    w, start = np.ones(len(codes)), default_spectra(3)
+    done = unroll(X, w, start, 0.1, 0.01, iterations=2, unit_spectra=True)
+    D, mixed = MapChain(done.maps, done.scale)(X), np.empty((len(codes), 3), np.float32)
     constants = np.ones(3), np.ones((3, 3)), np.zeros(3), True, 0.0, 0.0
     mix_to_rows(X, D, *constants, mixed, np.empty((3, len(codes))))
     table = np.ascontiguousarray(D.T, dtype=np.float32)

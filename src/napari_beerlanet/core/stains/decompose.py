@@ -6,7 +6,7 @@ densities, so that pixels, palettes and tiles that the solver never saw are all 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,18 +24,16 @@ from napari_beerlanet.core.images.rgb import (
     to_columns,
     to_uint8,
 )
-from napari_beerlanet.core.stains.decomposition import Decomposition, DensityArray, map_pixels
+from napari_beerlanet.core.stains.decomposition import (
+    PIXELS_PER_BLOCK,
+    Decomposition,
+    DensityArray,
+    map_pixels,
+)
 from napari_beerlanet.core.stains.palette import Palette, palette_of, palette_pays
 from napari_beerlanet.core.stains.presets import NamedSpectrum, StainPreset, match_names
 from napari_beerlanet.core.stains.settings import DecomposeSettings, Method
 from napari_beerlanet.core.stains.solver import kernels, model_selection
-from napari_beerlanet.core.stains.solver.columns import (
-    PIXELS_PER_BLOCK,
-    ArrayColumns,
-    MapChain,
-    StreamedColumns,
-    to_numpy,
-)
 from napari_beerlanet.core.stains.solver.converge import (
     ColourCells,
     ColumnSolver,
@@ -44,7 +42,7 @@ from napari_beerlanet.core.stains.solver.converge import (
     solve_fixed_spectra,
 )
 from napari_beerlanet.core.stains.solver.spectra import check_spectra
-from napari_beerlanet.core.stains.solver.unroll import unroll, unroll_one
+from napari_beerlanet.core.stains.solver.unroll import MapChain, scale_weights, unroll
 
 if TYPE_CHECKING:
     import torch
@@ -96,7 +94,8 @@ def decompose(
         As for `BeerLaNet`. A converged solution always has unit spectra.
     method
         "palette": exact, through the distinct colours of an 8- or 16-bit image; "dense": pixel by
-        pixel, blockwise; "auto" takes the palette where that pays.
+        pixel, of more pixels than memory holds from colours joined where they agree to 8 bits;
+        "auto" takes the palette where that pays.
     device
         Where K steps are computed. "auto" is the CPU for the palette, which is faster there than
         the transfer to a GPU, and the best device for dense. "converge" always runs on the CPU.
@@ -215,12 +214,12 @@ class Problem:
             codes, w = self.palette.codes, self.palette.counts.astype(np.float64)
             X = to_columns(self.palette.colours, self.domain)
         else:
-            codes, X, w = self._bins()
+            codes, X, w = self.bins()
         if self.reference_pixels is not None:
             w = w * (self.reference_pixels / w.sum())
         return build_cells(codes, X, w, white=1.0 if self.domain == "intensity" else 0.0)
 
-    def _bins(self) -> tuple[npt.NDArray[Any], Array, Array]:
+    def bins(self) -> tuple[npt.NDArray[Any], Array, Array]:
         """Colours joined where they agree to 8 bits: codes (u,), mean X (3, u), weights (u,)."""
         pixels, weights = self.pixels, None
         if self.palette is not None:
@@ -307,62 +306,28 @@ def solve_unrolled(
     """K steps of Algorithm 1."""
     if lam is None or gamma is None:
         lam, gamma = model_selection.auto_penalties(problem.cells(), lam, gamma)
-    columns = _make_columns(problem, iterations, device)
-    start: tuple[Any, ...] = (problem.start, lam, gamma)
-    settings: Any = {"iterations": iterations, "unit_spectra": unit_spectra, "track": True}
-    if isinstance(columns, ArrayColumns):
-        done = unroll_one(columns, *start, **settings)
-    elif isinstance(columns, StreamedColumns):
-        done = unroll([columns], *start, **settings)
-    else:
-        done = unroll([columns], *columns.as_tensors(*start), **settings)
-    scale, background, spectra, objective, m = (
-        to_numpy(t[0])
-        for t in (done.scale, done.background, done.spectra, done.objective, done.sums.m)
-    )
-    maps = [(to_numpy(M[0]), to_numpy(N[0]), to_numpy(b[0])) for M, N, b in done.maps]
-    table = None
-    if problem.palette is not None and not isinstance(columns, StreamedColumns):
-        table = to_numpy(columns.D)
-        table *= scale[:, None]  # in place: the columns are not used again
-    return Fit(background, spectra, objective, (lam, gamma), m, table, MapChain(maps, scale))
-
-
-def _make_columns(problem: Problem, iterations: int, device: str | torch.device) -> Any:
-    """The palette's colours or the pixels as columns, in memory if they fit, else streamed."""
-    palette, pixels = problem.palette, problem.pixels
+    palette, pixels, r = problem.palette, problem.pixels, problem.start.shape[1]
     if palette is not None:
         X, w = to_columns(palette.colours, problem.domain), palette.counts.astype(np.float64)
-    elif len(pixels) * problem.start.shape[1] <= _MAX_DENSITIES_IN_MEMORY:
+    elif len(pixels) * r <= _MAX_DENSITIES_IN_MEMORY:
         X, w = to_columns(pixels, problem.domain), _pixel_weights(pixels)
     else:
-        return _stream_columns(problem, iterations)
-    if str(device) == "cpu" or (str(device) == "auto" and palette is not None):
-        return ArrayColumns(X, w, problem.reference_pixels)
-    where = pick_device(device)
-    if where.type in ("cpu", "mps"):  # the latter has no float64
-        return ArrayColumns(X, w, problem.reference_pixels)
-    from napari_beerlanet.core.stains.solver.unroll_backward import TensorColumns
+        X, w = problem.bins()[1:]
+    w = scale_weights(w, problem.reference_pixels)
+    given = X, w, problem.start, lam, gamma
+    settings: Any = {"iterations": iterations, "unit_spectra": unit_spectra}
+    on_cpu = str(device) == "cpu" or (str(device) == "auto" and palette is not None)
+    where = None if on_cpu else pick_device(device)
+    if where is None or where.type in ("cpu", "mps"):  # the latter has no float64
+        done = unroll(*given, **settings)
+    else:
+        from napari_beerlanet.core.stains.solver.torch_unroll import unroll_on
 
-    return TensorColumns.on(where, X, w, problem.reference_pixels)
-
-
-def _stream_columns(problem: Problem, iterations: int) -> StreamedColumns:
-    pixels = problem.pixels
-    parts = chunk_slices(len(pixels), PIXELS_PER_BLOCK)
-    visits, done = len(parts) * (3 + iterations), 0  # three passes are for the sums of X
-
-    def blocks() -> Iterator[tuple[Array, Array]]:
-        nonlocal done
-        for part in parts:
-            report_progress(problem.report, done, visits, "finding stains")
-            done += 1
-            yield to_columns(pixels[part], problem.domain), _pixel_weights(pixels[part])
-
-    scale = 1.0
-    if problem.reference_pixels is not None:
-        scale = problem.reference_pixels / sum(_pixel_weights(pixels[part]).sum() for part in parts)
-    return StreamedColumns(blocks, float(scale))
+        done = unroll_on(where, *given, **settings)
+    table = None if palette is None else done.D * done.scale[:, None]
+    chain = MapChain(done.maps, done.scale)
+    penalties = (lam, gamma)
+    return Fit(done.background, done.spectra, done.objective, penalties, done.mass, table, chain)
 
 
 def _pixel_weights(pixels: npt.NDArray[Any]) -> Array:

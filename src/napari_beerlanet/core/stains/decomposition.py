@@ -21,11 +21,12 @@ from napari_beerlanet.core.images.rgb import (
 )
 from napari_beerlanet.core.stains.palette import Palette, palette_of
 from napari_beerlanet.core.stains.presets import NamedSpectrum, StainSuggestion, suggest_names
-from napari_beerlanet.core.stains.solver.columns import PIXELS_PER_BLOCK
 
 Array = npt.NDArray[np.float64]
 DensityArray = npt.NDArray[np.float32]
 
+PIXELS_PER_BLOCK = 1 << 17
+"""Pixels that blockwise work takes at a time."""
 _DISPLAY_OD = 1.2  # OD in the strongest channel at which a component's colour is shown
 
 

@@ -38,9 +38,8 @@ from napari_beerlanet.core.stains.palette import (
 )
 from napari_beerlanet.core.stains.settings import FrontEnd
 from napari_beerlanet.core.stains.solver import kernels
-from napari_beerlanet.core.stains.solver.columns import ArrayColumns, MapChain
 from napari_beerlanet.core.stains.solver.spectra import default_spectra
-from napari_beerlanet.core.stains.solver.unroll import unroll
+from napari_beerlanet.core.stains.solver.unroll import MapChain, scale_weights, unroll
 
 PADDING = PADDING_GREY / 255
 """The grey level of padding in [0, 1]."""
@@ -443,15 +442,13 @@ def fit_palette(network: StainMixing, palette: Palette) -> StainFit:
     stain: Any = network.measuring_stain
     colours = palette.colours
     w = np.where((colours == PADDING_GREY).all(1), 0.0, palette.counts)
-    columns = ArrayColumns(to_columns(colours, stain.domain), w, stain.reference_pixels)
+    columns = to_columns(colours, stain.domain), scale_weights(w, stain.reference_pixels)
     with torch.no_grad():
         learned = [p.cpu().double().numpy() for p in (stain.spectra, stain.lam, stain.gamma)]
     settings = {"iterations": stain.iterations, "unit_spectra": stain.unit_spectra}
-    done = unroll([columns], learned[0], *(float(p) for p in learned[1:]), **settings)
-    maps = [(M[0], N[0], b[0]) for M, N, b in done.maps]
-    chain = MapChain(maps, done.scale[0])
-    known = columns.D * chain.scale[:, None]
-    fit = StainFit(done.background[0], done.spectra[0], chain, stain.domain, palette.codes, known)
+    done = unroll(*columns, learned[0], *(float(p) for p in learned[1:]), **settings)
+    chain, known = MapChain(done.maps, done.scale), done.D * done.scale[:, None]
+    fit = StainFit(done.background, done.spectra, chain, stain.domain, palette.codes, known)
     if network.front_end == "lstainnorm":
         return replace(fit, statistics=network.lstainnorm.palette_statistics(palette))
     return fit

@@ -19,19 +19,20 @@ from napari_beerlanet.core.images.rgb import FLOAT_FLOOR
 from napari_beerlanet.core.stains.palette import decode
 from napari_beerlanet.core.stains.settings import DEFAULT_COMPONENTS, DEFAULT_ITERATIONS, Method
 from napari_beerlanet.core.stains.solver import kernels
-from napari_beerlanet.core.stains.solver.columns import contiguous
 from napari_beerlanet.core.stains.solver.spectra import (
     check_number,
     check_solver_settings,
     check_spectra,
 )
-from napari_beerlanet.core.stains.solver.unroll_backward import (
-    TensorColumns,
+from napari_beerlanet.core.stains.solver.torch_unroll import (
+    TensorUnrolled,
     for_each_image,
     is_tracing,
+    kernels_apply,
     refuse_second_derivative,
     unroll_tensors,
 )
+from napari_beerlanet.core.stains.solver.unroll import contiguous, scale_weights
 
 _MAX_LOG_PENALTY = 40.0  # of λ and γ: beyond it nothing lives, and sums would overflow
 _SORTED_CODES = 1 << 17  # pixels of an image up to which a GPU sorts its colours
@@ -175,22 +176,21 @@ class BeerLaNet(nn.Module):
             pairs = list(zip(images, _weights_per_image(weights), strict=False))
             plain = images.device.type == "cpu" and not images.requires_grad and not is_tracing()
             parts = for_each_image(lambda pair: self._columns(*pair), pairs, plain)
-            dtype = parts[0][0].X.dtype
+            dtype = parts[0][0].dtype
             learned = (p.to(dtype) for p in (self.spectra, self.lam, self.gamma))
-            columns = [part for part, _ in parts]
+            columns = [(X, w) for X, w, _ in parts]
             done = unroll_tensors(
                 columns, *learned, iterations=self.iterations, unit_spectra=self.unit_spectra
             )
             if isinstance(readout, MixReadout) and all(
-                image.uses_kernels and rows is not None for image, rows in parts
+                kernels_apply(X) and rows is not None for X, _, rows in parts
             ):
-                mixed = _mix_colours(parts, done.scale, readout)
+                mixed = _mix_colours([(X, rows) for X, _, rows in parts], done, readout)
                 return mixed.to(images.dtype).reshape(len(images), -1, *images.shape[2:])
             planes = []
-            for (image, rows), a in zip(parts, done.scale, strict=True):
-                table, scale = image.D, a
+            for (X, w, rows), table, scale in zip(parts, done.D, done.scale, strict=True):
                 if readout is not None:
-                    table = readout(image.X, table * a[:, None], image.w)
+                    table = readout(X, table * scale[:, None], w)
                     scale = table.new_ones(len(table))
                 planes.append(_colours_to_pixels(table, scale, rows))
         size = images.shape[2:]
@@ -199,8 +199,11 @@ class BeerLaNet(nn.Module):
 
     def _columns(
         self, image: Tensor, weights: Tensor | None
-    ) -> tuple[TensorColumns, Tensor | None]:
-        """An image (c, H, W) as columns, and the row of each pixel among them (None: its own)."""
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """An image (c, H, W) as columns X (c, u), their weights w (u,), and each pixel's row.
+
+        The rows are None where every pixel has its own.
+        """
         values, rows = image.flatten(1), None
         by_colour = self.method != "dense" and self.channels == 3 and not is_tracing()
         if by_colour and not image.requires_grad:
@@ -218,7 +221,7 @@ class BeerLaNet(nn.Module):
             near = max(1e-4, torch.finfo(image.dtype).eps)
             w = torch.where(((values - self.padding).abs() < near).all(0), 0.0, w)
         X = values.clamp(FLOAT_FLOOR, None).log() if self.domain == "log" else values
-        return TensorColumns(X, w, self.reference_pixels), rows
+        return X, scale_weights(w, self.reference_pixels), rows
 
 
 def distinct_colours(values: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -282,14 +285,13 @@ def _colours_to_pixels(table: Tensor, scale: Tensor, rows: Tensor | None) -> Ten
 
 
 def _mix_colours(
-    parts: Sequence[tuple[TensorColumns, Any]], scale: Tensor, readout: MixReadout
+    parts: Sequence[tuple[Tensor, Any]], done: TensorUnrolled, readout: MixReadout
 ) -> Tensor:
-    """(N, m, n) float32: the readout of each pixel's colour; scale (N, r) is that of D."""
-    images = [(contiguous(image.X), rows.numpy()) for image, rows in parts]
+    """(N, m, n) float32: the readout of each pixel's colour, from columns X and pixels' rows."""
+    images = [(contiguous(X), rows.numpy()) for X, rows in parts]
     constants = readout.light, readout.padding_column, readout.padding
     learned = readout.weight.double(), readout.bias.double()
-    D = (image.D for image, _ in parts)
-    return _MixLookUp.apply(images, constants, *learned, scale, *D)  # type: ignore[no-any-return]
+    return _MixLookUp.apply(images, constants, *learned, done.scale, *done.D)  # type: ignore[no-any-return]
 
 
 def _look_up(rows: npt.NDArray[Any], entries: npt.NDArray[Any], planes: npt.NDArray[Any]) -> None:

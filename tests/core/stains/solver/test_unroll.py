@@ -1,7 +1,6 @@
 """Algorithm 1 itself: against the transcription, its gradients, its invariances."""
 
-import threading
-import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,35 +9,26 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from algorithm1 import algorithm1, columns_of, objective
-from napari_beerlanet.core.stains.solver import unroll_backward, unrolled_kernels
-from napari_beerlanet.core.stains.solver.columns import ArrayColumns
-from napari_beerlanet.core.stains.solver.unroll import unroll, unroll_one
-from napari_beerlanet.core.stains.solver.unroll_backward import TensorColumns, unroll_tensors
+from napari_beerlanet.core.stains.solver.torch_unroll import (
+    unroll_by_operations,
+    unroll_on,
+    unroll_tensors,
+)
+from napari_beerlanet.core.stains.solver.unroll import scale_weights, unroll
 from pictures import section, smear, start
 
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 BOTH = pytest.mark.parametrize("unit", [True, False], ids=["unit", "letter"])
 
 
-MODES = ["arrays", "kernels", "plain"]
+SOLVERS = {"kernels": unroll, "operations": partial(unroll_on, torch.device("cpu"))}
 
 
-def run(X, S, lam, gamma, K, *, w=None, unit=False, reference=None, mode="arrays"):
-    """`unroll` on one image of NumPy columns; D comes back as (p, r), scaled.
-
-    In NumPy arrays, in torch by kernels (as when learning), or in plain torch operations.
-    """
-    w = np.ones(X.shape[1]) if w is None else w
-    given = X, w, S, np.float64(lam), np.float64(gamma)
-    if mode != "arrays":
-        given = [torch.tensor(t, dtype=torch.float64) for t in given]
-        given[0].requires_grad_(mode == "plain")
-    columns = (ArrayColumns if mode == "arrays" else TensorColumns)(*given[:2], reference)
-    solve = unroll if mode == "arrays" else unroll_tensors
-    done = solve([columns], *given[2:], iterations=K, unit_spectra=unit, track=True)
-    D = columns.D * done.scale[0][:, None]
-    ends = done.background[0], done.spectra[0], D.T, done.objective[0]
-    return tuple(t if mode == "arrays" else t.detach().numpy() for t in ends)
+def run(X, S, lam, gamma, K, *, w=None, unit=False, reference=None, mode="kernels"):
+    """K iterations on one image of NumPy columns; D comes back as (p, r), scaled."""
+    w = scale_weights(np.ones(X.shape[1]) if w is None else w, reference)
+    done = SOLVERS[mode](X, w, S, lam, gamma, iterations=K, unit_spectra=unit)
+    return done.background, done.spectra, (done.D * done.scale[:, None]).T, done.objective
 
 
 def agree(got, expected):
@@ -75,7 +65,7 @@ def test_transcription_settles_where_its_objective_is_stationary():
 
 
 @BOTH
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", SOLVERS)
 @pytest.mark.parametrize("channels", [1, 3, 5])
 @pytest.mark.parametrize("reference", [None, 7.5])
 def test_unroll_is_algorithm_1(unit, mode, channels, reference):
@@ -105,7 +95,7 @@ def test_unroll_is_algorithm_1_from_no_penalty_until_all_is_dead(unit, lam, gamm
     gamma=st.sampled_from([0.0, 0.1, 3.0]),
     unit=st.booleans(),
     zeros=st.booleans(),
-    mode=st.sampled_from(MODES),
+    mode=st.sampled_from(list(SOLVERS)),
 )
 def test_unroll_is_algorithm_1_for_any_numbers(seed, p, r, lam, gamma, unit, zeros, mode):
     # One pixel without a penalty: D is zero but for rounding, and τ = 1/‖D‖² magnifies that.
@@ -245,16 +235,15 @@ def test_pixels_of_weight_zero_change_nothing_and_get_densities(unit):
 def test_images_of_a_batch_do_not_see_each_other(unit):
     pictures = [columns_of(p)[0] for p in (smear(9, 11), section(20, 8), smear(5, 5, seed=3))]
     S, lam, gamma = (torch.tensor(v, dtype=torch.float64) for v in (start(4), 0.1, 0.05))
-    batch = [TensorColumns(torch.tensor(X), torch.ones(X.shape[1]).double()) for X in pictures]
-    done = unroll_tensors(batch, S, lam, gamma, iterations=8, unit_spectra=unit, track=True)
+    batch = [(torch.tensor(X), torch.ones(X.shape[1]).double()) for X in pictures]
+    done = unroll_tensors(batch, S, lam, gamma, iterations=8, unit_spectra=unit)
     for k, X in enumerate(pictures):
-        x0, spectra, D, values = run(X, start(4), 0.1, 0.05, 8, unit=unit)
-        got = (batch[k].D * done.scale[k][:, None]).numpy().T
+        x0, spectra, D, _ = run(X, start(4), 0.1, 0.05, 8, unit=unit)
+        got = (done.D[k] * done.scale[k][:, None]).numpy().T
         for a, b in (
             (done.background[k].numpy(), x0),
             (done.spectra[k].numpy(), spectra),
             (got, D),
-            (done.objective[k].numpy(), values),
         ):
             np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-13)
 
@@ -263,9 +252,9 @@ def test_images_of_a_batch_do_not_see_each_other(unit):
 
 
 def outputs(X, w, S, lam, gamma, unit, reference=None):
-    columns = TensorColumns(X, w, reference)
-    done = unroll_tensors([columns], S, lam, gamma, iterations=3, unit_spectra=unit)
-    return columns.D * done.scale[0][:, None], done.background, done.spectra
+    images = [(X, scale_weights(w, reference))]
+    done = unroll_tensors(images, S, lam, gamma, iterations=3, unit_spectra=unit)
+    return done.D[0] * done.scale[0][:, None], done.background, done.spectra
 
 
 def point(p=6, r=2, grad_X=False):
@@ -314,16 +303,16 @@ def by_kernels_and_by_torch(S, lam, gamma, K, unit, sizes=(700, 40)):
     both = []
     pictures = [np.log(rng.uniform(0.02, 1, (3, n))) for n in sizes]
     weights = [rng.integers(0, 4, n).astype(float) for n in sizes]
-    for solve in (unroll_tensors, unroll):
+    images = [
+        (torch.tensor(X), scale_weights(torch.tensor(w), 300.0))
+        for X, w in zip(pictures, weights, strict=True)
+    ]
+    for solve in (unroll_tensors, lambda *a, **k: unroll_by_operations(*a, **k)[0]):
         learned = [
             torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (S, lam, gamma)
         ]
-        images = [
-            TensorColumns(*map(torch.tensor, pair), 300.0)
-            for pair in zip(pictures, weights, strict=True)
-        ]
-        done = solve(images, *learned, iterations=K, unit_spectra=unit, track=True)
-        ends = [i.D * a[:, None] for i, a in zip(images, done.scale, strict=True)]
+        done = solve(images, *learned, iterations=K, unit_spectra=unit)
+        ends = [D * a[:, None] for D, a in zip(done.D, done.scale, strict=True)]
         ends += [done.background, done.spectra]
         g = torch.Generator().manual_seed(3)
         loss = sum((t * torch.randn(t.shape, generator=g)).sum() for t in ends)
@@ -331,8 +320,7 @@ def by_kernels_and_by_torch(S, lam, gamma, K, unit, sizes=(700, 40)):
         slopes = [
             torch.zeros_like(x) if s is None else s for x, s in zip(learned, slopes, strict=True)
         ]
-        more = [*done.sums, done.objective, *(t for affine in done.maps for t in affine)]
-        both.append(([t.detach() for t in (*ends, *more)], slopes))
+        both.append(([t.detach() for t in ends], slopes))
     return both
 
 
@@ -347,12 +335,8 @@ def test_adjoint_is_automatic_differentiation(unit, K, lam, dead):
 @BOTH
 @pytest.mark.parametrize("K", [1, 4, 12])
 @pytest.mark.parametrize(("lam", "dead"), [(0.1, False), (2.0, True), (1e3, False)])
-def test_adjoint_of_more_columns_than_one_kernel_takes(unit, K, lam, dead, monkeypatch):
-    solver = "napari_beerlanet.core.stains.solver"
-    monkeypatch.setattr(f"{solver}.unroll.COLUMNS_PER_KERNEL", 0)
-    monkeypatch.setattr(unroll_backward, "COLUMNS_PER_TASK", 0)
-    monkeypatch.setattr(unrolled_kernels, "iteration_backward", None)
-    monkeypatch.setattr(unrolled_kernels, "unroll_columns", None)
+def test_adjoint_over_several_chunks_of_columns(unit, K, lam, dead, monkeypatch):
+    monkeypatch.setattr("napari_beerlanet.core.stains.solver.unroll.COLUMNS_PER_TASK", 300)
     check_adjoint(unit, K, lam, dead)
 
 
@@ -393,22 +377,16 @@ def test_second_derivatives_are_refused_where_there_are_none():
         torch.autograd.grad(loss, learned, create_graph=True)
 
 
-@pytest.mark.parametrize("columns_per_kernel", [0, 1000])
 @pytest.mark.parametrize("K", [1, 5, 6, 10, 11])
-def test_every_fifth_density_is_kept_for_the_way_back_and_none_without_one(
-    K, columns_per_kernel, monkeypatch
-):
-    solver = "napari_beerlanet.core.stains.solver"
-    monkeypatch.setattr(f"{solver}.unroll.COLUMNS_PER_KERNEL", columns_per_kernel)
+def test_every_fifth_density_is_kept_for_the_way_back_and_none_without_one(K):
     X, w, *learned = point()
-    columns = TensorColumns(X, w)
-    unroll_tensors([columns], *learned, iterations=K, unit_spectra=True)
-    saved = columns.D.grad_fn.saved_tensors
+    D = unroll_tensors([(X, w)], *learned, iterations=K, unit_spectra=True).D[0]
+    saved = D.grad_fn.saved_tensors
     assert len(saved) == -(-K // 5)
-    assert saved[-1].data_ptr() == columns.D.data_ptr()
+    assert saved[-1].data_ptr() == D.data_ptr()
     with torch.no_grad():
-        unroll_tensors([columns], *learned, iterations=K, unit_spectra=True)
-    assert columns.D.grad_fn is None
+        D = unroll_tensors([(X, w)], *learned, iterations=K, unit_spectra=True).D[0]
+    assert D.grad_fn is None
 
 
 def test_gradients_do_not_depend_on_the_number_of_threads(monkeypatch):
@@ -421,74 +399,27 @@ def test_gradients_do_not_depend_on_the_number_of_threads(monkeypatch):
         assert all(torch.equal(a, b) for a, b in zip(got[0], other, strict=True))
 
 
-# Threads that share the columns of one kernel.
-
-
-def in_one_kernel(X, w, S, K=6, unit=True, lam=0.1):
-    columns = ArrayColumns(X, w)
-    done = unroll_one(columns, S, lam, 0.2, iterations=K, unit_spectra=unit, track=True)
-    scaled = columns.D * done.scale[0][:, None]
-    return done.background[0], done.spectra[0], scaled.T, done.objective[0]
+# Columns that threads share.
 
 
 @BOTH
-@pytest.mark.parametrize("p", [1, 2047, 2048, 2049, 9000])
-@pytest.mark.parametrize("r", [1, 5, 8])
-def test_one_kernel_is_the_transcription(unit, p, r):
+@pytest.mark.parametrize("p", [1, 16_384, 16_385, 40_000])
+@pytest.mark.parametrize("r", [1, 8])
+def test_many_columns_are_the_transcription(unit, p, r):
     X, S = random_columns(p=p), start(r)
     w = np.random.default_rng(1).integers(0, 9, p) + 0.5
-    agree(in_one_kernel(X, w, S, unit=unit), algorithm1(X, S, 0.1, 0.2, 6, w=w, unit_spectra=unit))
+    agree(
+        run(X, S, 0.1, 0.2, 6, w=w, unit=unit),
+        algorithm1(X, S, 0.1, 0.2, 6, w=w, unit_spectra=unit),
+    )
 
 
-def test_helpers_do_not_change_a_bit(monkeypatch):
+def test_threads_do_not_change_a_bit(monkeypatch):
     X, S = random_columns(p=50_000), start(8)
     w = np.random.default_rng(1).uniform(1, 9, X.shape[1])
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    alone = in_one_kernel(X, w, S)
+    alone = run(X, S, 0.1, 0.2, 6, w=w)
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
-    for _ in range(20):
-        for a, b in zip(in_one_kernel(X, w, S), alone, strict=True):
+    for _ in range(5):
+        for a, b in zip(run(X, S, 0.1, 0.2, 6, w=w), alone, strict=True):
             np.testing.assert_array_equal(a, b)
-
-
-def test_columns_that_another_thread_holds_for_long_are_waited_for(monkeypatch):
-    """As of one that the system has put aside: it has claimed a chunk and comes back later."""
-    X, S = random_columns(p=9000), start(4)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    kernel, calls = unrolled_kernels.unroll_columns, []
-    held = slice(0, unrolled_kernels.CHUNK_COLUMNS)
-
-    def solve(before):
-        def called(*given):
-            calls.append(given)
-            if len(calls) == 1:
-                before(given)
-            return kernel(*given)
-
-        calls.clear()
-        monkeypatch.setattr(unrolled_kernels, "unroll_columns", called)
-        return in_one_kernel(X, np.ones(X.shape[1]), S, K=1)
-
-    expected = solve(lambda given: None)
-    done_D, (_, _, *done_sums) = calls[0][8][0].copy(), calls[0][13:18]
-
-    def hold(given):
-        D, (claimed, finished, *sums) = given[8][0], given[13:18]
-        claimed[0] = 1
-
-        def finish():
-            while finished[0] < sums[0].shape[1] - 1 or len(calls) < 2:
-                time.sleep(0.01)
-            D[:, held] = done_D[:, held]
-            for part, done in zip(sums, done_sums, strict=True):
-                part[0, 0] = done[0, 0]
-            finished[0] += 1
-
-        thread.append(threading.Thread(target=finish))
-        thread[0].start()
-
-    thread = []
-    got = solve(hold)
-    thread[0].join()
-    for a, b in zip(got, expected, strict=True):
-        np.testing.assert_array_equal(a, b)

@@ -23,7 +23,6 @@ import numpy.typing as npt
 from napari_beerlanet.core.common.progress import Report, max_progress, report_progress, subprogress
 from napari_beerlanet.core.common.threads import in_numpy, map_chunks, run_parallel
 from napari_beerlanet.core.stains.solver import converged_kernels, numpy_sweeps
-from napari_beerlanet.core.stains.solver.columns import ArrayColumns
 from napari_beerlanet.core.stains.solver.converged_kernels import CONVERGENCE_WINDOW, MAX_SWEEPS
 from napari_beerlanet.core.stains.solver.unroll import unroll
 
@@ -167,8 +166,11 @@ def _best_of_starts(
     def from_nothing() -> Solution:
         return _descend(cells, _zero_start(cells, S), lam, gamma, hold, tolerance, report)
 
-    ends = run_parallel([from_nothing, lambda: from_steps(True), lambda: from_steps(False)])
-    return min(ends, key=lambda end: end.objective[-1])
+    ends = run_parallel([lambda: from_steps(True), lambda: from_steps(False), from_nothing])
+    # Where starts lead to the same, in another order of components, rounding must not choose: the
+    # steps come first, as they treat all components alike.
+    lowest = min(end.objective[-1] for end in ends) * (1 + _ROUNDING_TOLERANCE)
+    return next(end for end in ends if end.objective[-1] <= lowest)
 
 
 def _warm_start(
@@ -179,10 +181,10 @@ def _warm_start(
     They move all components at once and a little, while a sweep gives the first one all it can
     take; with a strong penalty that can leave nothing for the rest, and a higher minimum.
     """
-    columns = ArrayColumns(cells.X, cells.w)
-    done = unroll([columns], S, lam, gamma, iterations=_WARM_START_STEPS, unit_spectra=unit_spectra)
-    D = columns.D * done.scale[0][:, None]
-    return Solution(done.background[0], done.spectra[0], D, np.empty(0), lam, gamma)
+    settings: Any = {"iterations": _WARM_START_STEPS, "unit_spectra": unit_spectra}
+    done = unroll(cells.X, cells.w, S, lam, gamma, **settings)
+    D = done.D * done.scale[:, None]
+    return Solution(done.background, done.spectra, D, np.empty(0), lam, gamma)
 
 
 def _zero_start(cells: ColourCells, S: Array) -> Solution:
