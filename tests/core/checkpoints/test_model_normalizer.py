@@ -1,6 +1,7 @@
 """A normalizer that is part of a model: in its file, on images, crops and slides, in training."""
 
 import copy
+from types import SimpleNamespace
 
 import dask.array as da
 import numpy as np
@@ -20,7 +21,7 @@ from napari_beerlanet.core.classification.slide_classifier import classify_slide
 from napari_beerlanet.core.detection.detector import Detector
 from napari_beerlanet.core.detection.network import StainDetectionModel
 from napari_beerlanet.core.detection.slide_detector import SlideDetection, detect_slide
-from napari_beerlanet.core.normalization.methods import make_normalizer, save_normalizer
+from napari_beerlanet.core.normalization.methods import fitted_normalizer, save_normalizer
 from napari_beerlanet.core.stains.front_end import weights_digest
 from napari_beerlanet.core.training.fine_tune import train_detector
 from napari_beerlanet.core.training.train_classifier import train_classifier
@@ -43,7 +44,7 @@ def smear():
 
 @pytest.fixture(scope="module", params=["reinhard", "macenko"])
 def normalizer(request, template):
-    return make_normalizer(request.param).fit([template])
+    return fitted_normalizer(request.param, template)
 
 
 def tiny_detector(normalizer=None, front_end="none"):
@@ -116,8 +117,9 @@ def test_a_slide_is_normalised_as_the_image(normalizer, smear, tmp_path):
 
 def test_what_looks_at_more_than_colours_takes_no_slide(normalizer, smear):
     model = tiny_detector(normalizer)
-    model.network.normalizer = copy.copy(normalizer)
-    model.network.normalizer.colour_only = False
+    model.network.normalizer = SimpleNamespace(
+        method="of neighbours", colour_only=False, state=normalizer.state
+    )
     with pytest.raises(ValueError, match=r"looks at more than a pixel's colour.*as an image\.$"):
         detect_slide(model, [smear])
 
@@ -160,7 +162,7 @@ def test_a_slide_without_stain_is_told_of(normalizer, tmp_path):
 
 @pytest.mark.parametrize("task", ["detect", "classify"])
 def test_training_images_without_stain_are_told_of_once(template, tmp_path, task):
-    normalizer = make_normalizer("macenko").fit([template])
+    normalizer = fitted_normalizer("macenko", template)
     if task == "detect":
         data = write_smears(tmp_path / "data", train=3, val=1, side=64)
         files = sorted((tmp_path / "data/images/train").iterdir())[:2]
@@ -184,7 +186,7 @@ def test_training_images_without_stain_are_told_of_once(template, tmp_path, task
 
 
 def test_digests_tell_normalizers_apart(normalizer, smear):
-    other = make_normalizer(normalizer.method).fit([smear])
+    other = fitted_normalizer(normalizer.method, smear)
     digests = {weights_digest(tiny_detector(n).network) for n in (None, normalizer, other)}
     assert len(digests) == 3
 
@@ -197,12 +199,14 @@ def test_a_damaged_normalizer_is_one_sentence(normalizer, tmp_path):
         {name: array[:1].ravel() for name, array in arrays.items()},
         {},
     ):
-        model.network.normalizer = copy.copy(normalizer)
-        model.network.normalizer.state = lambda changed=changed: (changed, settings)
+        broken = SimpleNamespace(
+            method=normalizer.method, state=lambda changed=changed: (changed, settings)
+        )
+        model.network.normalizer = broken
         save_checkpoint(model, path)
         with pytest.raises(CheckpointError, match=r"its normalizer cannot be used: .*\.$"):
             load_checkpoint(path)
-    model.network.normalizer.method = "no such method"
+    broken.method = "no such method"
     save_checkpoint(model, path)
     with pytest.raises(CheckpointError, match="No normalization method"):
         load_checkpoint(path)
@@ -212,7 +216,7 @@ def test_a_damaged_normalizer_is_one_sentence(normalizer, tmp_path):
 
 
 def test_a_detector_is_trained_on_normalised_images(template, tmp_path):
-    normalizer = make_normalizer("macenko").fit([template])
+    normalizer = fitted_normalizer("macenko", template)
     data = write_smears(tmp_path / "data", train=3, val=2, side=64)
     start = tiny_detector()
     start.info["notes"] = ["The stain front end is untrained"]
@@ -240,7 +244,7 @@ def test_a_detector_is_trained_on_normalised_images(template, tmp_path):
 
 
 def test_a_classifier_is_trained_on_normalised_crops(template, tmp_path):
-    normalizer = make_normalizer("reinhard").fit([template])
+    normalizer = fitted_normalizer("reinhard", template)
     saved = tmp_path / "reinhard.safetensors"
     save_normalizer(normalizer, saved)
     data = write_classes(tmp_path / "data", 4)

@@ -20,7 +20,7 @@ from napari_beerlanet.core.common.storage import FileError, with_file_check
 from napari_beerlanet.core.detection.slide_detector import detect_slide
 from napari_beerlanet.core.images.rgb import ImageError
 from napari_beerlanet.core.images.slide import open_slide
-from napari_beerlanet.core.normalization.methods import make_normalizer
+from napari_beerlanet.core.normalization.methods import fitted_normalizer
 from napari_beerlanet.core.normalization.slide import normalize_slide
 from napari_beerlanet.core.stains import slide_pixels
 from napari_beerlanet.core.stains.slide import SlideScan, fit_slide, scan_slide_colours
@@ -106,7 +106,7 @@ def decomposed(models, slide, report):
 
 
 def normalized(models, slide, report):
-    normalizer = make_normalizer("reinhard").fit(draw((60, 80), scattered((60, 80), 20, seed=3)))
+    normalizer = fitted_normalizer("reinhard", draw((60, 80), scattered((60, 80), 20, seed=3)))
     return np.asarray(normalize_slide(slide.levels, normalizer, report=report).levels[0][:, :])
 
 

@@ -14,7 +14,6 @@ from napari_beerlanet.core.normalization.methods import (
     METHODS,
     fitted_normalizer,
     load_normalizer,
-    make_normalizer,
     save_normalizer,
 )
 from napari_beerlanet.core.normalization.normalizer import ColourStatistics, NormalizerError
@@ -285,7 +284,7 @@ def test_nothing_to_normalize_is_logged(template, caplog):
 def test_a_template_without_stain_is_refused(method):
     background = np.random.default_rng(0).integers(235, 240, (40, 40, 3)).astype(np.uint8)
     with pytest.raises(NormalizerError, match=r"almost only background .* choose an image"):
-        make_normalizer(method).fit([background])
+        fitted_normalizer(method, background)
 
 
 def test_what_is_wrong_with_a_reference_is_said(image, tmp_path, template):
@@ -299,12 +298,8 @@ def test_what_is_wrong_with_a_reference_is_said(image, tmp_path, template):
         nb.normalize(image, "mackenko", template)
     with pytest.raises(NormalizerError, match="template is needed"):
         nb.normalize(image, "reinhard", [])
-    with pytest.raises(NormalizerError, match="needs a template"):
-        make_normalizer("reinhard").apply(image)
     with pytest.raises(NormalizerError, match="of the method macenko, not reinhard"):
         nb.normalize(image, "reinhard", fitted_normalizer("macenko", template))
-    with pytest.raises(NormalizerError, match="does not take these settings: strength"):
-        make_normalizer("reinhard", strength=2)
 
 
 # --- files ---------------------------------------------------------------------------------------
@@ -315,7 +310,7 @@ def test_a_saved_normalizer_does_the_same(method, normalizers, image, tmp_path):
     path = tmp_path / "saved.safetensors"
     save_normalizer(normalizers[method], path)
     again = load_normalizer(path)
-    assert type(again) is type(normalizers[method])
+    assert again.method == method
     np.testing.assert_array_equal(again.apply(image).rgb, normalizers[method].apply(image).rgb)
     first = path.read_bytes()
     save_normalizer(again, path)

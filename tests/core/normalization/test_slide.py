@@ -12,7 +12,7 @@ from napari_beerlanet.cli.main import main
 from napari_beerlanet.core.images.files import read_image
 from napari_beerlanet.core.images.slide import open_slide
 from napari_beerlanet.core.normalization.methods import fitted_normalizer, load_normalizer
-from napari_beerlanet.core.normalization.normalizer import Normalizer, NormalizerError
+from napari_beerlanet.core.normalization.normalizer import Normalizer, NormalizerError, Target
 from napari_beerlanet.core.normalization.slide import normalize_slide
 from napari_beerlanet.samples import he_field, photograph
 
@@ -95,13 +95,12 @@ def test_a_slide_of_background_stays_as_it_is(macenko):
 
 
 def test_what_looks_at_neighbours_does_not_run_on_slides(pixels):
-    class Neighbours(Normalizer):
-        method = "neighbours"
-        is_fitted = True
-        fit = apply = state = from_state = None
+    class Neighbours(Target):
+        colour_only = False
+        colour_map = None
 
     with pytest.raises(NormalizerError, match="more than a pixel's colour"):
-        normalize_slide(pixels, Neighbours())
+        normalize_slide(pixels, Normalizer("neighbours", Neighbours()))
 
 
 # --- the command ---------------------------------------------------------------------------------

@@ -14,8 +14,9 @@ from napari_beerlanet.core.normalization.methods import (
     load_normalizer,
     save_normalizer,
 )
+from napari_beerlanet.core.normalization.normalizer import Normalizer
 from napari_beerlanet.core.normalization.slide import normalize_slide
-from napari_beerlanet.core.normalization.staingan import StainGanNormalizer
+from napari_beerlanet.core.normalization.staingan import ColourNetwork
 from napari_beerlanet.samples import blood_smear
 from napari_beerlanet.ui.common.session import get_session
 from napari_beerlanet.ui.common.tasks import TaskOutcome
@@ -397,7 +398,7 @@ def test_image_and_normalizer_are_saved_and_the_normalizer_is_a_reference(
 def test_a_normalizer_that_was_trained_is_a_reference(opened, compare, pair, tmp_path):
     rng, path = np.random.default_rng(0), tmp_path / "gan.safetensors"
     layers = [(rng.normal(0, 0.3, (n, m)), np.zeros(n)) for n, m in ((32, 3), (32, 32), (3, 32))]
-    save_normalizer(StainGanNormalizer(layers), path)
+    save_normalizer(Normalizer("staingan", ColourNetwork(layers)), path)
     viewer, panel, _source, _ = opened(methods=())
     assert not panel.run_button.isEnabled()
     panel.reference.choose_files([path])

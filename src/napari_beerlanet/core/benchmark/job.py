@@ -414,10 +414,10 @@ class _JobRun:
 
 def normalizer_of(job: BenchmarkJob, training: LabelledData) -> tuple[Any, Template]:
     """A job's normalizer, fitted to its template."""
-    from napari_beerlanet.core.normalization.methods import make_normalizer
+    from napari_beerlanet.core.normalization.methods import fitted_normalizer
 
     def fit(pixels: Pixels) -> Any:
-        return make_normalizer(job.method.name).fit([pixels])
+        return fitted_normalizer(job.method.name, pixels)
 
     return fit_template(templates(training, job.seed, job.settings.template), fit)
 

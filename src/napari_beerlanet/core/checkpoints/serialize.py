@@ -135,8 +135,7 @@ def _build_normalizer(described: Mapping[str, Any], weights: Weights) -> Normali
         if name.startswith(NORMALIZER_PREFIX)
     }
     try:
-        made = find_method(described["method"]).load()
-        return made.from_state(arrays, described["settings"])
+        return find_method(described["method"]).restore(arrays, described["settings"])
     except (ValueError, TypeError, KeyError) as error:
         reason = error_detail(error)
         raise ValueError(f"its normalizer cannot be used: {reason}") from error

@@ -8,25 +8,21 @@ is scaled so that the 99th percentiles agree, and the background becomes the tem
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from napari_beerlanet.core.images.rgb import check_rgb, to_uint8
 from napari_beerlanet.core.normalization.normalizer import (
     Appearance,
     Array,
     ColourMap,
-    ColourNormalizer,
     ColourStatistics,
-    State,
-    check_array,
-    check_fitted,
-    check_templates,
+    Image,
+    Target,
     log_intensity,
     match_strengths,
     pool_templates,
@@ -76,77 +72,56 @@ class _StainFit:
         return Appearance(np.exp(self.solver.background), stains, self.strengths[keep])
 
 
-class BeerLaNetNormalizer(ColourNormalizer):
-    """Stains by spectral angle; densities shown with the template's spectra and background."""
+@dataclass(frozen=True, eq=False)
+class TemplateStains(Target):
+    """Background (3,) as intensity, spectra (3, r), and 99th percentiles (r,) of densities."""
 
-    method: ClassVar[str] = "beerlanet"
+    shapes: ClassVar = {"background": (3,), "stains": (3, None), "strengths": (None,)}
 
-    def __init__(self, max_angle: float = MAX_STAIN_ANGLE) -> None:
-        self.max_angle = float(max_angle)
-        self._target: Appearance | None = None
+    background: Array
+    stains: Array
+    strengths: Array
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.stains.shape[1] == len(self.strengths) <= _MAX_STAINS:
+            raise ValueError(f"its stains are not 1 to {_MAX_STAINS}, each with a strength")
 
     @property
-    def is_fitted(self) -> bool:
-        """Whether there was a template."""
-        return self._target is not None
+    def appearance(self) -> Appearance:
+        """The same as the other methods have it."""
+        return Appearance(self.background, self.stains, self.strengths)
 
-    def fit(self, templates: Sequence[Any]) -> Self:
-        """Take over background, spectra and strengths."""
-        images = [to_uint8(check_rgb(image).pixels) for image in check_templates(templates)]
-        palette = pool_templates(images)
-        canvas = images[0] if len(images) == 1 else _canvas(images)
+    @classmethod
+    def fit(cls, templates: Sequence[Image]) -> TemplateStains:
+        """Those of the templates."""
+        palette = pool_templates(templates)
+        canvas = templates[0] if len(templates) == 1 else _canvas(templates)
         found = decompose(canvas, iterations="converge")
         fit = _fit_stains(palette, np.ascontiguousarray(found.spectra[:, found.active]))
         if not fit.present.any():
             raise template_error("no stain was found in it")
-        self._target = fit.appearance
-        return self
+        return cls(**vars(fit.appearance))
 
     def colour_map(self, palette: Palette) -> ColourMap:
         """Densities of the image's stains, scaled, under the template's spectra and background."""
-        check_fitted(self)
-        target = self._target
-        assert target is not None
-        assert target.stains is not None
-        assert target.strengths is not None
         problem = ColourStatistics.of(palette).problem()
         if problem:
             return unchanged(problem)
-        fit = _fit_stains(palette, target.stains)
+        fit = _fit_stains(palette, self.stains)
         if not fit.present.any():
             return unchanged("no stain was found in it")
-        matched, angles = match_spectra(fit.solver.spectra, target.stains)
-        if max(angles) > self.max_angle:
+        matched, angles = match_spectra(fit.solver.spectra, self.stains)
+        if max(angles) > MAX_STAIN_ANGLE:
             return unchanged(
                 f"a stain of it is {max(angles):.0f}° from the nearest free one of the template, "
-                f"more than {self.max_angle:.0f}°, so they cannot be matched",
+                f"more than {MAX_STAIN_ANGLE:.0f}°, so they cannot be matched",
                 fit.appearance,
             )
-        scale, notes = match_strengths(fit.strengths, target.strengths[matched])
-        spectra = target.stains[:, matched] * np.where(fit.present, scale, 0.0)
-        values = partial(_recompose, solver=fit.solver, target=target, spectra=spectra)
-        return ColourMap(values, notes, fit.appearance, target)
-
-    def state(self) -> State:
-        """Background, spectra and strengths of the template."""
-        check_fitted(self)
-        return dict(vars(self._target)), {"max_angle": self.max_angle}
-
-    @classmethod
-    def from_state(
-        cls, arrays: Mapping[str, npt.NDArray[Any]], settings: Mapping[str, Any]
-    ) -> Self:
-        """A normalizer from its state."""
-        new = cls(**settings)
-        stains = check_array(arrays, "stains", (3, None))
-        if not 1 <= stains.shape[1] <= _MAX_STAINS:
-            raise ValueError(f"it has {stains.shape[1]} stains, not 1 to {_MAX_STAINS}")
-        new._target = Appearance(
-            check_array(arrays, "background", (3,)),
-            stains,
-            check_array(arrays, "strengths", (stains.shape[1],)),
-        )
-        return new
+        scale, notes = match_strengths(fit.strengths, self.strengths[matched])
+        spectra = self.stains[:, matched] * np.where(fit.present, scale, 0.0)
+        light = np.log(self.background)
+        values = partial(_recompose, solver=fit.solver, light=light, spectra=spectra)
+        return ColourMap(values, notes, fit.appearance, self.appearance)
 
 
 def match_spectra(spectra: Array, target: Array) -> tuple[npt.NDArray[np.intp], list[float]]:
@@ -165,12 +140,8 @@ def match_spectra(spectra: Array, target: Array) -> tuple[npt.NDArray[np.intp], 
     return matched, [float(angle[i, matched[i]]) for i in np.flatnonzero(there)]
 
 
-def _recompose(
-    colours: Array, *, solver: ColumnSolver, target: Appearance, spectra: Array
-) -> Array:
-    assert target.background is not None
+def _recompose(colours: Array, *, solver: ColumnSolver, light: Array, spectra: Array) -> Array:
     D = solver(log_intensity(colours))
-    light = np.log(target.background)
     return np.asarray(255 * np.exp(light[:, None] - spectra @ D).T)
 
 
@@ -199,7 +170,7 @@ def _fit_stains(palette: Palette, start: Array) -> _StainFit:
     return _StainFit(solver, strengths)
 
 
-def _canvas(images: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.uint8]:
+def _canvas(images: Sequence[Image]) -> Image:
     """Images (H, W, 3 or 4) below each other, with transparent pixels around them."""
     height = sum(len(image) + _SEPARATOR for image in images)
     canvas = np.zeros((height, max(image.shape[1] for image in images), 4), np.uint8)

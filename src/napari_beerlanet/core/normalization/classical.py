@@ -17,26 +17,22 @@ Several templates of the other methods count as one image.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from napari_beerlanet.core.normalization.normalizer import (
     Appearance,
     Array,
     ColourMap,
-    ColourNormalizer,
     ColourStatistics,
-    State,
-    check_array,
-    check_fitted,
-    check_templates,
+    Image,
+    Target,
+    learned,
     pool_templates,
-    template_error,
-    template_palette,
     unchanged,
 )
 from napari_beerlanet.core.stains.palette import Palette
@@ -47,41 +43,16 @@ _LIGHT, _ALPHA, _BETA = 240.0, 1.0, 0.15  # torchstain's Io, alpha (percentile) 
 _MIN_STAIN_ANGLE = 0.5  # degrees between two stains that can be told apart
 
 
-class NoNormalizer(ColourNormalizer):
-    """The image as it is."""
-
-    method: ClassVar[str] = "none"
-    needs_template: ClassVar[bool] = False
-
-    @property
-    def is_fitted(self) -> bool:
-        """Always."""
-        return True
-
-    def fit(self, templates: Sequence[Any]) -> Self:
-        """Templates are not looked at."""
-        return self
+class Unchanged(Target):
+    """No normalization: every colour stays."""
 
     def colour_map(self, palette: Palette) -> ColourMap:
-        """Every colour stays."""
+        """None of them changes."""
         return ColourMap(None)
 
-    def state(self) -> State:
-        """Nothing."""
-        return {}, {}
 
-    @classmethod
-    def from_state(
-        cls, arrays: Mapping[str, npt.NDArray[Any]], settings: Mapping[str, Any]
-    ) -> Self:
-        """A new one."""
-        return cls()
-
-
-class GreyNormalizer(NoNormalizer):
+class Grey(Target):
     """Brightness without colour, in all three channels."""
-
-    method: ClassVar[str] = "grey"
 
     def colour_map(self, palette: Palette) -> ColourMap:
         """Every colour becomes the grey of its luma (ITU-R BT.601)."""
@@ -92,83 +63,60 @@ def _to_grey(colours: Array) -> Array:
     return np.repeat((colours @ np.array(_LUMA))[:, None], 3, axis=1)
 
 
-class ReinhardNormalizer(ColourNormalizer):
-    """Mean and standard deviation of each LAB channel become those of the template."""
+@dataclass(frozen=True, eq=False)
+class LabStatistics(Target):
+    """Reinhard: `means` and standard `deviations` (3,) of L, a and b over the pixels."""
 
-    method: ClassVar[str] = "reinhard"
+    shapes: ClassVar = {"means": (3,), "deviations": (3,)}
+    positive: ClassVar = ("deviations",)
 
-    def __init__(self) -> None:
-        self._target: tuple[Array, Array] | None = None
+    means: Array
+    deviations: Array
 
-    @property
-    def is_fitted(self) -> bool:
-        """Whether there was a template."""
-        return self._target is not None
-
-    def fit(self, templates: Sequence[Any]) -> Self:
-        """Take over means and deviations."""
-        means, deviations = _lab_statistics(ColourStatistics.of(pool_templates(templates)))
-        if deviations.min() < _MIN_LAB_DEVIATION:
-            raise template_error("it has no colours that differ")
-        self._target = means, deviations
-        return self
+    @classmethod
+    def fit(cls, templates: Sequence[Image]) -> LabStatistics:
+        """Those of the templates."""
+        return learned(_find_lab_statistics(ColourStatistics.of(pool_templates(templates))))
 
     def colour_map(self, palette: Palette) -> ColourMap:
         """LAB standardised with the image's statistics and scaled to the template's."""
-        check_fitted(self)
-        assert self._target is not None
         statistics = ColourStatistics.of(palette)
-        problem = statistics.problem()
-        if problem:
-            return unchanged(problem)
-        own = _lab_statistics(statistics)
-        if own[1].min() < _MIN_LAB_DEVIATION:
-            return unchanged("it has no colours that differ")
-        return ColourMap(partial(_reinhard, own=own, target=self._target), truncates=True)
-
-    def state(self) -> State:
-        """Means and deviations of L, a and b."""
-        check_fitted(self)
-        assert self._target is not None
-        return {"means": self._target[0], "deviations": self._target[1]}, {}
-
-    @classmethod
-    def from_state(
-        cls, arrays: Mapping[str, npt.NDArray[Any]], settings: Mapping[str, Any]
-    ) -> Self:
-        """A normalizer from its state."""
-        new = cls()
-        means, deviations = (check_array(arrays, name, (3,)) for name in ("means", "deviations"))
-        if deviations.min() <= 0:
-            raise ValueError("its deviations are not above 0")
-        new._target = means, deviations
-        return new
+        own = statistics.problem() or _find_lab_statistics(statistics)
+        if isinstance(own, str):
+            return unchanged(own)
+        return ColourMap(partial(_reinhard, own=own, target=self), truncates=True)
 
 
-def _lab_statistics(statistics: ColourStatistics) -> tuple[Array, Array]:
-    """Means and deviations (3,) of L, a and b over the pixels."""
+def _find_lab_statistics(statistics: ColourStatistics) -> LabStatistics | str:
+    """Those of colours, or why there are none to go by."""
     from skimage.color import rgb2lab
 
     lab = rgb2lab(statistics.colours / 255)
     means = np.average(lab, axis=0, weights=statistics.counts)
-    variances = np.average((lab - means) ** 2, axis=0, weights=statistics.counts)
-    return means, np.sqrt(variances)
+    deviations = np.sqrt(np.average((lab - means) ** 2, axis=0, weights=statistics.counts))
+    if deviations.min() < _MIN_LAB_DEVIATION:
+        return "it has no colours that differ"
+    return LabStatistics(means, deviations)
 
 
-def _reinhard(colours: Array, *, own: tuple[Array, Array], target: tuple[Array, Array]) -> Array:
+def _reinhard(colours: Array, *, own: LabStatistics, target: LabStatistics) -> Array:
     from skimage.color import lab2rgb, rgb2lab
 
-    lab = (rgb2lab(colours / 255) - own[0]) / own[1] * target[1] + target[0]
+    lab = (rgb2lab(colours / 255) - own.means) / own.deviations * target.deviations + target.means
     # b up to where Z is 0, over which scikit-image would warn.
     lab[:, 2] = np.minimum(lab[:, 2], 200 / 116 * (lab[:, 0] + 16) - 1e-9)
     return np.asarray(255 * lab2rgb(lab))
 
 
-class StainVectors(NamedTuple):
-    """Two stains (3, 2) and the 99th percentile of the density (2,) of each, as Macenko has them.
+@dataclass(frozen=True, eq=False)
+class StainVectors(Target):
+    """Macenko: two `stains` (3, 2), and `strengths` (2,), the 99th percentiles of their densities.
 
     The first is the one that absorbs more red: haematoxylin in a section.
     """
+
+    shapes: ClassVar = {"stains": (3, 2), "strengths": (2,)}
+    positive: ClassVar = ("strengths",)
 
     stains: Array
     strengths: Array
@@ -178,73 +126,30 @@ class StainVectors(NamedTuple):
         """The same under the light that torchstain assumes."""
         return Appearance(np.full(3, _LIGHT / 255), self.stains, self.strengths)
 
-
-class MacenkoNormalizer(ColourNormalizer):
-    """Stain vectors by principal components; densities under them shown with the template's."""
-
-    method: ClassVar[str] = "macenko"
-
-    def __init__(self) -> None:
-        self._target: StainVectors | None = None
-
-    @property
-    def is_fitted(self) -> bool:
-        """Whether there was a template."""
-        return self._target is not None
-
-    def fit(self, templates: Sequence[Any]) -> Self:
-        """Take over stain vectors and strengths."""
-        self._target = _template_vectors(pool_templates(templates))
-        return self
+    @classmethod
+    def fit(cls, templates: Sequence[Image]) -> StainVectors:
+        """Those of the templates."""
+        return learned(find_stain_vectors(ColourStatistics.of(pool_templates(templates))))
 
     def colour_map(self, palette: Palette) -> ColourMap:
         """Densities by least squares, scaled to the template's strengths, under its vectors."""
-        check_fitted(self)
-        assert self._target is not None
         statistics = ColourStatistics.of(palette)
         own = statistics.problem() or find_stain_vectors(statistics)
         if isinstance(own, str):
             return unchanged(own)
-        values = partial(_macenko, own=own, target=self._target)
-        return ColourMap(values, (), own.appearance, self._target.appearance, truncates=True)
+        values = partial(_macenko, own=own, target=self)
+        return ColourMap(values, (), own.appearance, self.appearance, truncates=True)
 
-    def state(self) -> State:
-        """Stains and strengths of the template."""
-        check_fitted(self)
-        assert self._target is not None
-        return self._target._asdict(), {}
+
+class MeanStainVectors(StainVectors):
+    """Macenko with several templates: the means of their stains and strengths."""
 
     @classmethod
-    def from_state(
-        cls, arrays: Mapping[str, npt.NDArray[Any]], settings: Mapping[str, Any]
-    ) -> Self:
-        """A normalizer from its state."""
-        new = cls()
-        strengths = check_array(arrays, "strengths", (2,))
-        if strengths.min() <= 0:
-            raise ValueError("its strengths are not above 0")
-        new._target = StainVectors(check_array(arrays, "stains", (3, 2)), strengths)
-        return new
-
-
-class MultiMacenkoNormalizer(MacenkoNormalizer):
-    """Macenko with the mean of the stain vectors and strengths of several templates."""
-
-    method: ClassVar[str] = "macenko-multi"
-
-    def fit(self, templates: Sequence[Any]) -> Self:
-        """Take over the means of stain vectors and strengths."""
-        found = [_template_vectors(template_palette(t)) for t in check_templates(templates)]
-        means = [np.mean(parts, axis=0) for parts in zip(*found, strict=True)]
-        self._target = StainVectors(*means)
-        return self
-
-
-def _template_vectors(palette: Palette) -> StainVectors:
-    found = find_stain_vectors(ColourStatistics.of(palette))
-    if isinstance(found, str):
-        raise template_error(found)
-    return found
+    def fit(cls, templates: Sequence[Image]) -> StainVectors:
+        """The means over the templates."""
+        found = [StainVectors.fit([template]) for template in templates]
+        means = (np.mean([one.state()[0][k] for one in found], axis=0) for k in cls.shapes)
+        return cls(*means)
 
 
 def find_stain_vectors(statistics: ColourStatistics, light: float = _LIGHT) -> StainVectors | str:

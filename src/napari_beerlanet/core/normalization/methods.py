@@ -1,4 +1,4 @@
-"""All methods by name; a normalizer made, saved and loaded; one image normalized.
+"""All methods by name; a normalizer fitted, saved and loaded; one image normalized.
 
 A saved normalizer is a safetensors file: arrays, and a JSON header that says which method they are
 of. Loading it runs no code.
@@ -10,7 +10,7 @@ import importlib
 import json
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from napari_beerlanet._version import __version__
-from napari_beerlanet.core.common.messages import name_list, quoted, system_reason
+from napari_beerlanet.core.common.messages import quoted, system_reason
 from napari_beerlanet.core.common.storage import FileError, atomic_path
 from napari_beerlanet.core.images.files import read_image
-from napari_beerlanet.core.normalization.normalizer import Normalizer, NormalizerError
+from napari_beerlanet.core.images.rgb import check_rgb, to_uint8
+from napari_beerlanet.core.normalization.normalizer import Normalizer, NormalizerError, Target
 
 SUFFIX = ".safetensors"
 """How the name of a saved normalizer ends."""
@@ -31,13 +32,17 @@ _METADATA_KEY, _KIND, _VERSION = "napari-beerlanet", "normalizer", 1
 _MAX_FILE_BYTES = 1 << 30
 _MIT = "torchstain, MIT"
 _OURS = "AGPL-3.0-or-later"
+_TRAIN_IT = (
+    "{} is trained on images of two laboratories and takes no template; use train_staingan, or "
+    "napari-beerlanet normalize --method staingan --train-from DIR --reference DIR."
+)
 
 _log = logging.getLogger("napari_beerlanet")
 
 
 @dataclass(frozen=True)
 class NormalizationMethod:
-    """A method as lists and forms need it; `home` is the module of this room and its class.
+    """A method as lists and forms need it; `home`: module of this room and class of its targets.
 
     `colour_only`: a pixel's result depends on its colour alone, given the image's statistics, so
     the method runs on palettes, and lazily on slides.
@@ -51,12 +56,18 @@ class NormalizationMethod:
     colour_only: bool = True
     licence: str = _OURS
 
-    def load(self) -> type[Normalizer]:
-        """Its class."""
+    def load(self) -> type[Target]:
+        """The class of its targets."""
         module, name = self.home
         here = __name__.rpartition(".")[0]
-        found: type[Normalizer] = getattr(importlib.import_module(f"{here}.{module}"), name)
+        found: type[Target] = getattr(importlib.import_module(f"{here}.{module}"), name)
         return found
+
+    def restore(
+        self, arrays: Mapping[str, npt.NDArray[Any]], settings: Mapping[str, Any]
+    ) -> Normalizer:
+        """A normalizer from its `state`; a `ValueError` has what is wrong with it."""
+        return Normalizer(self.name, self.load().from_state(arrays, settings))
 
 
 _ALL = (
@@ -64,21 +75,21 @@ _ALL = (
         "none",
         "None",
         "The image as it is.",
-        ("classical", "NoNormalizer"),
+        ("classical", "Unchanged"),
         needs_template=False,
     ),
     NormalizationMethod(
         "grey",
         "Grey",
         "Brightness without colour.",
-        ("classical", "GreyNormalizer"),
+        ("classical", "Grey"),
         needs_template=False,
     ),
     NormalizationMethod(
         "reinhard",
         "Reinhard",
         "Mean and standard deviation of each LAB channel become the template's.",
-        ("classical", "ReinhardNormalizer"),
+        ("classical", "LabStatistics"),
         licence=_MIT,
     ),
     NormalizationMethod(
@@ -86,14 +97,14 @@ _ALL = (
         "Macenko",
         "Two stain vectors by principal components of the optical density; their densities are "
         "shown with the template's vectors and strengths.",
-        ("classical", "MacenkoNormalizer"),
+        ("classical", "StainVectors"),
         licence=_MIT,
     ),
     NormalizationMethod(
         "macenko-multi",
         "Macenko, several templates",
         "Macenko with the mean of the vectors and strengths of several templates.",
-        ("classical", "MultiMacenkoNormalizer"),
+        ("classical", "MeanStainVectors"),
         licence=_MIT,
     ),
     NormalizationMethod(
@@ -101,14 +112,14 @@ _ALL = (
         "Vahadane",
         "Two stains by sparse non-negative factorisation of the optical density; their densities "
         "are shown with the template's stains and background.",
-        ("vahadane", "VahadaneNormalizer"),
+        ("vahadane", "SparseStains"),
     ),
     NormalizationMethod(
         "beerlanet",
         "BeerLaNet",
         "The stains of a decomposition, matched to the template's by spectral angle; their "
         "densities are shown with the template's spectra and background.",
-        ("beerlanet", "BeerLaNetNormalizer"),
+        ("beerlanet", "TemplateStains"),
     ),
 )
 _TRAINED = (
@@ -117,13 +128,13 @@ _TRAINED = (
         "StainGAN",
         "What a CycleGAN has learned from the images of two laboratories, distilled into three 1×1 "
         "convolutions.",
-        ("staingan", "StainGanNormalizer"),
+        ("staingan", "ColourNetwork"),
     ),
     NormalizationMethod(
         "staingan-generator",
         "StainGAN's generator",
         "The CycleGAN's generator itself, or a generator of your own, in tiles.",
-        ("staingan", "GeneratorNormalizer"),
+        ("staingan", "Generator"),
         colour_only=False,
     ),
 )
@@ -144,16 +155,6 @@ def find_method(name: str) -> NormalizationMethod:
     return known[name]
 
 
-def make_normalizer(method: str, **settings: Any) -> Normalizer:
-    """A normalizer that is not fitted yet, by the name of its method."""
-    made = find_method(method).load()
-    try:
-        return made(**settings)
-    except TypeError as error:
-        given = name_list(settings)
-        raise NormalizerError(f"{method} does not take these settings: {given}.") from error
-
-
 def normalize(rgb: Any, method: str, reference: Any = None) -> npt.NDArray[Any]:
     """Normalize an image (H, W, 3 or 4), uint8, uint16 or float in [0, 1].
 
@@ -163,7 +164,7 @@ def normalize(rgb: Any, method: str, reference: Any = None) -> npt.NDArray[Any]:
         A name in `METHODS`: "reinhard", "macenko", "macenko-multi", "vahadane", "beerlanet", …
     reference
         What the image shall look like: a template as an RGB array or as the path of an image file,
-        a list of several, a fitted `Normalizer`, or the path of a saved one.
+        a list of several, a `Normalizer`, or the path of a saved one.
 
     Returns
     -------
@@ -177,7 +178,7 @@ def normalize(rgb: Any, method: str, reference: Any = None) -> npt.NDArray[Any]:
     return done.rgb
 
 
-def fitted_normalizer(method: str, reference: Any = None, **settings: Any) -> Normalizer:
+def fitted_normalizer(method: str, reference: Any = None) -> Normalizer:
     """A normalizer that is ready to apply; `reference` as for `normalize`."""
     chosen = find_method(method)
     if isinstance(reference, (str, os.PathLike)):
@@ -191,12 +192,14 @@ def fitted_normalizer(method: str, reference: Any = None, **settings: Any) -> No
                 f"The reference is of the method {reference.method}, not {method}."
             )
         return reference
-    normalizer = make_normalizer(method, **settings)
-    if reference is None:
-        if chosen.needs_template:
-            raise NormalizerError(f"{method} needs a reference: an image, or a saved normalizer.")
-        return normalizer
-    return normalizer.fit(read_templates(reference))
+    if reference is None and chosen.needs_template:
+        raise NormalizerError(f"{method} needs a reference: an image, or a saved normalizer.")
+    if method in TRAINED_METHODS:
+        raise NormalizerError(_TRAIN_IT.format(method))
+    images = [] if reference is None else read_templates(reference)
+    if chosen.needs_template and not images:
+        raise NormalizerError("A template is needed: an image whose colours shall be taken over.")
+    return Normalizer(method, chosen.load().fit([to_uint8(check_rgb(t).pixels) for t in images]))
 
 
 def _load_generator(path: str | os.PathLike[str]) -> Normalizer:
@@ -226,7 +229,7 @@ def _is_saved(path: str | os.PathLike[str]) -> bool:
 
 
 def save_normalizer(normalizer: Normalizer, path: str | os.PathLike[str]) -> None:
-    """Write a fitted normalizer to a `.safetensors` file, whole or not at all."""
+    """Write a normalizer to a `.safetensors` file, whole or not at all."""
     from safetensors.numpy import save
 
     path = Path(path)
@@ -269,7 +272,7 @@ def load_normalizer(path: str | os.PathLike[str]) -> Normalizer:
         with safe_open(path, "numpy") as file:
             header = _read_header(file.metadata())
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        return find_method(header["method"]).load().from_state(arrays, header["settings"])
+        return find_method(header["method"]).restore(arrays, header["settings"])
     except OSError as error:
         raise FileError(f"{path}: cannot read it ({system_reason(error)}).") from error
     except (SafetensorError, AttributeError) as error:  # the latter for types that NumPy has not

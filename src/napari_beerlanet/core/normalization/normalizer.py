@@ -1,9 +1,10 @@
-"""What all normalizers share: fit on templates, apply to an image, state to save.
+"""What all methods share: a target, learned of templates, and images that are made to look like it.
 
-Most methods are functions of colour once an image's statistics are known. Those need only the
-palette of an image, its distinct colours with their counts, for the statistics as well as for the
-result, which is then looked up pixel by pixel: a `ColourNormalizer`. What looks at a pixel's
-neighbours, as a generator network does, is a `Normalizer` with an `apply` of its own.
+A method is a `Target` with two functions: `fit` learns one of templates, and `colour_map` says what
+the colours of an image become under it. Most methods are functions of colour once an image's
+statistics are known. Those need only the palette of an image, its distinct colours with their
+counts, for the statistics as well as for the result, which is then looked up pixel by pixel. What
+looks at a pixel's neighbours, as a generator network does, has an `apply` of its own.
 
 Statistics are those of 8 bits, for which the methods were made. A 16-bit or float image is mapped
 with all its digits; only its statistics are taken from colours rounded to 8 bits.
@@ -15,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +28,11 @@ from napari_beerlanet.core.stains.decomposition import display_colours
 from napari_beerlanet.core.stains.palette import Palette, palette_of, palette_pays
 
 Array = npt.NDArray[np.float64]
+Image = npt.NDArray[np.uint8]
 State = tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]
-"""Arrays by name and plain settings (JSON): all that a fitted normalizer is."""
+"""Arrays by name and plain settings (JSON): all that a normalizer is."""
+
+T = TypeVar("T")
 
 _COLOURS_PER_TASK = 1 << 16
 _LIGHT_PERCENTILE = 90.0  # of each channel: what stain is darker than
@@ -126,7 +130,7 @@ class ColourMap:
 
 @dataclass(frozen=True, eq=False)
 class NormalizedImage:
-    """The result of `Normalizer.apply`.
+    """An image that was normalized.
 
     `rgb` has the shape and dtype of what was given, alpha kept; `notes` are sentences, none if all
     went well; `unchanged` where the image stayed as it was.
@@ -139,63 +143,72 @@ class NormalizedImage:
     after: Appearance | None = None
 
 
-class Normalizer(ABC):
-    """A method of normalization, fitted to its templates or not yet."""
+class Target(ABC):
+    """What a method has learned: a frozen dataclass of float64 arrays, which are all its state."""
 
-    method: ClassVar[str]
-    """Its name in `METHODS`."""
-    needs_template: ClassVar[bool] = True
-    colour_only: ClassVar[bool] = False
+    colour_only: ClassVar[bool] = True
     """Whether a pixel's result depends on its colour alone, given the image's statistics."""
+    shapes: ClassVar[Mapping[str, tuple[int | None, ...]]] = {}
+    """Of the arrays by name; None is any length."""
+    positive: ClassVar[tuple[str, ...]] = ()
+    """Arrays whose values are above 0."""
 
-    @property
-    @abstractmethod
-    def is_fitted(self) -> bool:
-        """Whether `apply` can be called."""
-
-    @abstractmethod
-    def fit(self, templates: Sequence[Any]) -> Self:
-        """Take over the looks of one or several template images (H, W, 3 or 4); returns itself.
+    @classmethod
+    def fit(cls, templates: Sequence[Image]) -> Target:
+        """The looks of one or several template images (H, W, 3 or 4) uint8.
 
         A template that shows no stain is a `NormalizerError`.
         """
-
-    @abstractmethod
-    def apply(self, rgb: Any) -> NormalizedImage:
-        """Normalize an image (H, W, 3 or 4), uint8, uint16 or float in [0, 1]."""
-
-    @abstractmethod
-    def state(self) -> State:
-        """All that makes the fitted normalizer, for `from_state`."""
-
-    @classmethod
-    @abstractmethod
-    def from_state(
-        cls, arrays: Mapping[str, npt.NDArray[Any]], settings: Mapping[str, Any]
-    ) -> Self:
-        """A normalizer from its `state`; a `ValueError` has what is wrong with it."""
-
-    def colour_map(self, palette: Palette) -> ColourMap:
-        """What the colours of an image become; see `ColourNormalizer`."""
-        raise NormalizerError(
-            f"{self.method} looks at more than a pixel's colour, so it has no colour map."
-        )
-
-
-class ColourNormalizer(Normalizer):
-    """A method that needs an image's palette alone."""
-
-    colour_only: ClassVar[bool] = True
+        return cls()
 
     @abstractmethod
     def colour_map(self, palette: Palette) -> ColourMap:
         """What the colours of the image with this 8-bit palette become."""
 
-    def apply(self, rgb: Any) -> NormalizedImage:
-        """Normalize an image (H, W, 3 or 4), uint8, uint16 or float in [0, 1]."""
-        image = check_rgb(rgb)
+    def apply(self, image: RGBImage) -> NormalizedImage:
+        """The image made to look like the target."""
         palette = palette_of(to_uint8(image.flat))
         return recolour(image, palette, self.colour_map(palette))
+
+    def state(self) -> State:
+        """All that makes the target, for `from_state`."""
+        return {name: getattr(self, name) for name in self.shapes}, {}
+
+    @classmethod
+    def from_state(
+        cls, arrays: Mapping[str, npt.NDArray[Any]], settings: Mapping[str, Any]
+    ) -> Self:
+        """A target from its `state`; a `ValueError` has what is wrong with it."""
+        found = {name: check_array(arrays, name, shape) for name, shape in cls.shapes.items()}
+        for name in cls.positive:
+            if found[name].min() <= 0:
+                raise ValueError(f"its {name} are not above 0")
+        return cls(**found)
+
+
+@dataclass(frozen=True, eq=False)
+class Normalizer:
+    """A method, by its name in `METHODS`, and the target that images are made to look like."""
+
+    method: str
+    target: Target
+
+    @property
+    def colour_only(self) -> bool:
+        """Whether a pixel's result depends on its colour alone, given the image's statistics."""
+        return self.target.colour_only
+
+    def colour_map(self, palette: Palette) -> ColourMap:
+        """What the colours of the image with this 8-bit palette become."""
+        return self.target.colour_map(palette)
+
+    def apply(self, rgb: Any) -> NormalizedImage:
+        """Normalize an image (H, W, 3 or 4), uint8, uint16 or float in [0, 1]."""
+        return self.target.apply(check_rgb(rgb))
+
+    def state(self) -> State:
+        """All that is saved of it besides its name."""
+        return self.target.state()
 
 
 def recolour(image: RGBImage, palette: Palette, colour_map: ColourMap) -> NormalizedImage:
@@ -283,22 +296,29 @@ def unchanged(problem: str, before: Appearance | None = None) -> ColourMap:
     return ColourMap(None, (f"The image is unchanged: {problem}.",), before)
 
 
-def pool_templates(templates: Sequence[Any]) -> Palette:
+def pool_templates(templates: Sequence[Image]) -> Palette:
     """The colours of all templates, counted together; a `NormalizerError` where one is useless."""
-    palettes = [template_palette(template) for template in check_templates(templates)]
+    palettes = [template_palette(template) for template in templates]
     total = palettes[0]
     for palette in palettes[1:]:
         total = total + palette
     return total
 
 
-def template_palette(template: Any) -> Palette:
-    """The 8-bit colours of a template that shows stain."""
-    palette = palette_of(to_uint8(check_rgb(template).flat))
+def template_palette(template: Image) -> Palette:
+    """The colours of a template that shows stain."""
+    palette = palette_of(np.ascontiguousarray(template).reshape(-1, template.shape[-1]))
     problem = ColourStatistics.of(palette).problem()
     if problem:
         raise template_error(problem)
     return palette
+
+
+def learned(found: T | str) -> T:
+    """What was found in a template; where it is a reason why not, a `NormalizerError`."""
+    if isinstance(found, str):
+        raise template_error(found)
+    return found
 
 
 def template_error(problem: str) -> NormalizerError:
@@ -306,21 +326,6 @@ def template_error(problem: str) -> NormalizerError:
     return NormalizerError(
         f"The template cannot be used: {problem}; choose an image with stained cells or tissue."
     )
-
-
-def check_templates(templates: Any) -> list[Any]:
-    """The templates as a list, one image also where it is alone; none is a `NormalizerError`."""
-    alone = isinstance(templates, np.ndarray) and templates.ndim == 3
-    found = [templates] if alone else list(templates)
-    if not found:
-        raise NormalizerError("A template is needed: an image whose colours shall be taken over.")
-    return found
-
-
-def check_fitted(normalizer: Normalizer) -> None:
-    """A `NormalizerError` where a normalizer has seen no template yet."""
-    if not normalizer.is_fitted:
-        raise NormalizerError(f"{normalizer.method} needs a template: fit it on one first.")
 
 
 def log_intensity(colours: Array) -> Array:

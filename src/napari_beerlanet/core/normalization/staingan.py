@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -28,16 +29,16 @@ from torch.nn import functional
 from napari_beerlanet.core.common.device import pick_device
 from napari_beerlanet.core.common.messages import system_reason
 from napari_beerlanet.core.common.storage import FileError
-from napari_beerlanet.core.images.rgb import check_rgb, to_uint8
+from napari_beerlanet.core.images.rgb import RGBImage, to_uint8
 from napari_beerlanet.core.normalization.normalizer import (
     Array,
     ColourMap,
-    ColourNormalizer,
     ColourStatistics,
     NormalizedImage,
     Normalizer,
     NormalizerError,
     State,
+    Target,
     unchanged,
 )
 from napari_beerlanet.core.normalization.onnx_network import PROBE_SIDE, onnx_function
@@ -49,10 +50,6 @@ COLOUR_CHANNELS = 32
 _TILE, _OVERLAP = 512, 64  # pixels
 _MAX_FILTERS, _MAX_BLOCKS = 256, 32
 _MAX_FILE_BYTES = 1 << 30
-_TRAIN_IT = (
-    "{} is trained on images of two laboratories and takes no template; use train_staingan, or "
-    "napari-beerlanet normalize --method staingan --train-from DIR --reference DIR."
-)
 
 Layers = list[tuple[Array, Array]]
 """Weights (out, in) and biases (out,) of each 1×1 convolution."""
@@ -115,13 +112,11 @@ def colour_network() -> nn.Sequential:
     )
 
 
-class StainGanNormalizer(ColourNormalizer):
+@dataclass(frozen=True, eq=False)
+class ColourNetwork(Target):
     """The distilled network: each colour goes through three 1×1 convolutions."""
 
-    method: ClassVar[str] = "staingan"
-
-    def __init__(self, layers: Layers | None = None) -> None:
-        self._layers = layers
+    layers: Layers
 
     @classmethod
     def from_network(cls, network: nn.Sequential) -> Self:
@@ -129,36 +124,24 @@ class StainGanNormalizer(ColourNormalizer):
         found = [m for m in network if isinstance(m, nn.Conv2d)]
         return cls([(_numbers(m.weight)[:, :, 0, 0], _numbers(m.bias)) for m in found])
 
-    @property
-    def is_fitted(self) -> bool:
-        """Whether it was trained."""
-        return self._layers is not None
-
-    def fit(self, templates: Sequence[Any]) -> Self:
-        """Refused: a template does not suffice."""
-        raise NormalizerError(_TRAIN_IT.format(self.method))
-
     def colour_map(self, palette: Palette) -> ColourMap:
         """The network itself, whatever image the colours are of."""
-        if self._layers is None:
-            raise NormalizerError(_TRAIN_IT.format(self.method))
         problem = ColourStatistics.of(palette).problem()
         return unchanged(problem) if problem else ColourMap(self.map_colours)
 
     def map_colours(self, colours: Array) -> Array:
         """(n, 3) float64 of 0 to 255 to the same."""
-        assert self._layers is not None
         x = colours / 127.5 - 1
-        for number, (weight, bias) in enumerate(self._layers):
+        for number, (weight, bias) in enumerate(self.layers):
             x = x @ weight.T + bias
-            if number < len(self._layers) - 1:
+            if number < len(self.layers) - 1:
                 np.maximum(x, 0, out=x)
         return np.asarray(np.clip((x + 1) * 127.5, 0, 255))
 
     def state(self) -> State:
         """Weights and biases, float32 as they were learned."""
         arrays: dict[str, npt.NDArray[Any]] = {}
-        for number, (weight, bias) in enumerate(self._layers or []):
+        for number, (weight, bias) in enumerate(self.layers):
             arrays |= {f"weight{number}": weight.astype(np.float32)}
             arrays |= {f"bias{number}": bias.astype(np.float32)}
         return arrays, {}
@@ -185,39 +168,33 @@ class StainGanNormalizer(ColourNormalizer):
         return cls(layers)
 
 
-class GeneratorNormalizer(Normalizer):
+class Generator(Target):
     """A generator network that images go through in tiles: StainGAN's, or a user's own."""
 
-    method: ClassVar[str] = "staingan-generator"
+    colour_only: ClassVar[bool] = False
 
-    def __init__(self, generator: StainGenerator | None = None, onnx: bytes = b"") -> None:
+    def __init__(self, generator: StainGenerator | None, onnx: bytes = b"") -> None:
         self._generator, self._onnx = generator, onnx
         self._device = pick_device("auto")
-        self._run: Callable[[Tensor], Tensor] | None = None
+        self._run: Callable[[Tensor], Tensor]
         if generator is not None:
             generator.eval().requires_grad_(False).to(self._device)
             self._run = generator
-        elif onnx:
+        else:
             self._run = onnx_function(onnx)
             _try_out(self._run)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> GeneratorNormalizer:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Generator:
         return self  # nothing in it changes, and what runs ONNX cannot be copied
 
-    @property
-    def is_fitted(self) -> bool:
-        """Whether there is a generator."""
-        return self._run is not None
+    def colour_map(self, palette: Palette) -> ColourMap:
+        """Refused: colours are not all that it goes by."""
+        raise NormalizerError(
+            "A generator looks at more than a pixel's colour, so it has no colour map."
+        )
 
-    def fit(self, templates: Sequence[Any]) -> Self:
-        """Refused: a template does not suffice."""
-        raise NormalizerError(_TRAIN_IT.format(self.method))
-
-    def apply(self, rgb: Any) -> NormalizedImage:
-        """Normalize an image (H, W, 3 or 4), uint8, uint16 or float in [0, 1]."""
-        if self._run is None:
-            raise NormalizerError(_TRAIN_IT.format(self.method))
-        image = check_rgb(rgb)
+    def apply(self, image: RGBImage) -> NormalizedImage:
+        """The image as the generator makes it; unchanged where there is no stain."""
         problem = ColourStatistics.of(palette_of(to_uint8(image.flat))).problem()
         if problem:
             note = f"The image is unchanged: {problem}."
@@ -236,7 +213,6 @@ class GeneratorNormalizer(Normalizer):
     @torch.no_grad()
     def generate(self, image: Tensor) -> Tensor:
         """(3, H, W) float32 in −1 … 1 to the same, tile by tile with soft borders."""
-        assert self._run is not None
         _, height, width = image.shape
         total, weight = torch.zeros_like(image), torch.zeros(1, height, width)
         for top in _starts(height):
@@ -265,11 +241,11 @@ class GeneratorNormalizer(Normalizer):
         """From its weights, or the bytes of an ONNX file."""
         if settings.get("kind") == "onnx":
             stored = np.asarray(arrays.get("onnx", np.empty(0, np.uint8)))
-            return cls(onnx=stored.astype(np.uint8).tobytes())
+            return cls(None, onnx=stored.astype(np.uint8).tobytes())
         return cls(build_generator({k: torch.from_numpy(np.array(v)) for k, v in arrays.items()}))
 
 
-def load_generator(path: str | os.PathLike[str]) -> GeneratorNormalizer:
+def load_generator(path: str | os.PathLike[str]) -> Normalizer:
     """A user's own generator: `.onnx`, or the weights of CycleGAN's ResNet as `.safetensors`.
 
     Images are in −1 … 1, (N, 3, H, W), and H and W any multiple of 4. Whatever is wrong with a file
@@ -282,7 +258,7 @@ def load_generator(path: str | os.PathLike[str]) -> GeneratorNormalizer:
         if path.stat().st_size > _MAX_FILE_BYTES:
             raise ValueError("larger than any generator")
         if path.suffix.lower() == ".onnx":
-            return GeneratorNormalizer(onnx=path.read_bytes())
+            return Normalizer("staingan-generator", Generator(None, path.read_bytes()))
         if path.suffix.lower() == ".safetensors":
             from safetensors import SafetensorError
             from safetensors.torch import load
@@ -291,7 +267,7 @@ def load_generator(path: str | os.PathLike[str]) -> GeneratorNormalizer:
                 tensors = load(path.read_bytes())
             except (SafetensorError, KeyError) as error:
                 raise ValueError("not a safetensors file, or cut short") from error
-            return GeneratorNormalizer(build_generator(tensors))
+            return Normalizer("staingan-generator", Generator(build_generator(tensors)))
         raise ValueError("a generator is a file that ends in .onnx or .safetensors")
     except OSError as error:
         raise FileError(f"{path}: cannot read it ({system_reason(error)}).") from error

@@ -14,13 +14,12 @@ start is Macenko's: nothing is random.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from napari_beerlanet.core.common.threads import map_chunks, njit
 from napari_beerlanet.core.normalization.classical import find_stain_vectors
@@ -28,15 +27,13 @@ from napari_beerlanet.core.normalization.normalizer import (
     Appearance,
     Array,
     ColourMap,
-    ColourNormalizer,
     ColourStatistics,
-    State,
-    check_array,
-    check_fitted,
+    Image,
+    Target,
+    learned,
     log_intensity,
     match_strengths,
     pool_templates,
-    template_error,
     unchanged,
 )
 from napari_beerlanet.core.stains.palette import Palette
@@ -52,9 +49,11 @@ _MAX_STEPS, _TOLERANCE = 1000, 1e-7  # change of W in a step
 _MAX_W_SWEEPS, _W_TOLERANCE = 200, 1e-14
 
 
-@dataclass(frozen=True)
-class SparseStains:
+@dataclass(frozen=True, eq=False)
+class SparseStains(Target):
     """Background (3,) as ln of the intensity, stains W (3, 2), 99th percentiles (2,) of H."""
+
+    shapes: ClassVar = {"background": (3,), "stains": (3, 2), "strengths": (2,)}
 
     background: Array
     stains: Array
@@ -65,59 +64,21 @@ class SparseStains:
         """The same with the background as intensity."""
         return Appearance(np.exp(self.background), self.stains, self.strengths)
 
-
-class VahadaneNormalizer(ColourNormalizer):
-    """Sparse non-negative stains; densities shown with the template's stains and background."""
-
-    method: ClassVar[str] = "vahadane"
-
-    def __init__(self) -> None:
-        self._target: SparseStains | None = None
-
-    @property
-    def is_fitted(self) -> bool:
-        """Whether there was a template."""
-        return self._target is not None
-
-    def fit(self, templates: Sequence[Any]) -> Self:
-        """Take over background, stains and strengths."""
-        found = find_sparse_stains(pool_templates(templates))
-        if isinstance(found, str):
-            raise template_error(found)
-        self._target = found
-        return self
+    @classmethod
+    def fit(cls, templates: Sequence[Image]) -> SparseStains:
+        """Those of the templates."""
+        return learned(find_sparse_stains(pool_templates(templates)))
 
     def colour_map(self, palette: Palette) -> ColourMap:
         """Densities under the image's stains, scaled, under the template's."""
-        check_fitted(self)
-        target = self._target
-        assert target is not None
         own = ColourStatistics.of(palette).problem() or find_sparse_stains(palette)
         if isinstance(own, str):
             return unchanged(own)
-        order = _match_two(own.stains, target.stains)
+        order = _match_two(own.stains, self.stains)
         own = SparseStains(own.background, own.stains[:, order], own.strengths[order])
-        scale, notes = match_strengths(own.strengths, target.strengths)
-        values = partial(_vahadane, own=own, target=target, scale=scale)
-        return ColourMap(values, notes, own.appearance, target.appearance)
-
-    def state(self) -> State:
-        """Background, stains and strengths of the template."""
-        check_fitted(self)
-        return dict(vars(self._target)), {}
-
-    @classmethod
-    def from_state(
-        cls, arrays: Mapping[str, npt.NDArray[Any]], settings: Mapping[str, Any]
-    ) -> Self:
-        """A normalizer from its state."""
-        new = cls()
-        new._target = SparseStains(
-            check_array(arrays, "background", (3,)),
-            check_array(arrays, "stains", (3, 2)),
-            check_array(arrays, "strengths", (2,)),
-        )
-        return new
+        scale, notes = match_strengths(own.strengths, self.strengths)
+        values = partial(_vahadane, own=own, target=self, scale=scale)
+        return ColourMap(values, notes, own.appearance, self.appearance)
 
 
 def _match_two(stains: Array, target: Array) -> list[int]:

@@ -46,9 +46,10 @@ from napari_beerlanet.core.detection.ultralytics_api import cv2
 from napari_beerlanet.core.images.files import IMAGE_SUFFIXES, read_image
 from napari_beerlanet.core.images.rgb import fill_transparent, to_uint8
 from napari_beerlanet.core.normalization.methods import save_normalizer
+from napari_beerlanet.core.normalization.normalizer import Normalizer
 from napari_beerlanet.core.normalization.staingan import (
-    GeneratorNormalizer,
-    StainGanNormalizer,
+    ColourNetwork,
+    Generator,
     StainGenerator,
     colour_network,
 )
@@ -72,7 +73,7 @@ def train_staingan(
     resume: bool = False,
     report: Report | None = None,
     **settings: Any,
-) -> StainGanNormalizer:
+) -> Normalizer:
     """Learn to show images of one laboratory as those of another; no labels are needed.
 
     Parameters
@@ -164,14 +165,15 @@ def _run(
     settings: StainGanSettings,
     files: dict[str, list[str]],
     report: Report | None,
-) -> StainGanNormalizer:
+) -> Normalizer:
     run = StainGanTrainer(settings, _Crops(files["source"]), _Crops(files["target"]))
     state = folder.read_state()
     if state is not None:
         run.load_state(state)
     _train(run, folder, subprogress(report, 0.0, _GAN_FRACTION))
     normalizer, losses = distill(run, subprogress(report, _GAN_FRACTION, 1.0))
-    save_normalizer(GeneratorNormalizer(copy.deepcopy(run.a_to_b)), folder.path / _GENERATOR)
+    generator = Generator(copy.deepcopy(run.a_to_b))
+    save_normalizer(Normalizer("staingan-generator", generator), folder.path / _GENERATOR)
     save_normalizer(normalizer, folder.normalizer)
     folder.write_run(state="finished", epoch=run.step, distillation=[round(x, 5) for x in losses])
     report_progress(report, 1, 1, "done")
@@ -317,7 +319,7 @@ class StainGanTrainer:
 
 def distill(
     run: StainGanTrainer, report: Report | None = None
-) -> tuple[StainGanNormalizer, tuple[float, float]]:
+) -> tuple[Normalizer, tuple[float, float]]:
     """The 1×1 network that does to colours what the generator does, and its loss before and after.
 
     The loss is the mean difference in −1 … 1 over pixels of the source's crops.
@@ -351,7 +353,7 @@ def distill(
         schedule.step()
     with torch.no_grad():
         after = float(loss())
-    return StainGanNormalizer.from_network(network), (before, after)
+    return Normalizer("staingan", ColourNetwork.from_network(network)), (before, after)
 
 
 def patch_gan(filters: int) -> nn.Sequential:
