@@ -165,7 +165,7 @@ def test_looking_at_images_can_be_stopped(folder):
         ("", "not a data.yaml"),
         ("[1, 2]", "not a data.yaml"),
         ("a: [", "not a YAML file"),
-        ("train: !!python/object/apply:os.getcwd []\n", "not a YAML file"),
+        ("train: !!python/object/apply:os.getcwd []\n", "a tag"),
         ("train: images/train\nval: images/val\n", "`names`"),
         ("train: images/train\nval: images/val\nnames: []\n", "`names`"),
         ("train: images/train\nval: images/val\nnames: {1: a, 2: b}\n", "without a gap"),

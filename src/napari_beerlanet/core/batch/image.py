@@ -150,12 +150,12 @@ def _size_of_fields(
 
     It is found in the same few images by whoever needs it first, and kept in the study's folder.
     """
+    if not fields:
+        return None
     from napari_beerlanet.core.detection.scale_search import pooled_size
     from napari_beerlanet.core.images.slide import SLIDE_PIXELS, open_slide
 
     settings, file = records.settings, records.out / SIZE_FILE
-    if not fields:
-        return None
     key = settings_hash({"settings": settings.hash(), "fields": list(fields)})
     stored = read_json_or_empty(file) if layout == "study" else {}
     known = stored if stored.get("settings") == settings.hash() else _found_sizes.get(key)

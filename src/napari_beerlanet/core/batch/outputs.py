@@ -75,10 +75,10 @@ class ImageResult:
     @cached_property
     def warnings(self) -> list[str]:
         """Where the image is out of the models' training domain."""
-        from napari_beerlanet.core.detection.stain_statistics import detection_warnings
-
         if self.detections is None:
             return []
+        from napari_beerlanet.core.detection.stain_statistics import detection_warnings
+
         warnings = []
         if self.model:
             warnings += detection_warnings(self.model, self.detections, self.slide.pixel_size)

@@ -37,7 +37,8 @@ _PROCESS = uuid.uuid4().hex[:8]  # tells this process from an earlier one of the
 _PARTIAL = re.compile(
     r"\.(?P<computer>[0-9a-f]{8})-(?P<number>[0-9]{1,9})-(?P<process>[0-9a-f]{8})-[0-9a-f]{8}\.partial"
 )
-_LOOK_INTERVAL = 50  # between two looks into a folder, as many times as long as a look
+_LONG_LOOK_S = 0.05
+_LOOK_INTERVAL = 50  # between two long looks into a folder, as many times as long as a look
 _last_look: dict[Path, tuple[float, float]] = {}  # by folder: when, and seconds that it took
 _DISK_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 _PLAIN_TAGS = (None, "!", "tag:yaml.org,2002:str")
@@ -111,8 +112,13 @@ def _remove_dead_files(folder: Path) -> None:
     """Remove what processes of this computer that are gone were writing to a folder."""
     looked, took = _last_look.get(folder, (-math.inf, 0.0))
     started = time.monotonic()
-    if started - looked < _LOOK_INTERVAL * took:  # many thousand files take their time
+    if (
+        took > _LONG_LOOK_S and started - looked < _LOOK_INTERVAL * took
+    ):  # many thousand files take their time
         return
+    import psutil
+
+    started = time.monotonic()  # the first import is not the folder's doing
     with suppress(OSError):
         for name in os.listdir(folder):
             found = _PARTIAL.match(name)
@@ -121,8 +127,6 @@ def _remove_dead_files(folder: Path) -> None:
             if int(found["number"]) == os.getpid():
                 dead = found["process"] != _PROCESS
             else:
-                import psutil
-
                 dead = not psutil.pid_exists(int(found["number"]))
             if dead:
                 shutil.rmtree(folder / name, ignore_errors=True)

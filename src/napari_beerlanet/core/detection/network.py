@@ -37,6 +37,14 @@ class _Cost(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     numbers = products = 0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Keep torch from importing its compiler for this, which takes seconds.
+
+        Its LLVM beside that of software OpenGL also ends the process, see `common.device`.
+        """
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.convolution.default:
             self.products += args[1].numel() * args[0][0, 0].numel()
